@@ -1,0 +1,13 @@
+"""Values only, no torch: families, knobs, traces, meshes, lanes, costs and hardware."""
+
+from .cost import Cost
+from .family import Family
+from .hardware import Hardware
+from .impossible import Impossible
+from .knob import Knob, knob
+from .lane import FREE, Lane, Link
+from .mesh import Mesh
+from .trace import CLOCKS, MEMORY_KINDS, Histogram, Memory, Scalar, Span, Trace, Transfer, write_whole
+
+__all__ = ["CLOCKS", "FREE", "MEMORY_KINDS", "Cost", "Family", "Hardware", "Histogram", "Impossible", "Knob", "Lane", "Link",
+           "Memory", "Mesh", "Scalar", "Span", "Trace", "Transfer", "knob", "write_whole"]

@@ -1,0 +1,91 @@
+"""A hardware profile: what a device computes, holds and sends, each number with its source.
+
+A profile only prices work; it never runs anything. "unit" is the textbook device: F = 1 slot, B = 2 slots, free links.
+Peaks are the vendor's dense figures: no program reaches them, so a modelled time is a lower bound in seconds and
+right in its proportions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .impossible import Impossible
+from .lane import FREE, Link
+
+TICKS_PER_SECOND = 10**12  # one tick is a picosecond
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A one-way connection: `alpha_s` seconds of latency and `bytes_per_s` of bandwidth."""
+
+    name: str
+    alpha_s: float
+    bytes_per_s: float
+
+    def link(self) -> Link:
+        return Link(round(self.alpha_s * TICKS_PER_SECOND), TICKS_PER_SECOND, round(self.bytes_per_s))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device and its links. FLOP/s by dtype name; ranks fill nodes of `node_size` one after the other."""
+
+    name: str
+    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    memory_bytes_per_s: float = 0.0
+    inside: Wire | None = None
+    between: Wire | None = None
+    node_size: int = 8
+    watts: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def textbook(self) -> bool:
+        """Whether this is the unit profile, whose times are slots."""
+        return not self.flops_per_s
+
+    def wire(self, src: int, dst: int) -> Wire | None:
+        return self.inside if src // self.node_size == dst // self.node_size else self.between
+
+    def links(self, ranks: int) -> dict[tuple[int, int], Link]:
+        """The link of every ordered pair of ranks."""
+        pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+        return {pair: wire.link() if (wire := self.wire(*pair)) else FREE for pair in pairs}
+
+    def seconds(self, flops: float, moved_bytes: float, dtype: str) -> float:
+        """Compute time: matmul FLOPs at the peak of the dtype, plus the other operators' bytes at memory speed."""
+        if dtype not in self.flops_per_s:
+            raise Impossible(f"{self.name} states no speed for {dtype}: choose one of {', '.join(self.flops_per_s)}.")
+        return flops / self.flops_per_s[dtype] + moved_bytes / self.memory_bytes_per_s
+
+
+_ALPHA = "assumed: the order of a small NCCL message on such a link; latency is not in the data sheet"
+
+PROFILES = {h.name: h for h in (
+    Hardware("unit", node_size=1024, sources={"durations": "F = 1, B = 2 slots, links free: the convention of the papers' figures"}),
+    Hardware(
+        "RTX 3090, PCIe",
+        flops_per_s={"float64": 0.556e12, "float32": 35.6e12, "bfloat16": 71e12, "float16": 71e12},
+        memory_bytes=24 * 2**30, memory_bytes_per_s=936e9,
+        inside=Wire("PCIe 3.0 x16", 5e-6, 12e9), between=Wire("10 Gb Ethernet", 30e-6, 1.25e9),
+        node_size=8, watts=350,
+        sources={
+            "flops_per_s": "NVIDIA Ampere GA102 whitepaper v2, table 2 (dense, FP32 accumulate; FP64 = 1/64 of FP32)",
+            "memory": "NVIDIA Ampere GA102 whitepaper v2, table 2: 24 GB GDDR6X, 936 GB/s",
+            "inside": "PCIe 3.0 x16 is 15.75 GB/s each way by its specification; 12 GB/s is what transfers reach. " + _ALPHA,
+            "between": "10GBASE: 10 Gb/s = 1.25 GB/s. " + _ALPHA,
+            "watts": "NVIDIA GeForce RTX 3090 specification: graphics card power 350 W"}),
+    Hardware(
+        "A100, NVLink + InfiniBand",
+        flops_per_s={"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
+        memory_bytes=80 * 10**9, memory_bytes_per_s=2039e9,
+        inside=Wire("NVLink 3", 3e-6, 300e9), between=Wire("InfiniBand HDR", 5e-6, 25e9),
+        node_size=8, watts=400,
+        sources={
+            "flops_per_s": "NVIDIA A100 80GB SXM data sheet (dense; float32 without TF32, float64 without tensor cores)",
+            "memory": "NVIDIA A100 80GB SXM data sheet: 80 GB HBM2e, 2,039 GB/s",
+            "inside": "NVIDIA A100 data sheet: NVLink 600 GB/s in both directions, 300 each way. " + _ALPHA,
+            "between": "NVIDIA DGX A100 data sheet: one 200 Gb/s HDR port a GPU = 25 GB/s each way. " + _ALPHA,
+            "watts": "NVIDIA A100 80GB SXM data sheet: 400 W"}),
+)}

@@ -1,0 +1,289 @@
+"""A trace is what happened: immutable events on one clock, the common language of the library.
+
+The simulator makes one (clock "predicted"), a real run makes two from one log ("modelled", "measured"); figures,
+player, tests and graders only read. Times are integer ticks; every answer is in the trace's `unit`.
+
+Two measures of a pipeline's bubble are in use, so each answer says which:
+    makespan   share of all rank-time in which a rank is idle:  1 - sum(busy) / (ranks * makespan)
+    window     (longest window - busiest rank) / longest window, a rank's window being its last end - first start
+               (Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 5)
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from .impossible import Impossible
+
+CLOCKS = ("predicted", "modelled", "measured")
+MEMORY_KINDS = ("weights", "stashed", "gradients", "optimizer", "activations")
+
+
+class Span(NamedTuple):
+    """A lane was busy with `name` ("2F0", several joined by "+"); `version` is the weight version it used."""
+
+    rank: int
+    lane: str
+    kind: str
+    name: str
+    start: int
+    end: int
+    version: int | None = None
+
+
+class Transfer(NamedTuple):
+    """A message `name` left `src` at `start` and had wholly arrived at `rank` at `end`; told by the receiver."""
+
+    rank: int
+    lane: str
+    kind: str
+    name: str
+    start: int
+    end: int
+    src: int
+    bytes: int
+
+
+class Memory(NamedTuple):
+    """From `start` on, `rank` holds `bytes` of `kind`. `inside` marks a reading between action boundaries."""
+
+    rank: int
+    lane: str
+    kind: str
+    name: str
+    start: int
+    bytes: int
+    inside: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start
+
+
+class Scalar(NamedTuple):
+    """A number that a rank reported, such as a loss."""
+
+    rank: int
+    lane: str
+    kind: str
+    name: str
+    start: int
+    value: float
+
+    @property
+    def end(self) -> int:
+        return self.start
+
+
+class Histogram(NamedTuple):
+    """Counts of a tensor's values between `edges` (one more edge than counts)."""
+
+    rank: int
+    lane: str
+    kind: str
+    name: str
+    start: int
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start
+
+
+EVENTS = {cls.__name__.lower(): cls for cls in (Span, Transfer, Memory, Scalar, Histogram)}
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events in order (start, rank, lane, order of happening), and what is needed to read them."""
+
+    events: tuple
+    clock: str
+    unit: str = "slot"
+    ticks_per_unit: int = 1000
+    ranks: int = 1
+    steps: int = 1
+    settings: dict = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, events, clock: str, **header) -> "Trace":
+        """A trace of events given in each lane's order."""
+        ordered = sorted(events, key=lambda e: (e.start, e.rank, e.lane))  # stable: a lane keeps its order
+        return cls(tuple(ordered), clock, **header)
+
+    # -- choosing -------------------------------------------------------------------------------------------
+
+    def where(self, type=None, **fields) -> "Trace":
+        """The trace of the events of this type whose named fields have these values: where(rank=0, kind="F")."""
+        kept = tuple(
+            e for e in self.events
+            if (type is None or isinstance(e, type))
+            and all(getattr(e, name, None) == value for name, value in fields.items())
+        )
+        return replace(self, events=kept)
+
+    def spans(self, rank: int | None = None) -> list[Span]:
+        return [e for e in self.events if isinstance(e, Span) and (rank is None or e.rank == rank)]
+
+    def transfers(self, rank: int | None = None) -> list[Transfer]:
+        """Messages, those that `rank` sent where one is given."""
+        return [e for e in self.events if isinstance(e, Transfer) and (rank is None or e.src == rank)]
+
+    def __iter__(self) -> Iterator:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    # -- time -----------------------------------------------------------------------------------------------
+
+    def units(self, ticks: int) -> float:
+        return ticks / self.ticks_per_unit
+
+    def _makespan_ticks(self) -> int:
+        busy = [(e.start, e.end) for e in self.events if isinstance(e, (Span, Transfer))]
+        return max(end for _, end in busy) - min(start for start, _ in busy) if busy else 0
+
+    @property
+    def makespan(self) -> float:
+        """First start to last end over all ranks."""
+        return self.units(self._makespan_ticks())
+
+    @property
+    def step_time(self) -> float:
+        """Makespan divided by the training steps in the trace."""
+        return self.units(self._makespan_ticks()) / self.steps
+
+    def busy(self, rank: int) -> float:
+        """Time in which the rank's compute lane was occupied."""
+        return self.units(sum(s.end - s.start for s in self.spans(rank) if s.lane == "compute"))
+
+    def idle(self, rank: int) -> float:
+        """Makespan minus busy time."""
+        return self.makespan - self.busy(rank)
+
+    def window(self, rank: int) -> float:
+        """The rank's last end minus its first start."""
+        spans = self.spans(rank)
+        return self.units(max(s.end for s in spans) - min(s.start for s in spans)) if spans else 0.0
+
+    def bubble(self, measure: str = "makespan") -> float:
+        """Idle share, by one of the two measures of the module's docstring."""
+        busy = [self.busy(rank) for rank in range(self.ranks)]
+        if measure == "makespan":
+            whole = self.makespan * self.ranks
+            return (whole - sum(busy)) / whole if whole else 0.0
+        if measure == "window":
+            longest = max(self.window(rank) for rank in range(self.ranks))
+            return (longest - max(busy)) / longest if longest else 0.0
+        raise Impossible(f'There is no bubble measure {measure!r}: choose "makespan" or "window".')
+
+    # -- memory, bytes, versions ----------------------------------------------------------------------------
+
+    def levels(self, rank: int, kind: str | None = None) -> list[tuple[int, int]]:
+        """(tick, bytes alive) whenever it changes, at action boundaries, of one kind or of all together."""
+        level: dict[str, int] = defaultdict(int)
+        changes = []
+        events = [e for e in self.events if isinstance(e, Memory) and e.rank == rank and not e.inside]
+        # What one action frees and takes at its end happens at once: one level for each (time, action).
+        for (start, _), group in groupby(events, key=lambda e: (e.start, e.name)):
+            for event in group:
+                level[event.kind] = event.bytes
+            changes.append((start, level[kind] if kind else sum(level.values())))
+        return changes
+
+    def peak_bytes(self, rank: int, kind: str | None = None) -> int:
+        """Most bytes alive together at any action boundary, of one kind or of all."""
+        return max((level for _, level in self.levels(rank, kind)), default=0)
+
+    def peak_live(self, rank: int) -> int:
+        """Most forwards whose backward has not yet freed them, at any action boundary (chunks count each)."""
+        split = {s.name.split("+")[0].replace("W", "B") for s in self.spans(rank) if "W" in s.kind}
+        live = peak = 0
+        for span in self.spans(rank):
+            for name in span.name.split("+"):
+                if "F" in name:
+                    live += 1
+                elif "W" in name or ("B" in name and name not in split):
+                    live -= 1
+            peak = max(peak, live)
+        return peak
+
+    def bytes_sent(self, rank: int) -> int:
+        """Bytes of all messages that the rank sent."""
+        return sum(t.bytes for t in self.transfers(rank))
+
+    def versions(self, rank: int) -> dict[str, int]:
+        """Action -> the weight version (number of updates behind it) that it used, in order."""
+        return {s.name: s.version for s in self.spans(rank) if s.version is not None}
+
+    # -- files ----------------------------------------------------------------------------------------------
+
+    def header(self) -> dict:
+        return {"clock": self.clock, "unit": self.unit, "ticks_per_unit": self.ticks_per_unit,
+                "ranks": self.ranks, "steps": self.steps, "settings": self.settings}
+
+    def save(self, path) -> Path:
+        """Write one JSON array a line, a header first; the file appears whole or not at all."""
+        lines = [json.dumps(["bigtrain-trace", VERSION, self.header()])]
+        lines += [json.dumps([type(e).__name__.lower(), *e]) for e in self.events]
+        return write_whole(path, "\n".join(lines) + "\n")
+
+    @classmethod
+    def load(cls, path) -> "Trace":
+        """Read what `save` wrote; Impossible where the file is not that, or of another version."""
+        try:
+            lines = Path(path).read_text().splitlines()
+            magic, version, header = json.loads(lines[0])
+            assert magic == "bigtrain-trace"
+        except OSError as error:
+            raise Impossible(f"Cannot read the trace {path}: {error.strerror or error}.") from error
+        except (ValueError, IndexError, TypeError, AssertionError) as error:
+            raise Impossible(f"{path} is not a trace: choose a file that Trace.save wrote.") from error
+        if version != VERSION:
+            raise Impossible(f"{path} has trace version {version}, this library reads {VERSION}: save it again with this one.")
+        events = (json.loads(line) for line in lines[1:])
+        return cls(tuple(event_of(name, values) for name, *values in events), **header)
+
+    def to_chrome(self, path) -> Path:
+        """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as counters."""
+        us = 1e6 / self.ticks_per_unit if self.unit == "s" else 1000 / self.ticks_per_unit  # a slot shows as 1 ms
+        out = [{"ph": "M", "pid": r, "name": "process_name", "args": {"name": f"rank {r}"}} for r in range(self.ranks)]
+        for number, e in enumerate(self.events):
+            at = {"pid": e.rank, "tid": e.lane, "name": e.name, "cat": e.kind, "ts": e.start * us}
+            if isinstance(e, Span):
+                out.append({**at, "ph": "X", "dur": (e.end - e.start) * us, "args": {"version": e.version}})
+            elif isinstance(e, Transfer):
+                lane = {"tid": "messages", "id": number, "args": {"bytes": e.bytes, "from": e.src, "to": e.rank}}
+                out.append({**at, **lane, "ph": "X", "dur": (e.end - e.start) * us})
+                out.append({**at, **lane, "ph": "s", "pid": e.src, "tid": e.lane})
+                out.append({**at, **lane, "ph": "f", "bp": "e", "tid": e.lane, "ts": e.end * us})
+            elif isinstance(e, Memory):
+                out.append({**at, "ph": "C", "name": "bytes " + e.kind, "args": {e.kind: e.bytes}})
+            elif isinstance(e, Scalar):
+                out.append({**at, "ph": "C", "args": {e.name: e.value}})
+        return write_whole(path, json.dumps({"traceEvents": out, "otherData": self.header()}))
+
+
+def event_of(name: str, values: list):
+    """An event from its JSON array."""
+    return EVENTS[name](*(tuple(v) if isinstance(v, list) else v for v in values))
+
+
+def write_whole(path, text: str) -> Path:
+    """Write a text file so that it is there whole or not at all; Impossible, in a sentence, where it cannot be."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise Impossible(f"Cannot write {path}: {error.strerror or error}; free some space or choose another place.") from error
+    return path

@@ -1,0 +1,68 @@
+"""Real text as bytes: every sample is a window of S + 1 bytes, read once as inputs and once, one on, as targets.
+
+    inputs = text[i : i+S],  targets = text[i+1 : i+S+1],  i uniform from a generator seeded by (seed, step, micro-batch)
+
+Which rank asks, when, and what it asked before change nothing. The default text is Python's own help, which
+every CPython carries: nothing is downloaded.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.models.seed import generator
+
+
+@dataclass(frozen=True)
+class ByteText:
+    """A text of bytes, each of them a token of a vocabulary of 256."""
+
+    content: bytes = field(repr=False)
+    name: str = "text"
+
+    def __post_init__(self):
+        if len(self.content) < 2:
+            raise Impossible(f"{self.name} holds {_count(len(self.content))}: take a text of at least 2 bytes, "
+                             "one to read and one to predict.")
+        tokens = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
+        object.__setattr__(self, "_tokens", tokens)
+
+    def __len__(self):
+        return len(self.content)
+
+    def batch(self, seed: int, step: int, micro_batch: int, batch: int, sequence: int):
+        """(inputs, targets), int64, each (batch, sequence): a function of its arguments only."""
+        last_start = len(self) - sequence - 1
+        if last_start < 0:
+            raise Impossible(f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads {sequence + 1}: "
+                             f"take a sequence of at most {len(self) - 1} or a longer text.")
+        draw = generator("text", seed, step, micro_batch)
+        starts = torch.randint(last_start + 1, (batch, 1), generator=draw)
+        windows = self._tokens[starts + torch.arange(sequence + 1)].long()
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def help_text() -> ByteText:
+    """Python's help topics in the order of their names: English prose and code, the same on one Python version."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise Impossible("This Python comes without its help text (pydoc_data.topics): "
+                         "name a text file of your own.") from error
+    return ByteText("\n".join(topics[name] for name in sorted(topics)).encode(), "Python's help text")
+
+
+def read_text(path) -> ByteText:
+    """Any file, read as bytes."""
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Impossible(f"{str(path)!r} cannot be read ({reason}): name a text file that you may open.") from error
+    return ByteText(content, repr(str(path)))
+
+
+def _count(size: int) -> str:
+    return f"{size:,} byte" + "s" * (size != 1)

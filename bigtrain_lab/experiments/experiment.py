@@ -1,0 +1,96 @@
+"""An experiment is one question a student asks: settings, a prediction, a program for real ranks, a reference.
+
+Its fields are knobs; panel, command line, catalogue and tests are made from them, so a new experiment is one new file.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..core import Cost, Family, Impossible, Knob, Trace
+from ..runtime import Run, launch
+
+
+class Quantity(NamedTuple):
+    """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be equal."""
+
+    name: str
+    unit: str
+    of: Callable[[Trace], float]
+    exact: bool = True
+
+
+class Experiment(BaseModel, Family, family=True):
+    """Subclass in one file: `name`, `question`, fields made with `knob(...)`, and the methods below."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: ClassVar[str]
+    question: ClassVar[str]
+    figures: ClassVar[tuple[str, ...]] = ("timeline",)
+    quantities: ClassVar[tuple[Quantity, ...]] = ()
+
+    def __init__(self, **settings: Any):
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise Impossible(sentence(error, type(self))) from None
+
+    def replace(self, **changes) -> "Experiment":
+        """The same experiment with some settings changed, checked again."""
+        return type(self)(**{**self.model_dump(), **changes})
+
+    @classmethod
+    def knobs(cls) -> dict[str, Knob]:
+        """Field -> its knob, in order."""
+        return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
+
+    @property
+    @abstractmethod
+    def mesh_size(self) -> int:
+        """How many ranks the run takes."""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """What each action costs, for the prediction and for the ranks' virtual clocks."""
+
+    @abstractmethod
+    def predict(self) -> Trace:
+        """The simulated trace: no processes, instant."""
+
+    @abstractmethod
+    def program(self, rank) -> dict[str, Any]:
+        """What each rank runs; returns named arrays, which the run keeps."""
+
+    @abstractmethod
+    def reference(self) -> dict[str, Any]:
+        """The same named arrays, computed in one process."""
+
+    def explain(self, trace: Trace) -> list[str]:
+        """Sentences that say why the trace looks as it does."""
+        return []
+
+    def run(self, **options) -> Run:
+        """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
+        settings = {"experiment": self.name, **self.model_dump(mode="json")}
+        return launch(self.program, ranks=self.mesh_size, cost=self.cost(), settings=settings, name=self.name, **options)
+
+
+def sentence(error: ValidationError, cls: type) -> str:
+    """One sentence for the first thing that is wrong: which setting, and the range or menu it must be in."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    field = str(first["loc"][0]) if first["loc"] else ""
+    if field not in cls.model_fields:
+        return f"{cls.name} has no setting {field!r}: choose from {', '.join(cls.model_fields)}."
+    knob = cls.knobs()[field]
+    if knob.low is not None and knob.high is not None:
+        allowed = f"a number from {knob.low:g} to {knob.high:g}"
+    elif knob.menu():
+        allowed = "one of " + ", ".join(map(str, knob.menu()))
+    else:
+        allowed = first["msg"]
+    return f"{field.replace('_', '-')} is {first['input']!r}: it must be {allowed}."

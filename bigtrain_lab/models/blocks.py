@@ -1,0 +1,112 @@
+"""The pieces of a GPT: embedding, pre-norm blocks of attention and MLP, head, loss.
+
+    attention(x) = softmax(q k^T / sqrt(K) + causal) v          q, k, v = x W_qkv + b
+    block:   x += attention(norm(x));   x += mlp(norm(x));      mlp(x) = gelu(x W_up + b) W_down + b
+
+The forward multiplies 24 B S D^2 + 4 B S^2 D flops a block and saves B H S^2 probabilities for the backward, the
+term that grows with the square of the sequence. The causal mask is made anew in each forward and added, so it is no
+state and is not saved. GELU is the tanh approximation, GPT-2's.
+Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Radford et al. 2019 (GPT-2), section 2.3.
+
+Shapes: B batch, S and T sequence (queries, keys), D width, H heads, K width of a head, V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bigtrain_lab.core import Impossible
+
+from .config import GPTConfig
+from .dropout import Dropout, Noise
+
+
+class Linear(nn.Linear):
+    """nn.Linear that draws nothing: `initialise` fills it."""
+
+    def reset_parameters(self):
+        pass
+
+
+class Table(nn.Embedding):
+    """nn.Embedding that draws nothing: `initialise` fills it."""
+
+    def reset_parameters(self):
+        pass
+
+
+class Embedding(nn.Module):
+    def __init__(self, config: GPTConfig, path: str):
+        super().__init__()
+        self.token = Table(config.vocabulary, config.width, dtype=config.dtype)
+        self.position = Table(config.sequence, config.width, dtype=config.dtype)
+        self.dropout = Dropout(config.dropout, f"{path}.dropout")
+
+    def forward(self, ids_BS, noise: Noise | None = None):
+        length, longest = ids_BS.shape[1], self.position.num_embeddings
+        if length > longest:
+            raise Impossible(f"{length} tokens are longer than the model's sequence={longest}: take at most {longest}.")
+        return self.dropout(self.token(ids_BS) + self.position.weight[:length], noise)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GPTConfig, path: str):
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = Linear(config.width, 3 * config.width, dtype=config.dtype)
+        self.out = Linear(config.width, config.width, dtype=config.dtype)
+        self.dropout_probabilities = Dropout(config.dropout, f"{path}.dropout_probabilities")
+        self.dropout_out = Dropout(config.dropout, f"{path}.dropout_out")
+
+    def forward(self, x_BSD, noise: Noise | None = None):
+        B, S, D = x_BSD.shape
+        H, K = self.heads, D // self.heads
+        # One contiguous copy for q, k and v together: the matmuls then save views of it and copy nothing.
+        q_BHSK, k_BHTK, v_BHTK = self.qkv(x_BSD).view(B, S, 3, H, K).permute(2, 0, 3, 1, 4).contiguous()
+        causal_ST = torch.full((S, S), -math.inf, dtype=x_BSD.dtype, device=x_BSD.device).triu(1)
+        scores_BHST = q_BHSK @ k_BHTK.transpose(-2, -1) / math.sqrt(K) + causal_ST
+        probabilities_BHST = self.dropout_probabilities(scores_BHST.softmax(-1), noise)
+        mixed_BSD = (probabilities_BHST @ v_BHTK).transpose(1, 2).reshape(B, S, D)
+        return self.dropout_out(self.out(mixed_BSD), noise)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig, path: str):
+        super().__init__()
+        self.up = Linear(config.width, 4 * config.width, dtype=config.dtype)
+        self.down = Linear(4 * config.width, config.width, dtype=config.dtype)
+        self.dropout = Dropout(config.dropout, f"{path}.dropout")
+
+    def forward(self, x_BSD, noise: Noise | None = None):
+        return self.dropout(self.down(F.gelu(self.up(x_BSD), approximate="tanh")), noise)
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig, path: str):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.attention = Attention(config, f"{path}.attention")
+        self.mlp_norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.mlp = MLP(config, f"{path}.mlp")
+
+    def forward(self, x_BSD, noise: Noise | None = None):
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), noise)
+        return x_BSD + self.mlp(self.mlp_norm(x_BSD), noise)
+
+
+class Head(nn.Module):
+    def __init__(self, config: GPTConfig, path: str):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, dtype=config.dtype)
+        self.logits = Linear(config.width, config.vocabulary, bias=False, dtype=config.dtype)
+
+    def forward(self, x_BSD, noise: Noise | None = None):
+        return self.logits(self.norm(x_BSD))
+
+
+def cross_entropy(logits_BSV, targets_BS):
+    """Mean over all tokens of -log softmax(logits)[target], a scalar. Saves the B S V log-probabilities."""
+    log_probabilities_BSV = logits_BSV.log_softmax(-1)
+    return -log_probabilities_BSV.gather(-1, targets_BS.unsqueeze(-1)).mean()

@@ -1,0 +1,84 @@
+"""A model's sizes, and where a pipeline may cut it.
+
+The model is a list: an embedding, `layers` blocks, a head. A stage is a slice [first, last) of that list.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from bigtrain_lab.core import Impossible
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the weights."""
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    sequence: int = 128
+    vocabulary: int = 256
+    dropout: float = 0.0
+    tied: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self):
+        for name in ("layers", "width", "heads", "sequence", "vocabulary"):
+            require_count(name, getattr(self, name))
+        if self.width % self.heads:
+            raise Impossible(f"{self.heads} heads cannot share a width of {self.width} equally: "
+                             f"take {_nearest_divisors(self.width, self.heads)} heads.")
+        if not 0 <= self.dropout < 1:
+            raise Impossible(f"dropout={self.dropout} is no share of values to drop: take 0 or more, and less than 1.")
+        require_floating(self.dtype)
+
+    @property
+    def pieces(self) -> int:
+        """Length of the list that a pipeline cuts: the embedding, the blocks, the head."""
+        return self.layers + 2
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
+    """The slice [first, last) of each stage: blocks shared equally, embedding with the first, head with the last.
+
+    Left-over blocks go to the stages just before the last: the last has the head to compute, and the first
+    holds the activations of most micro-batches under 1F1B.  6 blocks, 4 stages: 1 2 2 1.
+    """
+    require_count("stages", stages)
+    if stages > config.layers:
+        raise Impossible(f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
+                         f"take {config.layers} stages or {stages} layers.")
+    if config.tied and stages > 1:
+        raise Impossible("A tied embedding has one matrix in the first and the last stage, and the gradients of its "
+                         "two copies would have to be added: take tied=False or 1 stage.")
+    each, over = divmod(config.layers, stages)
+    blocks = [each + (stages - 1 - over <= stage < stages - 1) for stage in range(stages)]
+    ends = [1 + sum(blocks[:stage]) for stage in range(1, stages)]
+    return list(zip([0, *ends], [*ends, config.pieces]))
+
+
+def require_slice(first: int, last: int, pieces: int):
+    if not 0 <= first < last <= pieces:
+        raise Impossible(f"A stage from {first} up to {last} is not within the model's {pieces} pieces: "
+                         f"take 0 <= first < last <= {pieces}.")
+
+
+def require_count(name: str, value):
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Impossible(f"{name}={value!r} is too small or not a whole number: take 1 or more.")
+
+
+def require_floating(dtype):
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise Impossible(f"dtype={dtype} holds no fractions: take torch.float32 or torch.float64.")
+
+
+def _nearest_divisors(width: int, heads: int) -> str:
+    divisors = [d for d in range(1, width + 1) if width % d == 0]
+    below, above = max(d for d in divisors if d <= heads), min((d for d in divisors if d >= heads), default=None)
+    return f"{below}" if above is None else f"{below} or {above}"

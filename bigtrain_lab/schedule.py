@@ -1,0 +1,120 @@
+"""A pipeline schedule is data: for each rank, the order of its actions. Everything else is derived from it.
+
+An action is written stage, kind, micro-batch: "2F0" is the forward of micro-batch 0 on stage 2. Kinds: F forward,
+B backward, I and W the halves of B (gradient of the input, gradient of the weights), U the optimizer's update after
+the micro-batch it names. Micro-batches are numbered on through a whole run, so every action is unique.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+from .core import Family, Impossible
+
+KINDS = "FBIWU"
+
+
+class Action(NamedTuple):
+    """One piece of work: `Action("F", 2, 0)` prints as "2F0"."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text)
+        if not match:
+            raise Impossible(f"{text!r} is not an action: write stage, one of {', '.join(KINDS)}, micro-batch, as in 2F0.")
+        return cls(match[2], int(match[1]), int(match[3]))
+
+
+Step = tuple[Action, ...]  # more than one action = one span: run back to back, messages leave at its end
+
+
+def name_of(step: Step) -> str:
+    return "+".join(map(str, step))
+
+
+@dataclass(frozen=True)
+class Schedule(Family, ABC, family=True):
+    """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen dataclass of its own.
+
+    A synchronous schedule ends each batch of `micro_batches` with one U a stage. An asynchronous one sets
+    `asynchronous = True`: it never drains between batches, and updates after each micro-batch.
+    """
+
+    ranks: int
+    micro_batches: int
+    asynchronous = False
+
+    def __post_init__(self):
+        for name in ("ranks", "micro_batches"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise Impossible(f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at least 1.")
+
+    @abstractmethod
+    def steps(self, rank: int) -> list[Step]:
+        """What `rank` does, in order, for one batch."""
+
+    @property
+    def stages(self) -> int:
+        return self.ranks
+
+    def rank_of(self, stage: int, micro_batch: int) -> int:
+        """The rank that holds this stage (for this micro-batch, where a schedule runs in both directions)."""
+        return stage % self.ranks
+
+    @property
+    def update_size(self) -> int:
+        """Micro-batches whose mean gradient makes one update."""
+        return 1 if self.asynchronous else self.micro_batches
+
+    def version(self, action: Action) -> int:
+        """The weight version that the action uses: the number of updates its stage's weights have behind them."""
+        return action.micro_batch // self.micro_batches
+
+    def needs(self, action: Action) -> list[Action]:
+        """The actions whose results this one uses."""
+        kind, stage, micro_batch = action
+        if kind == "F":
+            return [Action("F", stage - 1, micro_batch)] if stage else []
+        if kind in "BI":
+            behind = [Action(kind, stage + 1, micro_batch)] if stage + 1 < self.stages else []
+            return [Action("F", stage, micro_batch), *behind]
+        if kind == "W":
+            return [Action("I", stage, micro_batch)]
+        first = micro_batch - self.update_size + 1
+        return [Action("B", stage, m) for m in range(first, micro_batch + 1)]
+
+    def over(self, batches: int) -> "list[list[Step]]":
+        """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
+        if self.asynchronous:
+            return [replace(self, micro_batches=self.micro_batches * batches).steps(r) for r in range(self.ranks)]
+        shift = self.micro_batches
+        return [
+            [tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
+            for once in (self.steps(r) for r in range(self.ranks))
+        ]
+
+    @classmethod
+    def options(cls) -> set[str]:
+        """The settings that this schedule has beyond ranks and micro-batches."""
+        return {f.name for f in fields(cls)} - {"ranks", "micro_batches"}
+
+
+def F(stage: int, micro_batch: int) -> Step:
+    return (Action("F", stage, micro_batch),)
+
+
+def B(stage: int, micro_batch: int) -> Step:
+    return (Action("B", stage, micro_batch),)
+
+
+def U(stage: int, micro_batch: int) -> Step:
+    return (Action("U", stage, micro_batch),)
