@@ -23,7 +23,8 @@ class Quantity(NamedTuple):
 
 
 class Experiment(BaseModel, Family, family=True):
-    """Subclass in one file: `name`, `question`, fields made with `knob(...)`, and the methods below."""
+    """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), one of
+    them `ranks`, and the methods below."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -46,11 +47,6 @@ class Experiment(BaseModel, Family, family=True):
     def knobs(cls) -> dict[str, Knob]:
         """Field -> its knob, in order."""
         return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
-
-    @property
-    @abstractmethod
-    def mesh_size(self) -> int:
-        """How many ranks the run takes."""
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -75,7 +71,7 @@ class Experiment(BaseModel, Family, family=True):
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
         settings = {"experiment": self.name, **self.model_dump(mode="json")}
-        return launch(self.program, ranks=self.mesh_size, cost=self.cost(), settings=settings, name=self.name, **options)
+        return launch(self.program, ranks=self.ranks, cost=self.cost(), settings=settings, name=self.name, **options)
 
 
 def sentence(error: ValidationError, cls: type) -> str:
