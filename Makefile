@@ -1,0 +1,57 @@
+# make lab      open the lessons in JupyterLab          make test     everything
+# make quick    the tests that answer within minutes    make bench    benchmarks side by side with other libraries
+# make notebooks  run all lessons again and keep their outputs
+# make setup    only make .venv ready                   make clean    back to a fresh clone (run directories stay)
+#
+# PYTHON=python3.12     which Python .venv is made from (3.11 or newer)
+# TORCH=auto|cpu|cuda   which build of torch (auto: CUDA where an NVIDIA GPU is found, else CPU)
+# ARGS="..."            more words for pytest, JupyterLab or the benchmarks
+
+PYTHON ?=
+TORCH ?= auto
+ARGS ?=
+
+empty :=
+space := $(empty) $(empty)
+PY := .venv/bin/python
+
+# No install, a student's `%pip install` in a lesson or a nested build included, may bring in another torch.
+# pip splits this variable at blanks, hence a URL.
+export PIP_CONSTRAINT := file://$(subst $(space),%20,$(CURDIR))/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=notebooks \
+       $(if $(wildcard notebooks/00_start_here.ipynb),--LabApp.default_url=/lab/tree/00_start_here.ipynb) \
+       $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help setup browser lab test quick bench notebooks clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+setup:
+	@command -v $(or $(PYTHON),python3) >/dev/null || { echo "There is no $(or $(PYTHON),python3) here: install Python 3.11 or newer, or name one with PYTHON=."; exit 1; }
+	@$(or $(PYTHON),python3) tools/setup.py --python "$(PYTHON)" --torch "$(TORCH)"
+
+browser: setup
+	@$(PY) tools/setup.py browser
+
+lab: setup
+	@mkdir -p notebooks
+	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
+
+test: browser
+	$(PY) -m pytest tests $(ARGS)
+
+quick: setup
+	$(PY) -m pytest -m "not slow" $(wildcard tests/unit tests/parity) $(ARGS)
+
+bench: setup
+	$(PY) -m benchmarks $(ARGS)
+
+notebooks: setup
+	$(PY) tools/build_notebooks.py $(ARGS)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,48 @@
+"""What all tests share: the browser, and CI's rule that nothing may be skipped."""
+import os
+
+import pytest
+
+from tools import setup
+
+IN_CI = bool(os.environ.get("CI"))
+
+
+@pytest.fixture(scope="session")
+def find_browser() -> str:
+    """The path of a Chromium to drive; without one the test is skipped, and in CI it fails."""
+    path = setup.find_browser()
+    if path is None:
+        pytest.skip("NO BROWSER: install your system's `chromium` package or set BROWSER_PATH to one")
+    return path
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the tests marked `gpu` where there is no NVIDIA GPU: deselected and counted, not skipped."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_gpu():
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
+
+
+def _has_gpu():
+    import torch    # takes seconds, and most selections of tests have no need to ask
+
+    return torch.cuda.is_available()
+
+
+def _refuse_skip(report):
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return _refuse_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return _refuse_skip((yield))

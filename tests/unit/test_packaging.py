@@ -1,0 +1,174 @@
+"""One list of packages in three files, and the set-up that installs it."""
+import importlib.metadata as metadata
+import json
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from tools import setup
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+RANGES = {canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["dependencies"] + EXTRAS)}
+PINS = {canonicalize_name(name): pin for name, pin in setup.pins((ROOT / "constraints.txt").read_text()).items()}
+CONDA_NAMES = {"pytorch-cpu": "torch"}
+
+
+def test_constraints_pin_every_direct_dependency_and_nothing_else():
+    assert PINS.keys() == RANGES.keys()
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_each_pin_lies_in_its_range_and_is_what_is_installed(name):
+    assert len(RANGES[name]) > 0, f"pyproject.toml gives {name} no range"
+    assert RANGES[name].contains(PINS[name], prereleases=True)
+    assert SpecifierSet(f"=={PINS[name]}").contains(metadata.version(name), prereleases=True)
+
+
+def test_environment_yml_names_the_same_packages_in_the_same_versions():
+    *conda, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    conda = dict(line.partition("=")[::2] for line in conda)
+    assert SpecifierSet(PROJECT["requires-python"]).contains(conda.pop("python"))
+    assert conda.pop("pip") == "" and pip["pip"].pop() == "-e ."
+    named = {CONDA_NAMES.get(name, name): version for name, version in conda.items()}
+    named |= {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in pip["pip"]}
+    assert named == PINS
+
+
+def test_every_file_in_the_package_that_is_not_python_travels_with_it():
+    package = ROOT / "bigtrain_lab"
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["bigtrain_lab"]
+    shipped = {path for pattern in patterns for path in package.glob(pattern)}
+    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    assert package / "player.js" in shipped
+    assert others == shipped
+
+
+def test_the_command_of_the_shell_and_python_dash_m_answer():
+    (entry,) = metadata.distribution("bigtrain_lab").entry_points
+    assert (entry.name, entry.value) == ("bigtrain", "bigtrain_lab.cli:main")
+    assert callable(entry.load())
+    for command in ([str(pathlib.Path(sys.executable).with_name("bigtrain"))], [sys.executable, "-m", "bigtrain_lab"]):
+        answer = subprocess.run(command + ["--help"], capture_output=True, text=True)
+        assert answer.returncode == 0 and "predict" in answer.stdout, answer.stderr
+
+
+@pytest.mark.parametrize("choice, gpu, system, wanted", [
+    ("auto", False, "Linux", ["torch==2.13.0+cpu", "torch==2.13.0"]),
+    ("auto", True, "Linux", ["torch==2.13.0,!=2.13.0+cpu"]),
+    ("cpu", True, "Linux", ["torch==2.13.0+cpu"]),
+    ("cuda", False, "Linux", ["torch==2.13.0,!=2.13.0+cpu"]),
+    ("auto", False, "Darwin", ["torch==2.13.0"]),
+])
+def test_the_build_of_torch_that_is_asked_for(choice, gpu, system, wanted):
+    assert setup.torch_requirements(choice, gpu, system, "2.13.0") == wanted
+
+
+def test_torch_takes_one_of_three_words():
+    with pytest.raises(setup.Refused, match="TORCH=rocm is not a build"):
+        setup.torch_requirements("rocm", False, "Linux", "2.13.0")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The set-up in a folder of its own, its two slow steps replaced by notes of having been called."""
+    calls = []
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(setup, "STAMP", tmp_path / ".venv" / "ready.json")
+    monkeypatch.setattr(setup, "nvidia_gpu", lambda: False)
+    installed = dict(setup.pins((ROOT / "constraints.txt").read_text()), torch="2.13.0+cpu")
+    answer = {"base": sys.base_prefix, "python": sys.version, "versions": installed}
+    monkeypatch.setattr(setup, "probe", lambda names: answer)
+
+    def create():
+        calls.append("create")
+        setup.VENV.mkdir(exist_ok=True)
+
+    def pip_install(requirement):
+        assert not setup.STAMP.exists(), "an installation that is cut short would look finished"
+        calls.append(requirement)
+        return ""
+
+    monkeypatch.setattr(setup, "create", create)
+    monkeypatch.setattr(setup, "pip_install", pip_install)
+    setup.prepare("", "auto")
+    assert calls == ["create", "torch==2.13.0+cpu"]
+    calls.clear()
+    return calls, answer
+
+
+def test_a_second_installation_does_nothing(project):
+    calls, _ = project
+    setup.prepare("", "auto")
+    setup.prepare(sys.executable, "cpu")
+    assert calls == []
+
+
+def test_an_installation_without_its_stamp_is_made_anew(project):
+    calls, _ = project
+    setup.STAMP.unlink()
+    setup.prepare("", "auto")
+    assert calls == ["create", "torch==2.13.0+cpu"]
+
+
+def test_a_broken_moved_or_foreign_environment_is_made_anew(project, monkeypatch):
+    calls, answer = project
+    monkeypatch.setattr(setup, "probe", lambda names: None if not calls else answer)
+    setup.prepare("", "auto")
+    assert calls == ["create", "torch==2.13.0+cpu"]
+    calls.clear()
+    setup.STAMP.write_text(json.dumps(dict(setup.stamp(), root="/elsewhere")))
+    monkeypatch.setattr(setup, "probe", lambda names: answer)
+    setup.prepare("", "auto")
+    assert calls == ["create", "torch==2.13.0+cpu"]
+    calls.clear()
+    answer["python"] = "3.99"
+    setup.prepare("", "auto")
+    assert calls == [], "without PYTHON= the environment at hand will do"
+    setup.prepare("python3", "auto")
+    assert calls == ["create", "torch==2.13.0+cpu"]
+
+
+def test_a_changed_list_or_another_build_is_installed_in_place(project):
+    calls, answer = project
+    stamp = setup.STAMP.read_text()
+    answer["versions"]["numpy"] = "1.0"
+    with pytest.raises(setup.Refused, match="numpy did not have the version"):
+        setup.prepare("", "auto")
+    assert calls == ["torch==2.13.0+cpu"]
+    calls.clear()
+    answer["versions"]["numpy"] = PINS["numpy"]
+    setup.STAMP.write_text(stamp)
+    setup.prepare("", "cuda")
+    assert calls == ["torch==2.13.0,!=2.13.0+cpu"]
+    setup.prepare("", "auto")
+    assert calls[1:] == [], "a build once asked for by name is kept"
+    constraints = setup.ROOT / "constraints.txt"
+    answer["versions"]["rich"] = "99.0"
+    constraints.write_text(constraints.read_text().replace(f"rich=={PINS['rich']}", "rich==99.0"))
+    setup.prepare("", "auto")
+    assert calls[1:] == ["torch==2.13.0,!=2.13.0+cpu"]
+
+
+def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, capsys):
+    calls, _ = project
+    monkeypatch.setattr(setup, "pip_install", lambda requirement: calls.append(requirement) or (
+        "ERROR: No matching distribution found for torch==2.13.0+cpu" if "+cpu" in requirement else ""))
+    setup.STAMP.unlink()
+    setup.prepare("", "auto")
+    assert calls == ["create", "torch==2.13.0+cpu", "torch==2.13.0"]
+    assert "PIP_EXTRA_INDEX_URL" in capsys.readouterr().out
+    setup.STAMP.unlink()
+    with pytest.raises(setup.Refused, match="PIP_EXTRA_INDEX_URL"):
+        setup.prepare("", "cpu")
