@@ -37,14 +37,20 @@ Step = tuple[Action, ...]  # more than one action = one span: run back to back, 
 
 
 def name_of(step: Step) -> str:
-    return "+".join(map(str, step))
+    """How a span is called: "2F0", or "2F0+2F1" for several actions in one."""
+    return str(step[0]) if len(step) == 1 else "+".join(map(str, step))
+
+
+def kind_of(step: Step) -> str:
+    """The kinds in the step, each once: "F", or "F+B"."""
+    return step[0].kind if len(step) == 1 else "+".join(dict.fromkeys(a.kind for a in step))
 
 
 @dataclass(frozen=True)
 class Schedule(Family, ABC, family=True):
     """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen dataclass of its own.
 
-    A synchronous schedule ends each batch of `micro_batches` with one U a stage. An asynchronous one sets
+    A synchronous schedule ends each batch of `micro_batches` with one U a stage, added where it is left out. An asynchronous one sets
     `asynchronous = True`: it never drains between batches, and updates after each micro-batch.
     """
 
@@ -95,12 +101,20 @@ class Schedule(Family, ABC, family=True):
     def over(self, batches: int) -> "list[list[Step]]":
         """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
         if self.asynchronous:
-            return [replace(self, micro_batches=self.micro_batches * batches).steps(r) for r in range(self.ranks)]
+            return replace(self, micro_batches=self.micro_batches * batches)._order()
         shift = self.micro_batches
         return [
-            [tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
-            for once in (self.steps(r) for r in range(self.ranks))
+            [step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
+            for once in self._order()
         ]
+
+    def _order(self) -> "list[list[Step]]":
+        """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
+        order = [[(s,) if isinstance(s, Action) else tuple(s) for s in self.steps(r)] for r in range(self.ranks)]
+        if not self.asynchronous and not any(a.kind == "U" for steps in order for step in steps for a in step):
+            for stage in range(self.stages if any(order) else 0):
+                order[self.rank_of(stage, 0)].append(U(stage, self.micro_batches - 1))
+        return order
 
     @classmethod
     def options(cls) -> set[str]:

@@ -47,19 +47,20 @@ class Cost:
                     if exact(price) < 0:
                         raise Impossible(f"The {name} of {kind} is {price}: a cost must not be negative.")
         object.__setattr__(self, "_ticks", {})
+        object.__setattr__(self, "_bytes", {})
 
     @classmethod
     def of(cls, cost: "Cost | Mapping") -> "Cost":
         """A Cost as it is; a mapping such as {"F": 1, "B": 2} as durations with free links and no bytes."""
         return cost if isinstance(cost, Cost) else cls(durations=dict(cost))
 
-    def __reduce__(self):  # the cache of rounded durations stays behind
+    def __reduce__(self):  # the caches stay behind
         names = ("durations", "messages", "changes", "resident", "links", "slowdown", "unit", "ticks_per_unit")
         return type(self), tuple(getattr(self, name) for name in names)
 
     def duration(self, step, rank: int) -> int:
         """Ticks of one step (a tuple of actions, run as one span) on this rank."""
-        key = (rank, *((a.kind, a.stage) for a in step))
+        key = (rank, step[0].kind, step[0].stage) if len(step) == 1 else (rank, *((a.kind, a.stage) for a in step))
         if key not in self._ticks:
             together = "+".join(a.kind for a in step)
             if len(step) > 1 and together in self.durations:
@@ -72,7 +73,10 @@ class Cost:
 
     def message_bytes(self, action) -> int:
         """Bytes of the message that this action sends to the stage that waits for it."""
-        return int(self._price(self.messages.get(action.kind, 0), action.stage))
+        key = (action.kind, action.stage)
+        if key not in self._bytes:
+            self._bytes[key] = int(self._price(self.messages.get(action.kind, 0), action.stage))
+        return self._bytes[key]
 
     def memory(self, action) -> tuple[tuple[str, int], ...]:
         """Changes (kind, bytes) of this action's rank at the action's end."""

@@ -1,0 +1,123 @@
+"""One intermediate form: every order of events lowers to lists of operations, one list for each lane of each rank.
+
+The simulator and the real executors know only these operations. A schedule says when a rank computes; the messages
+between ranks follow from what each action needs, so they are derived here and never written by hand.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .core import Impossible
+from .schedule import Action, Schedule, Step
+
+
+class Compute(NamedTuple):
+    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action."""
+
+    step: Step
+    version: int | None = None
+
+
+class Send(NamedTuple):
+    """Send the result of `action` to rank `dst`; the lane does not wait."""
+
+    dst: int
+    action: Any
+
+
+class Recv(NamedTuple):
+    """Wait until the result of `action` has arrived from rank `src`."""
+
+    src: int
+    action: Any
+
+
+class Launch(NamedTuple):
+    """Post this lane's time under `label`, for other lanes of the same rank: an event recorded on a stream."""
+
+    label: str
+
+
+class Wait(NamedTuple):
+    """Do not go on before the time posted under `label`: a stream that waits for an event."""
+
+    label: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Operations by (rank, lane); `steps` counts the training steps they make."""
+
+    lanes: dict[tuple[int, str], tuple]
+    ranks: int
+    steps: int = 1
+
+
+def lower(plan, steps: int = 1) -> Plan:
+    """A Schedule, over this many training steps, as a Plan; a Plan as it is. Impossible where it cannot run."""
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Schedule):
+        return lower_schedule(plan, steps)
+    raise Impossible(f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), or a Plan.")
+
+
+def lower_schedule(schedule: Schedule, steps: int) -> Plan:
+    order = schedule.over(steps)
+    homes = refuse_wrong_actions(schedule, order, steps * schedule.micro_batches)
+    sends: dict[Action, list[Send]] = {}
+    receives: dict[Action, list[Recv]] = {}
+    for action, rank in homes.items():
+        if action.kind != "U":  # an update needs only what its own stage did
+            for need in schedule.needs(action):
+                if (src := homes[need]) != rank:
+                    receives.setdefault(action, []).append(Recv(src, need))
+                    sends.setdefault(need, []).append(Send(rank, need))
+    lanes = {}
+    for rank, work in enumerate(order):
+        ops: list = []
+        for step in work:
+            for action in step:
+                ops += receives.get(action, ())
+            ops.append(Compute(step, schedule.version(step[0])))
+            for action in step:
+                ops += sends.get(action, ())
+        lanes[rank, "compute"] = tuple(ops)
+    return Plan(lanes, schedule.ranks, steps)
+
+
+def refuse_wrong_actions(schedule: Schedule, order: list[list[Step]], micro_batches: int) -> dict[Action, int]:
+    """Action -> its rank. Impossible, naming rank and action, unless each action runs once, on the rank of its stage,
+    after what it needs there."""
+    homes: dict[Action, int] = {}
+    stages = schedule.stages
+    for rank, work in enumerate(order):
+        for action in (action for step in work for action in step):
+            kind, stage, micro_batch = action
+            if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
+                raise Impossible(f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
+                                 f"and micro-batches 0 to {micro_batches - 1}.")
+            if (home := schedule.rank_of(stage, micro_batch)) != rank:
+                raise Impossible(f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it there.")
+            if action in homes:
+                raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
+            homes[action] = rank
+            for need in schedule.needs(action) if kind != "U" else ():
+                if need not in homes and schedule.rank_of(need.stage, need.micro_batch) == rank:
+                    raise Impossible(f"Rank {rank} runs {action} before {need}, which it needs: swap them.")
+    halves = {(a.stage, a.micro_batch) for a in homes if a.kind in "IW"}
+    for micro_batch in range(micro_batches):
+        for stage in range(stages):
+            for kind in ("F", "I", "W") if (stage, micro_batch) in halves else ("F", "B"):
+                if (missing := Action(kind, stage, micro_batch)) not in homes:
+                    nothing = "" if homes else "Nothing runs: "
+                    raise Impossible(f"{nothing}{missing} is missing on rank {schedule.rank_of(stage, micro_batch)}: "
+                                     "every stage needs the forward and the backward of every micro-batch.")
+    updates = Counter(a.stage for a in homes if a.kind == "U")
+    expected = micro_batches // schedule.update_size
+    for stage in range(stages):
+        if updates[stage] != expected:
+            raise Impossible(f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
+                             f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}.")
+    return homes
