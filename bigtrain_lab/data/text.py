@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.models.config import require_count
 from bigtrain_lab.models.seed import generator
 
 
@@ -34,6 +35,8 @@ class ByteText:
 
     def batch(self, seed: int, step: int, micro_batch: int, batch: int, sequence: int):
         """(inputs, targets), int64, each (batch, sequence): a function of its arguments only."""
+        require_count("batch", batch)
+        require_count("sequence", sequence)
         last_start = len(self) - sequence - 1
         if last_start < 0:
             raise Impossible(f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads {sequence + 1}: "
@@ -57,7 +60,12 @@ def help_text() -> ByteText:
 def read_text(path) -> ByteText:
     """Any file, read as bytes."""
     try:
-        content = Path(path).expanduser().read_bytes()
+        file = Path(path).expanduser()
+        if file.exists() and not file.is_file():      # a folder, or a device that never ends
+            raise Impossible(f"{str(path)!r} is no file: name a text file.")
+        content = file.read_bytes()
+    except Impossible:
+        raise
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise Impossible(f"{str(path)!r} cannot be read ({reason}): name a text file that you may open.") from error

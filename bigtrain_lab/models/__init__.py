@@ -1,0 +1,13 @@
+"""Small real models, and exact accounts of what each stage of them costs."""
+
+from .account import (Matmul, Movement, Saved, boundary_bytes, matmul_flops, matmuls, moved_bytes, movements,
+                      parameter_bytes, parameter_shapes, parameters, saved_bytes)
+from .blocks import cross_entropy
+from .config import GPTConfig, split
+from .dropout import Dropout, Noise
+from .gpt import GPT, GPTStage
+from .mlp import MLPStage, layered_mlp
+
+__all__ = ["GPT", "Dropout", "GPTConfig", "GPTStage", "MLPStage", "Matmul", "Movement", "Noise", "Saved", "boundary_bytes",
+           "cross_entropy", "layered_mlp", "matmul_flops", "matmuls", "moved_bytes", "movements", "parameter_bytes",
+           "parameter_shapes", "parameters", "saved_bytes", "split"]
