@@ -65,7 +65,7 @@ _ALPHA = "assumed: the order of a small NCCL message on such a link; latency is 
 PROFILES = {h.name: h for h in (
     Hardware("unit", node_size=1024, sources={"durations": "F = 1, B = 2 slots, links free: the convention of the papers' figures"}),
     Hardware(
-        "RTX 3090, PCIe",
+        "rtx3090-pcie",
         flops_per_s={"float64": 0.556e12, "float32": 35.6e12, "bfloat16": 71e12, "float16": 71e12},
         memory_bytes=24 * 2**30, memory_bytes_per_s=936e9,
         inside=Wire("PCIe 3.0 x16", 5e-6, 12e9), between=Wire("10 Gb Ethernet", 30e-6, 1.25e9),
@@ -77,7 +77,7 @@ PROFILES = {h.name: h for h in (
             "between": "10GBASE: 10 Gb/s = 1.25 GB/s. " + _ALPHA,
             "watts": "NVIDIA GeForce RTX 3090 specification: graphics card power 350 W"}),
     Hardware(
-        "A100, NVLink + InfiniBand",
+        "a100-nvlink",
         flops_per_s={"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
         memory_bytes=80 * 10**9, memory_bytes_per_s=2039e9,
         inside=Wire("NVLink 3", 3e-6, 300e9), between=Wire("InfiniBand HDR", 5e-6, 25e9),

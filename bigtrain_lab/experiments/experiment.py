@@ -23,15 +23,15 @@ class Quantity(NamedTuple):
 
 
 class Experiment(BaseModel, Family, family=True):
-    """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), one of
-    them `ranks`, and the methods below."""
+    """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), among
+    them `ranks` and `steps` (training steps of a run), and the methods below."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: ClassVar[str]
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
-    quantities: ClassVar[tuple[Quantity, ...]] = ()
+    quantities: ClassVar[tuple[Quantity, ...]] = ()  # a property where the rows depend on the settings
 
     def __init__(self, **settings: Any):
         try:
@@ -47,6 +47,11 @@ class Experiment(BaseModel, Family, family=True):
     def knobs(cls) -> dict[str, Knob]:
         """Field -> its knob, in order."""
         return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
+
+    @property
+    def watts(self) -> float | None:
+        """Power of one device, for the energy of a run; None where the profile states none."""
+        return None
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -71,7 +76,8 @@ class Experiment(BaseModel, Family, family=True):
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
         settings = {"experiment": self.name, **self.model_dump(mode="json")}
-        return launch(self.program, ranks=self.ranks, cost=self.cost(), settings=settings, name=self.name, **options)
+        return launch(self.program, ranks=self.ranks, cost=self.cost(), settings=settings, name=self.name,
+                      steps=self.steps, watts=self.watts, **options)
 
 
 def sentence(error: ValidationError, cls: type) -> str:

@@ -1,0 +1,77 @@
+"""Why a rank waits: one sentence for each bubble, read off the trace and the schedule's needs."""
+
+from .core import Trace
+from .schedule import Action, Schedule
+
+
+def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
+    """For each rank: its wait at the start, its longest wait in the middle, its wait at the end, where there are any.
+
+    Of a synchronous schedule the first batch is told, since the others repeat it.
+    """
+    spans = {rank: [s for s in trace.spans(rank) if s.end > s.start and told(s.name, schedule)] for rank in range(trace.ranks)}
+    if not any(spans.values()):
+        return []
+    begin = min(s.start for own in spans.values() for s in own)
+    end = max(s.end for own in spans.values() for s in own)
+    sentences = []
+    for rank, own in spans.items():
+        if not own:
+            continue
+        if (wait := own[0].start - begin) > 0:
+            crossed = ranks_before(Action.parse(own[0].name.split("+")[0]), schedule)
+            sentences.append(f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before {short(own[0].name)} "
+                             f"has crossed {listed(crossed)}.")
+        gaps = [(after.start - before.end, after) for before, after in zip(own, own[1:]) if after.start > before.end]
+        if gaps:
+            wait, after = max(gaps, key=lambda gap: gap[0])
+            action = Action.parse(after.name.split("+")[0])
+            crossed = ranks_before(action, schedule)
+            what = "its gradient has come back through" if action.kind in "BI" else "its input has crossed"
+            others = f" {len(gaps)} such waits take {amount(trace, sum(g for g, _ in gaps))}." if len(gaps) > 1 else ""
+            if crossed:
+                sentences.append(f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until "
+                                 f"{what} {listed(crossed)}.{others}")
+        if (wait := end - own[-1].end) > 0:
+            left = [r for r in range(trace.ranks) if spans[r] and spans[r][-1].end > own[-1].end]
+            sentences.append(f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, and the last gradients "
+                             f"still have to cross {listed(sorted(left, reverse=True))}.")
+    share = trace.bubble()
+    if share > 0 and not schedule.asynchronous:
+        sentences.append(f"In all, {100 * share:.1f}% of the ranks' time is idle. A batch fills and drains the pipeline once, "
+                         "so cutting it into more micro-batches makes the share smaller.")
+    return sentences
+
+
+def told(name: str, schedule: Schedule) -> bool:
+    return schedule.asynchronous or Action.parse(name.split("+")[0]).micro_batch < schedule.micro_batches
+
+
+def ranks_before(action: Action, schedule: Schedule) -> list[int]:
+    """The other ranks that the value this action waits for has passed, in order of its journey."""
+    stages = range(action.stage) if action.kind == "F" else range(schedule.stages - 1, action.stage, -1)
+    ranks = [schedule.rank_of(stage, action.micro_batch) for stage in stages]
+    return list(dict.fromkeys(r for r in ranks if r != schedule.rank_of(action.stage, action.micro_batch)))
+
+
+def short(name: str) -> str:
+    """ "2F0" as "F0": the sentence has named the rank."""
+    action = Action.parse(name.split("+")[0])
+    return f"{action.kind}{action.micro_batch}"
+
+
+def listed(ranks: list[int]) -> str:
+    if len(ranks) < 2:
+        return f"rank {ranks[0]}" if ranks else "no rank"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def amount(trace: Trace, ticks: int) -> str:
+    """Ticks in words: slots, or seconds with a fitting prefix."""
+    value = trace.units(ticks)
+    if trace.unit == "slot":
+        return f"{value:g} slot{'' if value == 1 else 's'}"
+    for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
+        if value >= size:
+            break
+    return f"{value / size:.3g} {unit}"

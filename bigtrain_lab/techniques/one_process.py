@@ -1,0 +1,116 @@
+"""The same training in one process: what every parallel run is checked against.
+
+    synchronous   w(t+1) = w(t) - lr * mean over micro-batches of grad f_m(w(t))
+    delayed       w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)),    w(t) = w(0) for t < 0
+
+Any torch optimizer stands in for "- lr *". `delayed` is PipeDream's published recurrence, with a list of past weights
+and no pipeline; without stashing each stage's backward meets the newest weights w_s(t) instead of those of its forward.
+Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class Training(NamedTuple):
+    """Loss of each micro-batch in order, final weights by name, and each update's relative gradient error."""
+
+    losses: list[float]
+    weights: dict[str, Tensor]
+    gradient_errors: list[float]
+
+
+class Sample(NamedTuple):
+    """One micro-batch: inputs, targets, and further arguments of every stage's forward."""
+
+    inputs: Tensor
+    targets: Tensor
+    context: tuple = ()
+
+
+def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable) -> Training:
+    """Each batch's micro-batches make one update by their mean gradient."""
+    updates = [optimizer(list(stage.parameters())) for stage in stages]
+    losses = []
+    for batch in batches:
+        for sample in batch:
+            x = sample.inputs
+            for stage in stages:
+                x = stage(x, *sample.context)
+            loss = loss_fn(x, sample.targets)
+            (loss / len(batch)).backward()
+            losses.append(loss.item())
+        for update in updates:
+            update.step()
+            update.zero_grad()
+    return Training(losses, named_weights(stages), [])
+
+
+def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Callable, optimizer: Callable, stashing: bool = True) -> Training:
+    """Each micro-batch t makes one update a stage, by the gradient at weights that are p-1-s updates old on stage s.
+
+    `gradient_errors` holds |g - g'| / |g'| of each update, g the gradient used and g' that of the weights its forward
+    saw: zeros with stashing.
+    """
+    last = len(stages) - 1
+    updates = [optimizer(list(stage.parameters())) for stage in stages]
+    history = [[snapshot(stage)] for stage in stages]  # history[s][t] = w_s(t)
+    losses, errors = [], []
+    for t, sample in enumerate(samples):
+        seen = [history[s][max(0, t - (last - s))] for s in range(len(stages))]
+        loss, gradient = chain_gradient(stages, seen, seen, sample, loss_fn)
+        if not stashing:
+            newest = [versions[-1] for versions in history]
+            _, used = chain_gradient(stages, seen, newest, sample, loss_fn)
+            errors.append(relative_error(used, gradient))
+            gradient = used
+        losses.append(loss)
+        for stage, update, versions, gradients in zip(stages, updates, history, gradient):
+            for name, parameter in stage.named_parameters():
+                parameter.grad = gradients[name]
+            update.step()
+            versions.append(snapshot(stage))
+            if len(versions) > len(stages):
+                versions[-len(stages) - 1] = None  # nothing looks further back
+    return Training(losses, named_weights(stages), errors if not stashing else [0.0] * len(losses))
+
+
+def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, loss_fn) -> tuple[float, list[dict[str, Tensor]]]:
+    """(loss, gradient of each stage) of a forward on some weights whose backward runs on others."""
+    x, chain = sample.inputs, []
+    for stage, weights in zip(stages, forward_weights):
+        own = {name: w.clone().requires_grad_() for name, w in weights.items()}
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = functional_call(stage, own, (x, *sample.context))
+        chain.append((x, own, y))
+        x = y
+    output = x.detach().requires_grad_()
+    loss = loss_fn(output, sample.targets)
+    (dy,) = torch.autograd.grad(loss, output)
+    gradients = []
+    for (x, own, y), weights in zip(reversed(chain), reversed(backward_weights)):
+        for name, w in own.items():
+            w.data.copy_(weights[name])  # .data: autograd does not notice, and uses the values it finds
+        torch.autograd.backward(y, dy)
+        dy = x.grad
+        gradients.append({name: w.grad for name, w in own.items()})
+    return loss.item(), gradients[::-1]
+
+
+def relative_error(used: list[dict[str, Tensor]], true: list[dict[str, Tensor]]) -> float:
+    """|used - true| / |true| over the whole model."""
+    off = sum((used[s][n] - true[s][n]).square().sum() for s in range(len(true)) for n in true[s])
+    size = sum(g.square().sum() for stage in true for g in stage.values())
+    return float((off / size).sqrt())
+
+
+def snapshot(stage: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in stage.named_parameters()}
+
+
+def named_weights(stages: Sequence[nn.Module]) -> dict[str, Tensor]:
+    return {name: p.detach() for stage in stages for name, p in stage.named_parameters()}

@@ -1,0 +1,191 @@
+"""Pipeline parallelism: each rank holds a stage of the model and runs the schedule's actions in their order.
+
+    F   y = stage(w, x)                        x arrives from the stage before, y goes to the next
+    B   (dL/dx, dL/dw) = vjp of that F         dL/dy arrives from the next stage, dL/dx goes to the one before
+    U   w' = optimizer(w, dL/dw)               dL/dw summed over the update's micro-batches, each loss divided by their number
+
+A weight version is a value. F calls the stage as a function of its weights (torch.func.functional_call), so an F and
+its B hold the version they used, and an update that finds the old version still in use makes a new one beside it:
+that is weight stashing. The order itself is not here: it is data (schedules/), lowered to operations (plan.py).
+
+Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch and boundary.
+Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.func import functional_call
+
+from ..core import Impossible
+from ..footprint import holds_copies, uses_of_versions
+from ..plan import Compute, Recv, Send, lower
+from ..runtime.group import Group
+from ..schedule import Action, Schedule
+
+
+class Pipeline:
+    """The executor of a schedule on one rank.
+
+    stage_module  this rank's stage; a list of modules, in order of stage, where a rank holds several
+    loss_fn       loss_fn(output, target) -> scalar mean, called on the last stage
+    group         None (torch's default group), a ProcessGroup, or a Group; its rank r is the schedule's rank r
+    optimizer     parameters -> torch optimizer, used at U. Without it, U leaves the gradients in `.grad`, for an
+                  optimizer of your own after `step` (synchronous schedules only).
+    context       micro-batch number -> tuple of further arguments of the stage's forward, such as its noise
+    """
+
+    def __init__(
+        self,
+        stage_module: nn.Module | Sequence[nn.Module],
+        schedule: Schedule,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        group=None,
+        *,
+        optimizer: Callable | None = None,
+        context: Callable[[int], tuple] = lambda micro_batch: (),
+    ):
+        self.group = Group.of(group)
+        if self.group.size != schedule.ranks:
+            raise Impossible(f"The schedule is for {schedule.ranks} ranks and the group has {self.group.size}: make them equal.")
+        if schedule.asynchronous and optimizer is None:
+            raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).")
+        self.schedule, self.loss_fn, self.context = schedule, loss_fn, context
+        self.operations = lower(schedule).lanes[self.group.rank, "compute"]
+        self.order = [op.step for op in self.operations if isinstance(op, Compute)]
+        own = sorted({action.stage for step in self.order for action in step})
+        modules = [stage_module] if isinstance(stage_module, nn.Module) else list(stage_module)
+        if len(modules) != len(own):
+            raise Impossible(f"Rank {self.group.rank} holds stages {own} and got {len(modules)} modules: give one a stage.")
+        self.modules = dict(zip(own, modules))
+        self.optimizers = {s: optimizer(list(m.parameters())) for s, m in self.modules.items()} if optimizer else {}
+        self.updates = dict.fromkeys(own, 0)  # stage -> number of its newest weight version
+        self.weights = {stage: {0: leaves(module)} for stage, module in self.modules.items()}  # stage -> version -> weights
+        self.values: dict[Action, Tensor] = {}  # results on their way: received or not yet sent
+        self.graphs: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch) -> (input, where its backward begins)
+        self.inputs: list[Tensor] = []
+        self.targets: list[Tensor] = []
+        self.losses: list[Tensor] = []
+        self.steps_done = 0
+
+    def step(self, inputs=None, targets=None) -> Tensor | None:
+        """Run one batch; returns its mean loss where the last stage is, None elsewhere.
+
+        inputs   on the first stage: a tensor that divides into the micro-batches along dim 0, or a list of them
+        targets  on the last stage: likewise
+        """
+        self.inputs = self._micro_batches("inputs", inputs) if 0 in self.modules else []
+        self.targets = self._micro_batches("targets", targets) if self.schedule.stages - 1 in self.modules else []
+        self.losses = []
+        self.uses = uses_of_versions(self.schedule, self.order)
+        self.first_version = dict(self.updates)
+        run = {"F": self._forward, "B": self._backward, "U": self._update}
+        for op in self.operations:
+            match op:
+                case Recv(src, action):
+                    self.values[action] = self.group.recv(src, **self._message(action))
+                case Compute(actions, version):
+                    with self.group.span(tuple(map(self._numbered, actions)), version + self.first_version[actions[0].stage]):
+                        for action in actions:
+                            run[action.kind](action.stage, action.micro_batch)
+                case Send(dst, action):
+                    self.group.isend(self.values.pop(action), dst, **self._message(action))
+        self.group.finish()
+        self.steps_done += 1
+        return torch.stack(self.losses).mean() if self.losses else None
+
+    def _forward(self, stage: int, micro_batch: int) -> None:
+        action = Action("F", stage, micro_batch)
+        x = self.inputs[micro_batch] if stage == 0 else self.values.pop(Action("F", stage - 1, micro_batch)).requires_grad_()
+        weights = self.weights[stage][self.first_version[stage] + self.schedule.version(action)]
+        y = functional_call(self.modules[stage], weights, (x, *self.context(self._numbered(action).micro_batch)))
+        if stage == self.schedule.stages - 1:
+            loss = self.loss_fn(y, self.targets[micro_batch])
+            self.losses.append(loss.detach())
+            y = loss / self.schedule.update_size
+        else:
+            self.values[action] = y.detach()
+        self.graphs[stage, micro_batch] = (x, weights, get_gradient_edge(y))  # the edge, not y: the output may be freed
+        self._release(action)
+
+    def _backward(self, stage: int, micro_batch: int) -> None:
+        x, weights, y = self.graphs.pop((stage, micro_batch))
+        dy = self.values.pop(Action("B", stage + 1, micro_batch), None)  # None: y is the loss
+        parameters = dict(self.modules[stage].named_parameters())
+        for name, weight in weights.items():  # gradients add up on the parameters, whichever version they are taken at
+            weight.grad = parameters[name].grad
+        torch.autograd.backward(y, dy)
+        for name, weight in weights.items():
+            parameters[name].grad, weight.grad = weight.grad, None
+        if stage > 0:
+            self.values[Action("B", stage, micro_batch)] = x.grad
+        self._release(Action("B", stage, micro_batch))
+
+    def _update(self, stage: int, micro_batch: int) -> None:
+        old = self.updates[stage]
+        if self.optimizers:
+            if self._in_use(stage, old):  # a backward on the old value is still to come: leave that value alone
+                for parameter in self.modules[stage].parameters():
+                    parameter.data = parameter.data.clone()
+            self.optimizers[stage].step()
+            self.optimizers[stage].zero_grad()
+        self.updates[stage] = old + 1
+        self.weights[stage][old + 1] = leaves(self.modules[stage])
+        if not self._in_use(stage, old):
+            del self.weights[stage][old]
+
+    def _in_use(self, stage: int, version: int) -> bool:
+        """Whether an action still to come computes with this version, and the schedule keeps it for that action."""
+        return self.uses[stage, version - self.first_version[stage]] > 0 and holds_copies(self.schedule)
+
+    def _release(self, action: Action) -> None:
+        """One use of the action's version is over; a version that is neither needed nor the newest is dropped."""
+        stage, relative = action.stage, self.schedule.version(action)
+        version = relative + self.first_version[stage]
+        self.uses[stage, relative] -= 1
+        if version != self.updates[stage] and not self._in_use(stage, version):
+            self.weights[stage].pop(version, None)
+
+    def holdings(self) -> dict[str, list[Tensor]]:
+        """The tensors that this rank holds now, by kind; what autograd saved belongs to the graphs and is not listed."""
+        parameters = [p for m in self.modules.values() for p in m.parameters()]
+        versions = [w for stage, held in self.weights.items() for v, w in held.items() if v != self.updates[stage]]
+        states = [v for o in self.optimizers.values() for state in o.state.values() for v in state.values()]
+        return {
+            "weights": parameters,
+            "stashed": [tensor for weights in versions for tensor in weights.values()],
+            "gradients": [p.grad for p in parameters if p.grad is not None],
+            "optimizer": [v for v in states if isinstance(v, Tensor)],
+            "inputs": [*self.inputs, *self.targets, *self.values.values(), *(x for x, _, _ in self.graphs.values())],
+            "buffers": [b for m in self.modules.values() for b in m.buffers()],
+        }
+
+    # -- numbers, messages, batches -------------------------------------------------------------------------
+
+    def _numbered(self, action: Action) -> Action:
+        """The action with its micro-batch numbered on through the whole run."""
+        return action._replace(micro_batch=action.micro_batch + self.steps_done * self.schedule.micro_batches)
+
+    def _message(self, action: Action) -> dict:
+        """How a result is announced: its name, the place in the program that it comes from, a tag of its own."""
+        tag = (action.micro_batch * self.schedule.stages + action.stage) * 2 + (action.kind == "F")
+        return {"name": self._numbered(action), "site": f"{action.stage}{action.kind}", "tag": tag}
+
+    def _micro_batches(self, what: str, batch) -> list[Tensor]:
+        m = self.schedule.micro_batches
+        if batch is None:
+            raise Impossible(f"Rank {self.group.rank} holds the stage that needs {what}: pass them to step().")
+        if isinstance(batch, Tensor):
+            if len(batch) % m:
+                raise Impossible(f"{len(batch)} {what} do not divide into {m} micro-batches: use a multiple of {m}.")
+            batch = batch.chunk(m)
+        if len(batch) != m:
+            raise Impossible(f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make them equal.")
+        return list(batch)
+
+
+def leaves(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights as a value: leaf tensors of their own on the same storage."""
+    return {name: p.data.requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
