@@ -1,0 +1,159 @@
+"""Values: families, meshes, costs, traces."""
+
+import json
+
+import pytest
+
+import bigtrain_lab.schedules  # noqa: F401
+from bigtrain_lab.core import Cost, Family, Hardware, Impossible, Link, Memory, Mesh, Scalar, Span, Trace, Transfer
+from bigtrain_lab.core.hardware import PROFILES
+from bigtrain_lab.schedule import Action, Schedule
+from bigtrain_lab.simulate import simulate
+
+
+@pytest.fixture
+def Shape():
+    class Shape(Family, family=True):
+        pass
+    return Shape
+
+
+def typed(family, qualname, module="__main__", **body):
+    """A class as a notebook cell makes it."""
+    return type(qualname, (family,), {"__module__": module, "__qualname__": qualname, **body})
+
+
+def test_subclassing_with_a_name_joins_and_without_stays_abstract(Shape):
+    a = typed(Shape, "A", "lib", name="a")
+    typed(Shape, "Part", "lib")
+    assert Shape.all() == {"a": a} and Shape.named("a") is a
+    with pytest.raises(Impossible, match="no shape called 'b': choose one of a"):
+        Shape.named("b")
+
+
+def test_a_cell_that_runs_again_replaces_what_it_defined(Shape):
+    typed(Shape, "Mine", name="one")
+    again = typed(Shape, "Mine", name="two")
+    assert Shape.all() == {"two": again}
+    other = typed(Shape, "Other", name="two")
+    assert Shape.all() == {"two": other}
+
+
+def test_a_library_name_is_refused_to_others(Shape):
+    a = typed(Shape, "A", "lib", name="a")
+    for module in ("__main__", "lib2"):
+        with pytest.raises(Impossible, match="taken by lib.A: give B another `name`"):
+            typed(Shape, "B", module, name="a")
+    assert Shape.all() == {"a": a}
+
+
+def test_a_class_whose_attributes_come_late_is_found_and_checked(Shape):
+    """cloudpickle makes the class first and sets its name afterwards."""
+    late = typed(Shape, "Late")
+    late.name = "late"
+    assert Shape.all() == {"late": late}
+    typed(Shape, "A", "lib", name="a")
+    late.name = "a"
+    with pytest.raises(Impossible, match="taken by lib.A"):
+        Shape.all()
+
+
+def test_mesh_is_row_major_and_its_last_axis_neighbours():
+    mesh = Mesh(dp=2, pp=3, tp=2)
+    assert mesh.size == 12 and mesh.coords(7) == {"dp": 1, "pp": 0, "tp": 1}
+    assert all(mesh.rank(**mesh.coords(i)) == i for i in range(12))
+    assert mesh.peers(7, "tp") == (6, 7) and mesh.peers(7, "pp") == (7, 9, 11) and mesh.peers(7, "dp") == (1, 7)
+    for bad, words in ((lambda: Mesh(dp=0), "dp=0"), (lambda: mesh.coords(12), "Rank 12"), (lambda: mesh.peers(0, "x"), "no axis 'x'")):
+        with pytest.raises(Impossible, match=words):
+            bad()
+
+
+def test_durations_are_exact_and_rounded_up_once():
+    step = (Action("F", 0, 0),)
+    assert Cost({"F": 0.1}).duration(step, 0) == 100  # not 101: 0.1 means one tenth
+    assert Cost({"F": 0.0001}).duration(step, 0) == 1
+    assert Cost({"F": [1, 2]}).duration((Action("F", 1, 0),), 0) == 2000
+    both = (Action("F", 0, 1), Action("B", 0, 0))
+    assert Cost({"F": 1, "B": 2}).duration(both, 0) == 3000 and Cost({"F": 1, "B": 2, "F+B": 2.5}).duration(both, 0) == 2500
+    assert Cost({"F": 1}, slowdown={1: 1.5}).duration(step, 1) == 1500
+    for kind in ({"durations": {"F": -1}}, {"durations": {"F": 1}, "messages": {"F": -5}}):
+        with pytest.raises(Impossible, match="must not be negative"):
+            Cost(**kind)
+
+
+def test_a_gap_is_rounded_up():
+    assert [Link(0, 3, 7).gap(n) for n in (0, 1, 7, 8)] == [0, 1, 3, 4]
+
+
+def test_hardware_profiles_say_where_each_number_is_from():
+    assert PROFILES["unit"].textbook and not PROFILES["a100-nvlink"].textbook
+    for profile in PROFILES.values():
+        if not profile.textbook:
+            assert {"flops_per_s", "memory", "inside", "between", "watts"} <= set(profile.sources)
+            assert profile.links(9)[0, 1] == profile.inside.link() and profile.links(9)[0, 8] == profile.between.link()
+            assert profile.seconds(profile.flops_per_s["float32"], 0, "float32") == 1
+    with pytest.raises(Impossible, match="no speed for int3"):
+        PROFILES["a100-nvlink"].seconds(1, 1, "int3")
+    assert Hardware("x").links(2) == {(0, 1): Link(), (1, 0): Link()}
+
+
+EVENTS = (Memory(0, "compute", "weights", "start", 0, 7), Span(0, "compute", "F", "0F0", 0, 1000, 0),
+          Transfer(1, "compute", "F", "0F0", 1000, 1500, 0, 64), Span(1, "compute", "F", "1F0", 1500, 2500, 0),
+          Scalar(1, "compute", "loss", "loss", 2500, 0.5), Memory(1, "compute", "activations", "1F0", 2500, 9, True))
+
+
+def test_a_trace_survives_its_file(tmp_path):
+    trace = Trace.of(EVENTS, "modelled", ranks=2, settings={"a": 1})
+    assert Trace.load(trace.save(tmp_path / "t.jsonl")) == trace
+    assert trace.where(Span, rank=1).events == (EVENTS[3],) and trace.where(kind="F", rank=0).events == (EVENTS[1],)
+
+
+@pytest.mark.parametrize("content,words", [
+    ("", "is not a trace"), ("{}", "is not a trace"), ('["other", 1, {}]', "is not a trace"),
+    (json.dumps(["bigtrain-trace", 99, {}]), "trace version 99, this library reads 1")])
+def test_another_file_is_refused(tmp_path, content, words):
+    (tmp_path / "t").write_text(content)
+    with pytest.raises(Impossible, match=words):
+        Trace.load(tmp_path / "t")
+    with pytest.raises(Impossible, match="Cannot read the trace"):
+        Trace.load(tmp_path / "none")
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path):
+    trace = Trace.of(EVENTS, "modelled", ranks=2)
+    with pytest.raises(Impossible, match="Cannot write"):
+        trace.save(tmp_path / "no" / "t")
+    (tmp_path / "dir").mkdir()
+    with pytest.raises(Impossible, match="Cannot write"):
+        trace.save(tmp_path / "dir")
+    assert [p.name for p in tmp_path.iterdir()] == ["dir"]
+
+
+def test_the_chrome_file_has_every_span_and_both_ends_of_each_message(tmp_path):
+    trace = Trace.of(EVENTS, "modelled", ranks=2)
+    events = json.loads(trace.to_chrome(tmp_path / "c.json").read_text())["traceEvents"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == "compute"] == [
+        ("0F0", 0, 1000), ("1F0", 1500, 1000)]
+    assert [(e["ph"], e["pid"], e["ts"]) for e in events if e["ph"] in "sf"] == [("s", 0, 1000), ("f", 1, 1500)]
+    assert [(e["name"], e["args"]) for e in events if e["ph"] == "C"] == [
+        ("bytes weights", {"weights": 7}), ("loss", {"loss": 0.5}), ("bytes activations", {"activations": 9})]
+
+
+def test_memory_at_one_action_s_end_is_one_level():
+    """What is freed and what is taken at the same end do not add up to a peak between them."""
+    events = [Memory(0, "compute", "activations", "0F0", 1, 10), Memory(0, "compute", "activations", "0B0", 2, 0),
+              Memory(0, "compute", "gradients", "0B0", 2, 8), Memory(0, "compute", "activations", "0B0", 1, 99, True)]
+    trace = Trace.of(events, "modelled")
+    assert trace.levels(0) == [(1, 10), (2, 8)] and trace.peak_bytes(0) == 10 and trace.peak_bytes(0, "gradients") == 8
+
+
+def test_time_answers_in_units():
+    trace = simulate(Schedule.named("gpipe")(2, 2), {"F": 1, "B": 2}, steps=2)
+    assert (trace.makespan, trace.step_time, trace.busy(0), trace.idle(0)) == (18, 9, 12, 6)
+
+
+def test_actions_are_written_and_read():
+    assert str(Action("F", 2, 0)) == "2F0" and Action.parse("12B345") == Action("B", 12, 345)
+    for text in ("F0", "2X0", "2F", ""):
+        with pytest.raises(Impossible, match="is not an action"):
+            Action.parse(text)

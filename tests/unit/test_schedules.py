@@ -1,0 +1,214 @@
+"""The schedules against the closed forms of their papers, and the refusals."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+
+import bigtrain_lab.schedules  # noqa: F401
+from bigtrain_lab.core import Cost, Impossible, Link
+from bigtrain_lab.plan import Compute, Launch, Plan, Recv, Send, Wait, lower
+from bigtrain_lab.schedule import Action, B, F, Schedule, U
+from bigtrain_lab.simulate import simulate
+
+P, M = (1, 2, 3, 4, 8), (1, 2, 4, 8, 16)
+GRID = [(p, m) for p in P for m in M]
+COST = {"F": 1, "B": 2}
+
+
+def order(name, p, m, rank, kinds="FB"):
+    return [str(a) for step in Schedule.named(name)(p, m).steps(rank) for a in step if a.kind in kinds]
+
+
+@pytest.mark.parametrize("p,m", GRID)
+def test_gpipe_runs_all_forwards_then_all_backwards(p, m):
+    for r in range(p):
+        assert order("gpipe", p, m, r) == [f"{r}F{i}" for i in range(m)] + [f"{r}B{i}" for i in range(m)]
+
+
+@pytest.mark.parametrize("p,m", GRID)
+def test_1f1b_warms_up_then_alternates_then_drains(p, m):
+    for r in range(p):
+        kinds = [a[len(str(r))] for a in order("1f1b", p, m, r)]
+        w = min(m, p - r - 1)
+        assert kinds == ["F"] * w + ["F", "B"] * (m - w) + ["B"] * w
+        for kind in "FB":
+            assert order("1f1b", p, m, r, kind) == [f"{r}{kind}{i}" for i in range(m)]
+
+
+@pytest.mark.parametrize("p,m", GRID)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_fill_and_drain_idle(name, p, m):
+    trace = simulate(Schedule.named(name)(p, m), COST)
+    assert trace.makespan == (m + p - 1) * 3
+    assert [trace.idle(r) for r in range(p)] == [(p - 1) * 3] * p
+    assert trace.bubble() == pytest.approx(float(Fraction(p - 1, m + p - 1)), abs=1e-15)
+    assert trace.bubble("window") == pytest.approx(float(Fraction(p - 1, m + p - 1)), abs=1e-15)  # rank 0 spans it all
+    live = [m] * p if name == "gpipe" else [min(m, p - r) for r in range(p)]
+    assert [trace.peak_live(r) for r in range(p)] == live
+
+
+@pytest.mark.parametrize("p,m", GRID)
+def test_naive_uses_one_rank_at_a_time(p, m):
+    trace = simulate(Schedule.named("naive")(p, m), COST)
+    assert trace.makespan == 3 * m * p
+    assert [trace.idle(r) for r in range(p)] == [3 * m * (p - 1)] * p
+    assert trace.bubble() == pytest.approx(1 - 1 / p, abs=1e-15)
+    assert trace.bubble("window") == pytest.approx(1 - 1 / p, abs=1e-15)
+    assert [trace.peak_live(r) for r in range(p)] == [m] * p  # the whole batch
+
+
+@pytest.mark.parametrize("p,m", GRID)
+def test_pipedream_never_drains_and_holds_p_minus_s_versions(p, m):
+    steps = 3
+    trace = simulate(Schedule.named("pipedream")(p, m), COST, steps=steps)
+    assert trace.makespan == (m * steps + p - 1) * 3  # one fill and one drain for all the steps
+    for r in range(p):
+        versions = trace.versions(r)
+        for t in range(m * steps):
+            assert versions[f"{r}F{t}"] == versions[f"{r}B{t}"] == max(0, t - (p - 1 - r))
+        newest = Schedule.named("pipedream")(p, m, stashing=False)
+        assert [newest.version(Action("B", r, t)) for t in range(m)] == list(range(m))
+
+
+def test_lesson_11_table():
+    """The numbers of the pipeline lesson: p = 4, m = 8, F = 1, B = 2."""
+    of = {name: simulate(Schedule.named(name)(4, 8), COST) for name in ("naive", "gpipe", "1f1b")}
+    assert {name: t.makespan for name, t in of.items()} == {"naive": 96, "gpipe": 33, "1f1b": 33}
+    assert [f"{100 * t.bubble():.1f}" for t in of.values()] == ["75.0", "27.3", "27.3"]
+    assert [[t.peak_live(r) for r in range(4)] for t in of.values()] == [[8] * 4, [8] * 4, [4, 3, 2, 1]]
+    share = {m: f"{100 * simulate(Schedule.named('gpipe')(4, m), COST).bubble():.1f}" for m in (4, 16, 32)}
+    assert share == {4: "42.9", 16: "15.8", 32: "8.6"}
+    versions = [simulate(Schedule.named("pipedream")(4, 8), COST).versions(r)[f"{r}F4"] for r in range(4)]
+    assert versions == [1, 2, 3, 4]  # the fifth batch runs on version 1 on the first worker, 4 on the last
+
+
+def test_the_window_measure_forgives_what_lies_outside_a_rank_s_own_window():
+    @dataclass(frozen=True)
+    class Late(Schedule):
+        name = "late"
+
+        def steps(self, rank):
+            return [F(rank, 0), B(rank, 0), U(rank, 0)]
+
+    try:
+        trace = simulate(Late(2, 1), Cost({"F": 1, "B": 1}, links={(0, 1): Link(5000)}, messages={"F": 1}))
+        assert (trace.makespan, trace.window(0), trace.window(1)) == (9, 9, 2)
+        assert trace.bubble() == 1 - 4 / 18 and trace.bubble("window") == 1 - 2 / 9
+        with pytest.raises(Impossible, match='choose "makespan" or "window"'):
+            trace.bubble("other")
+    finally:
+        Schedule._members.remove(Late)
+
+
+@pytest.mark.parametrize("settings,words", [
+    ({"ranks": 0, "micro_batches": 1}, "ranks is 0"),
+    ({"ranks": 2, "micro_batches": 0}, "micro-batches is 0"),
+    ({"ranks": 2.5, "micro_batches": 1}, "whole number"),
+])
+def test_sizes_are_checked(settings, words):
+    with pytest.raises(Impossible, match=words):
+        Schedule.named("gpipe")(**settings)
+
+
+WRONG = {
+    "empty": (lambda r: [], "Nothing runs: 0F0 is missing on rank 0"),
+    "forgets": (lambda r: [F(r, 0), F(r, 1), B(r, 0)] + [B(r, 1)] * (r == 0), "1B1 is missing on rank 1"),
+    "repeats": (lambda r: [F(r, 0), F(r, 0), F(r, 1), B(r, 0), B(r, 1)], "Rank 0 runs 0F0 twice"),
+    "elsewhere": (lambda r: [F(1 - r, 0), F(1 - r, 1), B(1 - r, 0), B(1 - r, 1)], "Rank 0 runs 1F0, but stage 1 lies on rank 1"),
+    "beyond": (lambda r: [F(r, 0), F(r, 1), F(r, 2), B(r, 0), B(r, 1)], "0F2, but there are only"),
+    "backward first": (lambda r: [B(r, 0), F(r, 0), F(r, 1), B(r, 1)], "Rank 0 runs 0B0 before 0F0"),
+    "updates twice": (lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 0), B(r, 1), U(r, 1)], "Rank 0 updates stage 0 2 times"),
+    "deadlock": (lambda r: [F(0, 0), B(0, 0), F(0, 1), B(0, 1)] if r == 0 else [F(1, 0), F(1, 1), B(1, 0), B(1, 1)],
+                 "rank 0 waits for 1B0 from rank 1; rank 1 waits for 0F1 from rank 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_schedule_that_cannot_be_is_refused_by_rank_and_action(mistake):
+    steps, sentence = WRONG[mistake]
+
+    class Wrong(Schedule):
+        name = "wrong"
+
+        def steps(self, rank):
+            return steps(rank)
+
+    try:
+        with pytest.raises(Impossible, match=sentence):
+            simulate(Wrong(2, 2), COST)
+    finally:
+        Schedule._members.remove(Wrong)
+
+
+def test_a_bare_action_is_a_step_and_the_flush_s_update_may_be_left_out():
+    class Bare(Schedule):
+        name = "bare"
+
+        def steps(self, rank):
+            return [Action("F", rank, 0), Action("B", rank, 0)]
+
+    try:
+        spans = simulate(Bare(2, 1), COST, steps=2).spans(0)
+        assert [s.name for s in spans] == ["0F0", "0B0", "0U0", "0F1", "0B1", "0U1"]
+        assert [s.version for s in spans[:2]] == [0, 0] and spans[3].version == 1
+    finally:
+        Schedule._members.remove(Bare)
+
+
+def test_messages_follow_from_needs():
+    plan = lower(Schedule.named("1f1b")(2, 1))
+    assert plan.lanes[0, "compute"] == (Compute(F(0, 0)[:1], 0), Send(1, Action("F", 0, 0)), Recv(1, Action("B", 1, 0)),
+                                        Compute(B(0, 0)[:1], 0), Compute(U(0, 0)[:1], 0))
+    with pytest.raises(Impossible, match="Cannot simulate 5"):
+        lower(5)
+
+
+def test_a_message_costs_alpha_plus_its_bytes_and_fan_in_queues():
+    """Three ranks, all ready at 1 slot, send 10 bytes to rank 3 over 2-byte-a-slot links with alpha 3."""
+    link = Link(alpha=3000, ticks=1000, bytes=2)
+    cost = Cost({"F": 1}, {"F": 10}, links={(r, 3): link for r in range(3)})
+    message = [Action("F", r, 0) for r in range(3)]
+    lanes = {(r, "compute"): (Compute((message[r],)), Send(3, message[r])) for r in range(3)}
+    lanes[3, "compute"] = tuple(Recv(r, message[r]) for r in range(3))
+    arrivals = [t.end for t in simulate(Plan(lanes, 4), cost).transfers()]
+    assert arrivals == [9000, 14000, 19000]  # 1 + 3 + 5, then one port's 5 for each of the others
+    assert simulate(Plan(lanes, 4), cost).bytes_sent(1) == 10
+
+
+def test_sends_of_one_rank_queue_for_its_port():
+    link = Link(alpha=3000, ticks=1000, bytes=2)
+    first, second = Action("F", 0, 0), Action("F", 0, 1)
+    cost = Cost({"F": 1}, {"F": 10}, links={(0, 1): link, (0, 2): link})
+    lanes = {(0, "compute"): (Compute((first,)), Send(1, first), Send(2, second)),
+             (1, "compute"): (Recv(0, first),), (2, "compute"): (Recv(0, second),)}
+    transfers = {t.rank: (t.start, t.end) for t in simulate(Plan(lanes, 3), cost).transfers()}
+    assert transfers == {1: (1000, 9000), 2: (6000, 14000)}
+
+
+def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
+    work = [(Action("F", 0, i),) for i in range(4)]
+    lanes = {(0, "compute"): (Compute(work[0]), Launch("go"), Compute(work[1]), Wait("done"), Compute(work[3])),
+             (0, "comm:dp"): (Wait("go"), Compute(work[2]), Launch("done"))}
+    cost = Cost({"F": 1}, slowdown={})
+    starts = {s.name: s.start for s in simulate(Plan(lanes, 1), cost).spans()}
+    assert starts == {"0F0": 0, "0F1": 1000, "0F2": 1000, "0F3": 2000}
+    with pytest.raises(Impossible, match="rank 0 waits for done, which nobody launches"):
+        simulate(Plan({(0, "compute"): (Wait("done"),)}, 1), cost)
+
+
+def test_order_of_visiting_lanes_changes_nothing():
+    schedule = Schedule.named("1f1b")(4, 8)
+    plan = lower(schedule, 2)
+    cost = Cost({"F": [1, 2, 3, 4], "B": [4, 3, 2, 1]}, {"F": 7, "B": 5}, links={(a, b): Link(100 * a + b, 37, 3)
+                                                                                  for a in range(4) for b in range(4)})
+    backwards = Plan(dict(reversed(plan.lanes.items())), 4, 2)
+    assert simulate(plan, cost).events == simulate(backwards, cost).events
+
+
+def test_every_schedule_is_refused_or_complete():
+    for name, cls in Schedule.all().items():
+        for p, m in GRID:
+            trace = simulate(cls(p, m), COST)
+            names = {n for s in trace.spans() for n in s.name.split("+")}
+            assert {f"{s}{k}{i}" for s in range(p) for k in "FB" for i in range(m)} <= names, name
