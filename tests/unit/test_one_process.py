@@ -1,0 +1,104 @@
+"""The recurrence of delayed weights against a literal transcription, and the instruments of comparison."""
+
+import numpy as np
+import torch
+
+from bigtrain_lab.checks import clocks_differ, tensors_differ
+from bigtrain_lab.core import Memory, Span, Trace
+from bigtrain_lab.models import layered_mlp
+from bigtrain_lab.techniques import one_process
+from bigtrain_lab.techniques.one_process import Sample
+
+STAGES, WIDTH = 4, 16
+
+
+def task(samples=24, rows=32):
+    """Trial T2 of the lessons: four stages of one 16 x 16 layer learn a fixed random teacher."""
+    teacher = layered_mlp(STAGES, WIDTH, seed=7, dtype=torch.float64)[0]
+    draw = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(samples):
+        x = torch.randn(rows, WIDTH, dtype=torch.float64, generator=draw)
+        with torch.no_grad():
+            made.append(Sample(x, teacher(x)))
+    return made
+
+
+def loss_fn(y, t):
+    return (y - t).square().mean()
+
+
+def sgd(lr):
+    return lambda params: torch.optim.SGD(params, lr)
+
+
+def stages():
+    return layered_mlp(STAGES, WIDTH, STAGES, dtype=torch.float64)
+
+
+def transcribed(samples, lr):
+    """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(t-p+1), ..., w_{p-1}(t)), written with plain matrices."""
+    p = STAGES
+    w = [[dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()] for s, stage in enumerate(stages())]
+    losses = []
+    for t, sample in enumerate(samples):
+        leaves = [w[s][max(0, t - (p - 1) + s)].clone().requires_grad_() for s in range(p)]
+        x = sample.inputs
+        for s, leaf in enumerate(leaves):
+            x = x @ leaf.T
+            x = x if s == p - 1 else torch.tanh(x)
+        loss = loss_fn(x, sample.targets)
+        losses.append(loss.item())
+        for s, gradient in enumerate(torch.autograd.grad(loss, leaves)):
+            w[s].append(w[s][-1] - lr * gradient)
+    return losses, {f"layers.{s}.weight": w[s][-1] for s in range(p)}
+
+
+def test_delayed_training_is_the_published_recurrence():
+    losses, weights = transcribed(task(), 0.5)
+    found = one_process.delayed(stages(), task(), loss_fn, sgd(0.5))
+    assert not tensors_differ(found.weights, weights)
+    assert not tensors_differ({"loss": found.losses}, {"loss": losses})
+    assert found.gradient_errors == [0.0] * len(losses)
+
+
+def test_the_delay_shows_at_this_rate():
+    """Without the delay the losses part by far more than any tolerance used here."""
+    delayed = one_process.delayed(stages(), task(), loss_fn, sgd(0.5))
+    prompt = one_process.synchronous(stages(), [[s] for s in task()], loss_fn, sgd(0.5))
+    assert max(abs(a - b) / b for a, b in zip(delayed.losses, prompt.losses)) > 1e-3
+
+
+def test_without_stashing_the_gradient_is_of_no_function():
+    mixed = one_process.delayed(stages(), task(), loss_fn, sgd(0.5), stashing=False)
+    assert mixed.gradient_errors[0] == 0.0  # before any update there is one version only
+    assert 1e-3 < np.mean(mixed.gradient_errors[STAGES:]) < 1
+
+
+def test_synchronous_training_takes_the_mean_gradient_of_a_batch():
+    samples = task(8)
+    whole = Sample(torch.cat([s.inputs for s in samples]), torch.cat([s.targets for s in samples]))
+    parts = one_process.synchronous(stages(), [samples, samples], loss_fn, sgd(0.5))
+    one = one_process.synchronous(stages(), [[whole], [whole]], loss_fn, sgd(0.5))
+    assert not tensors_differ(parts.weights, one.weights)
+    assert abs(np.mean(parts.losses[8:]) - one.losses[1]) < 1e-14
+
+
+def test_differences_are_told():
+    b = {"w": np.ones(4), "tiny": np.full(2, 1e-20)}
+    assert tensors_differ(b, b) == []
+    assert tensors_differ({"w": np.ones(4), "tiny": np.zeros(2)}, b) == []  # noise beside the whole gradient
+    assert tensors_differ({"w": 4 * np.ones(4), "tiny": b["tiny"]}, b)[0].endswith("exactly 4 times the right value")
+    assert "missing" in tensors_differ({}, {"w": 1.0})[0] and "should not be there" in tensors_differ({"w": 1.0}, {})[0]
+    assert "shape" in tensors_differ({"w": np.ones(3)}, {"w": np.ones(4)})[0]
+    assert tensors_differ({"w": np.array([np.nan])}, {"w": np.ones(1)})
+    assert tensors_differ({"w": np.ones(4) * (1 + 2e-12)}, {"w": np.ones(4)})
+
+
+def test_clocks_are_compared_event_for_event():
+    span, held = Span(0, "compute", "F", "0F0", 0, 5, 0), Memory(0, "compute", "weights", "start", 0, 8)
+    a = Trace.of([held, span], "predicted")
+    assert clocks_differ(a, Trace.of([span, held], "modelled")) == []
+    for changed in ([held], [held, span._replace(end=6)], [held, span._replace(version=1)], [held._replace(bytes=9), span],
+                    [held, span, span._replace(rank=1)]):
+        assert len(clocks_differ(a, Trace.of(changed, "modelled"))) == 1
