@@ -4,8 +4,11 @@ The simulator and the real executors know only these operations. A schedule says
 between ranks follow from what each action needs, so they are derived here and never written by hand.
 """
 
+import gc
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .core import Impossible
@@ -63,37 +66,31 @@ def lower(plan, steps: int = 1) -> Plan:
     raise Impossible(f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), or a Plan.")
 
 
+@contextmanager
+def collector_paused():
+    """A plan is hundreds of thousands of small tuples and none is garbage: searching them for cycles took a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@collector_paused()
 def lower_schedule(schedule: Schedule, steps: int) -> Plan:
+    """Messages follow from needs: what an action needs from another rank is received before it and sent by its maker.
+
+    Impossible, naming rank and action, unless each action runs once, on the rank of its stage, after what it needs there.
+    """
     order = schedule.over(steps)
-    homes = refuse_wrong_actions(schedule, order, steps * schedule.micro_batches)
-    sends: dict[Action, list[Send]] = {}
-    receives: dict[Action, list[Recv]] = {}
-    for action, rank in homes.items():
-        if action.kind != "U":  # an update needs only what its own stage did
-            for need in schedule.needs(action):
-                if (src := homes[need]) != rank:
-                    receives.setdefault(action, []).append(Recv(src, need))
-                    sends.setdefault(need, []).append(Send(rank, need))
-    lanes = {}
-    for rank, work in enumerate(order):
-        ops: list = []
-        for step in work:
-            for action in step:
-                ops += receives.get(action, ())
-            ops.append(Compute(step, schedule.version(step[0])))
-            for action in step:
-                ops += sends.get(action, ())
-        lanes[rank, "compute"] = tuple(ops)
-    return Plan(lanes, schedule.ranks, steps)
-
-
-def refuse_wrong_actions(schedule: Schedule, order: list[list[Step]], micro_batches: int) -> dict[Action, int]:
-    """Action -> its rank. Impossible, naming rank and action, unless each action runs once, on the rank of its stage,
-    after what it needs there."""
+    stages, micro_batches = schedule.stages, steps * schedule.micro_batches
     homes: dict[Action, int] = {}
-    stages = schedule.stages
+    receives: dict[Action, list[Recv]] = {}
+    sends: dict[Action, list[Send]] = {}
     for rank, work in enumerate(order):
-        for action in (action for step in work for action in step):
+        for action in chain.from_iterable(work):
             kind, stage, micro_batch = action
             if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
                 raise Impossible(f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
@@ -103,12 +100,34 @@ def refuse_wrong_actions(schedule: Schedule, order: list[list[Step]], micro_batc
             if action in homes:
                 raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
             homes[action] = rank
-            for need in schedule.needs(action) if kind != "U" else ():
-                if need not in homes and schedule.rank_of(need.stage, need.micro_batch) == rank:
+            if kind == "U":  # an update needs only what its own stage did
+                continue
+            for need in schedule.needs(action):
+                src = schedule.rank_of(need.stage, need.micro_batch)
+                if src != rank:
+                    receives.setdefault(action, []).append(Recv(src, need))
+                    sends.setdefault(need, []).append(Send(rank, need))
+                elif need not in homes:
                     raise Impossible(f"Rank {rank} runs {action} before {need}, which it needs: swap them.")
+    refuse_missing(schedule, homes, micro_batches)
+    lanes, version = {}, schedule.version
+    for rank, work in enumerate(order):
+        ops: list = []
+        for step in work:
+            for action in step:
+                ops += receives.get(action, ())
+            ops.append(Compute(step, version(step[0])))
+            for action in step:
+                ops += sends.get(action, ())
+        lanes[rank, "compute"] = tuple(ops)
+    return Plan(lanes, schedule.ranks, steps)
+
+
+def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:
+    """Impossible, naming rank and action, unless every action that there must be is there."""
     halves = {(a.stage, a.micro_batch) for a in homes if a.kind in "IW"}
     for micro_batch in range(micro_batches):
-        for stage in range(stages):
+        for stage in range(schedule.stages):
             for kind in ("F", "I", "W") if (stage, micro_batch) in halves else ("F", "B"):
                 if (missing := Action(kind, stage, micro_batch)) not in homes:
                     nothing = "" if homes else "Nothing runs: "
@@ -116,8 +135,7 @@ def refuse_wrong_actions(schedule: Schedule, order: list[list[Step]], micro_batc
                                      "every stage needs the forward and the backward of every micro-batch.")
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
-    for stage in range(stages):
+    for stage in range(schedule.stages):
         if updates[stage] != expected:
             raise Impossible(f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
                              f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}.")
-    return homes

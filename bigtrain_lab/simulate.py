@@ -9,10 +9,11 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 from collections import defaultdict, deque
 
 from .core import Cost, Impossible, Lane, Memory, Span, Trace, Transfer
-from .plan import Compute, Plan, Recv, Send, Wait, lower
+from .plan import Compute, Plan, Recv, Send, Wait, collector_paused, lower
 from .schedule import kind_of, name_of
 
 
+@collector_paused()
 def simulate(plan, cost, steps: int = 1) -> Trace:
     """Predict a trace. `plan`: a Schedule (over `steps` training steps) or a Plan; `cost`: a Cost or {"F": 1, "B": 2}.
 
@@ -54,7 +55,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 message = (op.action, rank)
                 if message not in posted:
                     break
-                stamp, size = posted.pop(message)
+                stamp, size = posted[message]
                 arrived = lane.receive(stamp, cost.link(op.src, rank), size)
                 events.append(Transfer(rank, lane_name, op.action.kind, str(op.action), stamp, arrived, op.src, size))
                 continue

@@ -153,10 +153,10 @@ class PipelineExperiment(Experiment):
     # -- reality --------------------------------------------------------------------------------------------
 
     def samples(self, micro_batch: int) -> one_process.Sample:
-        """Inputs, targets and noise of a micro-batch, numbered through the whole run."""
-        step, within = divmod(micro_batch, self.micro_batches)
-        inputs, targets = text_of(self.text).batch(self.seed, step, within, self.rows, self.sequence)
-        return one_process.Sample(inputs, targets, (Noise(self.seed, step, within),))
+        """Inputs, targets and noise of a micro-batch, numbered through the whole run: the n-th is the same text
+        whatever the size of a batch."""
+        inputs, targets = text_of(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
+        return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
 
     def program(self, rank) -> dict[str, np.ndarray]:
         """Each rank trains its stage; an asynchronous schedule runs all steps as one stream."""

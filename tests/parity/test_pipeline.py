@@ -1,0 +1,146 @@
+"""Every schedule on real processes: the same clock as predicted, the same numbers as one process, the same bytes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bigtrain_lab.checks import clocks_differ, tensors_differ
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.techniques.pipeline import Pipeline
+
+SMALL = dict(layers=4, width=16, heads=2, sequence=8, rows=1)
+EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
+SYNCHRONOUS = [name for name, cls in Schedule.all().items() if not cls.asynchronous]
+
+
+def experiment(schedule, **settings):
+    return PipelineExperiment(schedule=schedule, **{**SMALL, **settings})
+
+
+def finish(run):
+    run.wait(timeout=120)
+    return run
+
+
+@pytest.mark.parametrize("hardware", ["unit", "rtx3090-pcie", "a100-nvlink"])
+@pytest.mark.parametrize("schedule", Schedule.all())
+def test_modelled_equals_predicted_event_for_event(schedule, hardware, tmp_path):
+    """With random sleeps in the ranks: the modelled clock depends on the program only."""
+    for p, m in ((4, 6), (3, 2), (1, 2)):
+        asked = experiment(schedule, ranks=p, micro_batches=m, hardware=hardware, steps=2, dropout=0.1)
+        run = finish(asked.run(directory=tmp_path / f"{p}-{m}", jitter_s=0.003))
+        assert clocks_differ(asked.predict(), run.trace("modelled")) == []
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("schedule", Schedule.all())
+def test_predicted_bytes_are_the_measured_bytes(schedule, optimizer, tmp_path):
+    """Weights, stashed versions, gradients, optimizer state, saved activations, after every action of every rank."""
+    asked = experiment(schedule, ranks=4, micro_batches=5, steps=2, optimizer=optimizer, dropout=0.2, rows=2)
+    measured = finish(asked.run(directory=tmp_path / "run")).trace("measured")
+    predicted = asked.predict()
+    for rank in range(4):
+        for kind in ("weights", "stashed", "gradients", "optimizer", "activations"):
+            told = [[(e.name, e.bytes) for e in t.events if getattr(e, "bytes", None) is not None and e.kind == kind
+                     and type(e).__name__ == "Memory" and e.rank == rank and not e.inside] for t in (predicted, measured)]
+            assert told[0] == told[1], (rank, kind)
+            assert told[0] or kind in ("stashed", "optimizer")
+        assert predicted.peak_bytes(rank) == measured.peak_bytes(rank)
+    versions = max(predicted.peak_bytes(r, "stashed") // predicted.peak_bytes(r, "weights") + 1 for r in range(4))
+    assert versions == (4 if schedule == "pipedream" else 1)
+
+
+def gradients(rank, schedule, config, inputs, targets):
+    """One batch without an optimizer: U leaves the gradients on the parameters, as in a script of one's own."""
+    stage = GPTStage(config, *split(config, schedule.ranks)[rank.index])
+    loss = Pipeline(stage, schedule, cross_entropy, rank.group()).step(inputs, targets)
+    found = {name: p.grad.numpy() for name, p in stage.named_parameters()}
+    return found | ({"loss": loss.numpy()} if loss is not None else {})
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("p,m", [(2, 4), (3, 2), (4, 8)])
+def test_gradients_equal_one_process(schedule, p, m, tmp_path):
+    config = GPTConfig(layers=4, width=16, heads=2, sequence=8, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(p * 100 + m)
+    ids = torch.randint(256, (2 * m, 9), generator=draw)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    chosen = Schedule.named(schedule)(p, m)
+    run = launch(lambda rank: gradients(rank, chosen, config, inputs, targets), ranks=p, directory=tmp_path / "run")
+    run.wait(timeout=60)
+    whole = GPTStage(config, 0, config.pieces)
+    loss = cross_entropy(whole(inputs), targets)
+    loss.backward()
+    expected = {name: q.grad.numpy() for name, q in whole.named_parameters()}
+    assert tensors_differ(run.result, {**expected, "loss": loss.detach().numpy()}) == []
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_fifty_steps_keep_the_loss_of_one_process(schedule, tmp_path):
+    asked = experiment(schedule, steps=50, micro_batches=4, dropout=0.1, **{**EXACT, "optimizer": "adam", "learning_rate": 1e-3})
+    found, expected = finish(asked.run(directory=tmp_path / "run")).result, asked.reference()
+    assert found.keys() == expected.keys()
+    assert np.abs(found["loss"] - expected["loss"]).max() < 1e-9
+    assert expected["loss"][-4:].mean() < expected["loss"][:4].mean() - 1  # it learns
+
+
+@pytest.mark.parametrize("stashing", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_pipedream_is_its_recurrence(stashing, optimizer, tmp_path):
+    """At a rate at which the recurrence without delay is off by far more than the tolerance."""
+    rate = {"sgd": 0.5, "adam": 0.01}[optimizer]
+    asked = experiment("pipedream", stashing=stashing, steps=3, **{**EXACT, "optimizer": optimizer, "learning_rate": rate})
+    found, expected = finish(asked.run(directory=tmp_path / "run")).result, asked.reference()
+    assert tensors_differ(found, expected) == []
+    undelayed = asked.replace(schedule="gpipe", micro_batches=1, steps=24).reference()
+    assert np.abs(undelayed["loss"] / expected["loss"] - 1).max() > 1e-3
+    errors = asked.train_alone().gradient_errors
+    if stashing:
+        assert not any(errors)
+    else:
+        assert np.mean(errors[4:]) > 1e-3
+        other = asked.replace(stashing=True).reference()
+        assert len(tensors_differ(found, other)) > 0
+
+
+def test_samples_depend_on_their_number_only():
+    asked = experiment("1f1b", ranks=4, micro_batches=4)
+    fewer = asked.replace(ranks=2, micro_batches=2, schedule="gpipe")
+    for n in range(4):
+        assert all(torch.equal(a, b) for a, b in zip(asked.samples(n)[:2], fewer.samples(n)[:2]))
+
+
+def test_the_clock_may_be_off(tmp_path):
+    asked = experiment("1f1b", steps=1)
+    run = asked.run(directory=tmp_path / "run", clock=False)
+    assert run.wait(timeout=60).clock == "measured"
+    assert tensors_differ(run.result, asked.reference(), tolerance=1e-4) == []
+
+
+def test_a_schedule_typed_in_a_notebook_runs(tmp_path):
+    """Simulated, run, checked and listed like a library's, though only this test knows the class."""
+    from bigtrain_lab.schedule import B, F
+
+    class Reversed(Schedule):
+        """GPipe whose backwards run from the last micro-batch to the first."""
+
+        name = "reversed"
+
+        def steps(self, rank):
+            batch = range(self.micro_batches)
+            return [*(F(rank, m) for m in batch), *(B(rank, m) for m in reversed(batch))]
+
+    Reversed.__module__ = "__main__"
+    try:
+        asked = experiment("reversed", steps=2, **EXACT)
+        run = finish(asked.run(directory=tmp_path / "run"))
+        assert clocks_differ(asked.predict(), run.trace("modelled")) == []
+        assert tensors_differ(run.result, asked.reference()) == []
+        assert "reversed" in PipelineExperiment.knobs()["schedule"].menu()
+    finally:
+        Schedule._members.remove(Reversed)

@@ -1,0 +1,76 @@
+"""The structure is a rule: imports point one way, heavy libraries stay where they belong, files stay short."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
+# Each may import only those before it.
+ORDER = ["core", "schedule", "schedules", "collective", "collectives", "plan", "footprint", "explain", "simulate", "runtime",
+         "techniques", "models", "data", "figures", "player", "experiments", "checks", "report", "panel", "doctor", "cli"]
+# techniques know no model and models no technique, so their order is only a convention
+MAY_IMPORT = {
+    "torch": {"runtime", "techniques", "models", "data", "checks", "experiments", "doctor"},
+    "plotly": {"figures", "panel"},
+    "ipywidgets": {"panel"},
+    "anywidget": {"player"},
+}
+LIMITS = {"schedules": 60, "collectives": 60, "techniques": 200}
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def part_of(path: Path) -> str:
+    inside = path.relative_to(PACKAGE).parts
+    return inside[0].removesuffix(".py")
+
+
+def imports(path: Path, top_only=False):
+    """Absolute dotted names of what the file imports; `top_only`: when the file itself is imported."""
+    tree = ast.parse(path.read_text())
+    package = ("bigtrain_lab", *path.relative_to(PACKAGE).parts[:-1])
+    nodes = tree.body if top_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    part = part_of(path)
+    if part in ("__init__", "__main__"):
+        return
+    assert part in ORDER, f"{part} has no place in the order of imports"
+    below = set(ORDER[: ORDER.index(part) + 1])
+    for name in imports(path):
+        if name.startswith("bigtrain_lab.") and (target := name.split(".")[1]) != "__version__":
+            assert target in below, f"{path.relative_to(PACKAGE)} imports {name}, which lies above it"
+
+
+@pytest.mark.parametrize("library", MAY_IMPORT)
+def test_heavy_libraries_stay_where_they_belong(library):
+    users = {part_of(p) for p in FILES for name in imports(p) if name.split(".")[0] == library}
+    assert users <= MAY_IMPORT[library]
+    assert users, f"nobody imports {library}: the rule guards nothing"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_stay_short(path):
+    limit = LIMITS.get(part_of(path), 300)
+    lines = path.read_text().count("\n")
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert lines <= limit or "lines" in docstring, f"{lines} lines, and its docstring gives no reason for more than {limit}"
+    assert docstring or not lines, "a module begins with its idea"
+
+
+def test_ranks_never_import_what_only_a_notebook_needs():
+    """A rank unpickles its experiment: that must not pull in plotly or widgets."""
+    import subprocess
+    import sys
+    code = ("import sys, bigtrain_lab.experiments.pipeline, bigtrain_lab.runtime;"
+            "print([m for m in ('plotly', 'ipywidgets', 'anywidget', 'IPython') if m in sys.modules])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
