@@ -1,0 +1,53 @@
+"""What a schedule holds, by hand: stage sizes that tell the kinds apart."""
+
+import pytest
+
+import bigtrain_lab.schedules  # noqa: F401
+from bigtrain_lab.core import Cost
+from bigtrain_lab.footprint import StageBytes, footprint
+from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.simulate import simulate
+
+SIZES = StageBytes(weights=1000, gradients=100, optimizer=10, activations=1)
+
+
+def traced(schedule, steps=2):
+    changes, resident = footprint(schedule, [SIZES] * schedule.stages, steps)
+    return simulate(schedule, Cost({"F": 1, "B": 2}, changes=changes, resident=resident), steps)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_peaks_by_kind(p, m):
+    for name, live in (("gpipe", lambda r: m), ("naive", lambda r: m), ("1f1b", lambda r: min(m, p - r))):
+        trace = traced(Schedule.named(name)(p, m))
+        for r in range(p):
+            peaks = {k: trace.peak_bytes(r, k) for k in ("weights", "stashed", "gradients", "optimizer", "activations")}
+            assert peaks == {"weights": 1000, "stashed": 0, "gradients": 100, "optimizer": 10, "activations": live(r)}
+            # In the second step, with the optimizer's state there: naive's one backward frees all activations as its
+            # gradients appear; a first B frees one; under 1F1B a forward may follow while the gradients are there.
+            at_once = {"naive": max(m, 100), "gpipe": 99 + m, "1f1b": 99 + live(r) + (m > live(r))}[name]
+            assert trace.peak_bytes(r) == 1000 + 10 + at_once
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+def test_stashing_holds_p_minus_s_versions(p):
+    copies = [1 + traced(Schedule.named("pipedream")(p, 8)).peak_bytes(r, "stashed") // 1000 for r in range(p)]
+    assert copies == [p - r for r in range(p)]  # 4 + 3 + 2 + 1 = 10 at p = 4
+    without = traced(Schedule.named("pipedream")(p, 8, stashing=False))
+    assert [without.peak_bytes(r, "stashed") for r in range(p)] == [0] * p
+
+
+def test_everything_but_weights_and_state_is_gone_at_the_end():
+    for name, cls in Schedule.all().items():
+        trace = traced(cls(3, 4))
+        for r in range(3):
+            ends = {k: trace.levels(r, k)[-1][1] for k in ("weights", "stashed", "gradients", "optimizer", "activations")}
+            assert ends == {"weights": 1000, "stashed": 0, "gradients": 0, "optimizer": 10, "activations": 0}, name
+
+
+def test_one_micro_batch_of_two_ranks_event_by_event():
+    trace = traced(Schedule.named("gpipe")(2, 1), steps=1)
+    held = [(e.name, e.kind, e.bytes) for e in trace.events if e.rank == 1 and hasattr(e, "inside")]
+    assert held == [("start", "weights", 1000), ("1F0", "activations", 1), ("1B0", "activations", 0),
+                    ("1B0", "gradients", 100), ("1U0", "gradients", 0), ("1U0", "optimizer", 10)]
