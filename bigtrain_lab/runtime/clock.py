@@ -1,0 +1,36 @@
+"""The clocks of a rank: virtual lanes that a Cost advances, and the wall.
+
+Virtual time knows only the program's order and the Cost (core/lane.py holds its rules), so it is the same on every
+machine and in every run. Wall time is the system's monotonic clock, one for all processes, from the run's zero.
+"""
+
+import time
+from collections import defaultdict
+
+from ..core import Cost, Lane
+
+
+class Clock:
+    """`cost` None: the wall only; lanes stay where they are and nothing is sent along with messages."""
+
+    def __init__(self, cost: Cost | None, zero_ns: int):
+        self.cost, self._zero_ns, self._lanes = cost, zero_ns, defaultdict(Lane)
+
+    @property
+    def modelled(self) -> bool:
+        return self.cost is not None
+
+    def wall(self) -> int:
+        """Nanoseconds since the run began."""
+        return time.monotonic_ns() - self._zero_ns
+
+    def lane(self, name: str) -> Lane:
+        return self._lanes[name]
+
+    def now(self, lane: str) -> int | None:
+        """The lane's ticks; None when the modelled clock is off."""
+        return self._lanes[lane].now if self.modelled else None
+
+    def compute(self, lane: str, step, rank: int) -> tuple[int | None, int | None]:
+        """Advance a lane by what the step costs; (start, end) in ticks."""
+        return self._lanes[lane].compute(self.cost.duration(step, rank)) if self.modelled else (None, None)

@@ -1,0 +1,51 @@
+"""Where in a person's code: the innermost frame that is neither this runtime's nor an installed library's."""
+
+import linecache
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+RUNTIME = str(Path(__file__).parent)
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class Place(NamedTuple):
+    """A line of a file, in a function."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.file, self.line).strip()
+        cell = re.search(r"ipykernel_\d+[/\\]|<ipython-input", self.file)
+        where = f"line {self.line} of a notebook cell" if cell else f"{self.file}:{self.line}"
+        return f"{where}, in {self.function}" + (f": {source}" if source else "")
+
+
+def is_foreign(file: str) -> bool:
+    """Whether a file is a library's, the runtime's or the interpreter's own."""
+    return file.startswith((RUNTIME, "<frozen", *LIBRARIES))
+
+
+def innermost(places: list[Place]) -> Place | None:
+    """The innermost of these frames, outermost first, in a person's code; the innermost of all where there is none."""
+    own = [place for place in places if not is_foreign(place.file)]
+    return own[-1] if own else places[-1] if places else None
+
+
+def of_error(error: BaseException) -> Place | None:
+    """Where an exception came from."""
+    return innermost([Place(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)])
+
+
+def of_dump(text: str) -> Place | None:
+    """Where a process is by what faulthandler wrote last: the thread that crashed, else the main one, which it lists last."""
+    parts = re.split(r"^(Current thread|Thread) .*$", text, flags=re.M)
+    stacks = list(zip(parts[1::2], parts[2::2]))
+    if "Fatal Python error" in text:
+        stacks = [stack for stack in stacks if stack[0].startswith("Current")]
+    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stacks[-1][1] if stacks else "", flags=re.M)
+    return innermost([Place(file, int(line), function) for file, line, function in reversed(frames)])

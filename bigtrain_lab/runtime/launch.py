@@ -1,0 +1,176 @@
+"""Launch a program on fresh ranks: one process each, forked from a server that has torch loaded already.
+
+A rank that is forked from a warm server costs milliseconds, where a new interpreter that imports torch costs seconds; a
+fresh one for every run means that nothing of a failed run survives. Programs typed in a notebook travel by value.
+"""
+
+import atexit
+import json
+import multiprocessing
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+import cloudpickle
+
+from ..core import Cost, Impossible, Mesh, write_whole
+from .process import Job, main
+from .run import FORMAT, Run
+from .watch import Watch
+
+PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "numpy", "pydantic", "cloudpickle"]
+MOST_RANKS = 256
+_lock = threading.RLock()
+_live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+
+
+def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
+           steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
+           stall_s: float = 30.0, jitter_s: float = 0.0, watts: float | None = None) -> Run:
+    """Start `program(rank) -> {name: array}` on that many ranks and return at once.
+
+    mesh       names the ranks' axes (default: one axis, "world")
+    cost       prices the modelled clock; without it, or with clock=False, only wall times are recorded
+    directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
+    record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
+    stall_s    a run whose logs do not grow for so long is ended as hanging
+    jitter_s   each operation first sleeps a random time up to this
+
+    Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
+    """
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
+        raise Impossible(f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}.")
+    mesh = mesh or Mesh(world=ranks)
+    if mesh.size != ranks:
+        raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
+    if not stall_s > 0 or not jitter_s >= 0:
+        raise Impossible(f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: times must not be negative, and a stall takes some.")
+    cost = Cost.of(cost) if cost is not None and clock and record else None
+    try:
+        travelling = cloudpickle.dumps(program)
+    except Exception as error:
+        raise Impossible(f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
+                         "let it make open files, locks and widgets itself.") from error
+    about = {"bigtrain-run": FORMAT, "name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed,
+             "clock": cost is not None, "unit": cost.unit if cost else "s", "ticks_per_unit": cost.ticks_per_unit if cost else 10**9,
+             "meter": meter, "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "watts": watts,
+             "started": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings or {}}
+    place = new_directory(directory, name, about)
+    store = str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store")
+    job = Job(str(place), mesh, cost, time.monotonic_ns(), store, seed, max(1, cores() // ranks), meter, record, jitter_s, os.getcwd())
+    watch = Watch(start(ranks, job, travelling), job, stall_s)
+    run = Run(place, watch)
+    watch.start()
+    _live.add(watch)
+    return run
+
+
+def warm() -> None:
+    """Start the server that ranks are forked from, if there is none yet, and return at once; it loads torch meanwhile."""
+    with _lock:
+        context = _context()
+        if context.get_start_method() == "forkserver":
+            from multiprocessing import forkserver
+            with hidden_main():
+                forkserver.ensure_running()
+
+
+def start(ranks: int, job: Job, travelling: bytes) -> list:
+    """The ranks' processes, started; none of them where one cannot start."""
+    processes = []
+    with _lock, hidden_main():
+        context = _context()
+        try:
+            for index in range(ranks):
+                process = context.Process(target=main, args=(index, job, travelling), name=f"rank {index}")
+                process.start()
+                processes.append(process)
+        except BaseException:
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+            shutil.rmtree(Path(job.store).parent, ignore_errors=True)
+            raise
+    return processes
+
+
+def _context():
+    """Fork from a server that has PRELOADED and nothing of ours, which a user may edit; a fresh interpreter on Windows."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+@contextmanager
+def hidden_main():
+    """Let the start method find no script in `__main__`: it would run it again in every rank."""
+    script = sys.modules["__main__"]
+    hidden = {name: getattr(script, name) for name in ("__file__", "__spec__") if hasattr(script, name)}
+    try:
+        for name in hidden:
+            setattr(script, name, None)
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(script, name, value)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for watch in list(_live):
+        watch.stop("The program that launched the run ended.")
+
+
+# -- the directory --------------------------------------------------------------------------------------------
+
+
+def new_directory(directory, name: str, about: dict) -> Path:
+    """Make the run's directory, with its settings and environment; Impossible, and nothing made, where that fails."""
+    if directory is None:
+        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        directory = Path("runs") / f"{now}-{re.sub('[^A-Za-z0-9_.-]+', '-', name)}-{secrets.token_hex(2)}"
+    path = Path(directory).absolute()
+    existed = path.exists()
+    try:
+        if existed and (not path.is_dir() or any(path.iterdir())):
+            raise Impossible(f"{path} is not empty: choose another directory=, or open the run that is there with Run.open.")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Impossible(f"Cannot make the run directory {path}: {error.strerror or error}; choose another directory=.") from error
+    try:
+        write_whole(path / "settings.json", json.dumps(about, indent=1, default=str))
+        write_whole(path / "environment.json", json.dumps(environment(), indent=1))
+    except Impossible:
+        (path / "settings.json").unlink(missing_ok=True)
+        if not existed:
+            path.rmdir()
+        raise
+    return path
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@lru_cache(maxsize=1)
+def environment() -> dict:
+    """What the run ran on."""
+    packages = {name: version(name) for name in ("torch", "numpy", "pydantic", "cloudpickle")}
+    return {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine(),
+            "cores": cores(), "packages": packages}

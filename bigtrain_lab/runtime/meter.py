@@ -1,0 +1,154 @@
+"""Which bytes a rank holds, by kind, at action boundaries, and how activations rise and fall inside an action.
+
+    weights, stashed, gradients, optimizer    storages of the tensors that the program says it holds (Rank.watch)
+    activations                               distinct storages that autograd packed inside spans and whose graph still
+                                              lives, less every storage that the program says it holds, inputs included
+
+A storage counts once, whole, however many views, names or kinds share it; the first kind in core.MEMORY_KINDS' order
+has it. Precise and cheap: autograd is handed a small object for each tensor it saves, and that object's death, when the
+graph lets go of it, is the release; nothing is searched. Source: torch.autograd.graph.saved_tensors_hooks.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from ..core import MEMORY_KINDS, Impossible
+
+SILENT_KINDS = ("inputs", "buffers")  # known, hence no activations, but not reported
+READINGS = 32  # inside one span
+HELD_KINDS = (*(kind for kind in MEMORY_KINDS if kind != "activations"), *SILENT_KINDS)
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """(address, bytes) of the tensor's storage; the address is its identity while it lives."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+class _Saved:
+    """What autograd keeps in place of a saved tensor."""
+
+    __slots__ = ("tensor", "version", "meter", "address")
+
+    def __init__(self, tensor, meter, address):
+        self.tensor, self.version, self.meter, self.address = tensor, tensor._version, meter, address
+
+    def unpack(self) -> torch.Tensor:
+        if self.tensor._version != self.version:  # autograd's own check is off where hooks pack
+            raise RuntimeError(f"A tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in place "
+                               "after its forward: write the result to a new tensor.")
+        return self.tensor
+
+    def __del__(self):
+        self.meter._died(self.address)
+
+
+class Meter:
+    """Give it `holdings`, a function -> {kind: tensors}; ask `changes()` at action boundaries."""
+
+    def __init__(self, wall: Callable[[], int] = time.monotonic_ns):
+        self.holdings: Callable[[], Mapping[str, Iterable]] = dict
+        self._wall = wall
+        self._last = dict.fromkeys(MEMORY_KINDS, 0)
+        self._alive: dict[int, list[int]] = {}  # address -> [saved objects, bytes]
+        self._bytes = 0  # of all that are alive
+        self._dead: deque[int] = deque()
+        self._settling = False
+        self._held: set[int] = set()
+        self._readings: list[tuple[int, int]] | None = None
+        self._counted = 0  # activations as last read inside a span
+
+    # -- action boundaries ----------------------------------------------------------------------------------
+
+    def changes(self) -> list[tuple[str, int]]:
+        """(kind, bytes) of each kind whose bytes are not those of the last call."""
+        sizes = self._measure()
+        changed = [(kind, sizes[kind]) for kind in MEMORY_KINDS if sizes[kind] != self._last[kind]]
+        self._last = sizes
+        return changed
+
+    def _measure(self) -> dict[str, int]:
+        sizes, self._held = dict.fromkeys(MEMORY_KINDS, 0), set()
+        holdings = self.holdings()
+        if unknown := set(holdings) - set(HELD_KINDS):
+            raise Impossible(f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory {', '.join(HELD_KINDS)}.")
+        for kind in HELD_KINDS:
+            for tensor in holdings.get(kind, ()):
+                if tensor is None:
+                    continue
+                address, size = storage_of(tensor)
+                if address not in self._held:
+                    self._held.add(address)
+                    if kind in sizes:
+                        sizes[kind] += size
+        sizes["activations"] = self._activations()
+        return sizes
+
+    def _activations(self) -> int:
+        self._settle()
+        held = self._held if len(self._held) < len(self._alive) else [a for a in self._alive if a in self._held]
+        return self._bytes - sum(self._alive[a][1] for a in held if a in self._alive)
+
+    # -- inside an action -----------------------------------------------------------------------------------
+
+    def begin(self):
+        """At a span's start: returns the hooks to be active during it."""
+        self._measure()  # what arrived since the last boundary is held, not an activation
+        self._counted = self._activations()
+        self._readings = []
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, _Saved.unpack)
+
+    def end(self) -> list[tuple[int, int]]:
+        """At a span's end: (wall ns, bytes of activations), at most READINGS of them, the highest and lowest among them."""
+        self._settle()
+        readings, self._readings = self._readings or [], None
+        if len(readings) > READINGS:
+            step = len(readings) / (READINGS - 2)
+            kept = {int(i * step) for i in range(READINGS - 2)}
+            kept |= {max(range(len(readings)), key=lambda i: readings[i][1]), min(range(len(readings)), key=lambda i: readings[i][1])}
+            readings = [readings[i] for i in sorted(kept)]
+        return readings
+
+    def _read(self, address: int, change: int) -> None:
+        if address not in self._held and self._readings is not None:
+            self._counted += change
+            self._readings.append((self._wall(), self._counted))
+
+    def _pack(self, tensor: torch.Tensor):
+        address, size = storage_of(tensor)
+        if not address:  # nothing is stored: an empty or a fake tensor
+            return _Saved(tensor, self, 0)
+        self._settle()  # an address that was freed may be this one again
+        saved = _Saved(tensor, self, address)
+        if entry := self._alive.get(address):
+            entry[0] += 1
+        else:
+            self._alive[address] = [1, size]
+            self._bytes += size
+            self._read(address, size)
+        return saved
+
+    def _died(self, address: int) -> None:
+        """A saved tensor was let go, in whichever thread: queue it, since the counts may be in use right now."""
+        self._dead.append(address)
+        if not self._settling:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while self._dead:
+                address = self._dead.popleft()
+                if entry := self._alive.get(address):
+                    entry[0] -= 1
+                    if not entry[0]:
+                        del self._alive[address]
+                        self._bytes -= entry[1]
+                        self._read(address, -entry[1])
+        finally:
+            self._settling = False

@@ -1,0 +1,170 @@
+"""What one rank's process does, from its first line to its last: the child's side of `launch`."""
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from zipfile import ZipFile
+
+import cloudpickle
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..core import Cost, Impossible, Mesh, write_whole
+from . import border, frames
+from .clock import Clock
+from .group import PeerLost
+from .log import EventLog, LogUnwritable
+from .meter import Meter
+from .rank import Rank
+from .recorder import Recorder
+
+FAILED, UNWRITABLE = 1, 74  # exit codes; any other one but 0 was the program's own doing
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of a run is told. `zero_ns`: the run's zero on the system's monotonic clock."""
+
+    directory: str
+    mesh: Mesh
+    cost: Cost | None
+    zero_ns: int
+    store: str
+    seed: int = 0
+    threads: int = 1
+    meter: bool = True
+    record: bool = True
+    jitter_s: float = 0.0
+    work_directory: str = "."
+
+    def file(self, kind: str, index: int, suffix: str) -> Path:
+        return Path(self.directory) / f"{kind}-{index}.{suffix}"
+
+
+def main(index: int, job: Job, program: bytes) -> None:
+    """The target of a rank's process; leaves by os._exit, so no finalizer can keep it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
+    threading.Thread(target=end_with_launcher, args=(job.store,), daemon=True).start()
+    code = UNWRITABLE
+    try:
+        capture_output(job, index)
+        os.chdir(job.work_directory)
+        border.set_local(job.threads)
+        torch.set_num_threads(job.threads)
+        code = work(index, job, lambda: cloudpickle.loads(program), lambda: connect(index, job))
+    except (OSError, LogUnwritable):
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def end_with_launcher(store: str) -> None:
+    """Wait in a thread until the launching process is gone, whatever ended it, and end with it."""
+    wait([multiprocessing.parent_process().sentinel])
+    shutil.rmtree(Path(store).parent, ignore_errors=True)
+    os._exit(FAILED)
+
+
+def capture_output(job: Job, index: int) -> None:
+    """Send what the rank prints to its log, and stacks to a file of their own."""
+    log = os.open(job.file("rank", index, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    stacks = open(job.file("stacks", index, "txt"), "a")
+    faulthandler.enable(stacks)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, stacks)
+
+
+def connect(index: int, job: Job) -> None:
+    """Meet the other ranks in a file: no port listens for it, and it goes with its directory."""
+    store = dist.FileStore(job.store, job.mesh.size)
+    dist.init_process_group("gloo", store=store, rank=index, world_size=job.mesh.size, timeout=timedelta(days=7))
+
+
+def work(index: int, job: Job, load, meet) -> int:
+    """Load the program, meet the other ranks, run, keep results and status; returns the exit code."""
+    log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
+    clock = Clock(job.cost, job.zero_ns)
+    status = {"rank": index, "state": "done"}
+    code = 0
+    try:
+        torch.manual_seed(job.seed)
+        program = load()
+        meet()
+        recorder = Recorder(index, clock, log, Meter(clock.wall) if job.meter else None, job.jitter_s, job.seed) if log else None
+        rank = Rank(index, job.mesh, torch.device("cpu"), job.seed, recorder)
+        results = program(rank)
+        rank.finish()
+        save(job.file("result", index, "npz"), results)
+        if log:
+            log.write("@done", clock.wall())
+    except LogUnwritable:
+        raise
+    except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
+        code = FAILED
+        traceback.print_exc()
+        status |= failure(error)
+        if log:
+            log.write()
+    status["wall"] = clock.wall()
+    try:
+        write_whole(job.file("status", index, "json"), json.dumps(status))
+    except Impossible as error:
+        raise LogUnwritable(str(error)) from error
+    return code
+
+
+def failure(error: BaseException) -> dict:
+    """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
+    place = frames.of_error(error)
+    victim = isinstance(error, PeerLost) or (isinstance(error, RuntimeError) and "Connection closed by peer" in str(error))
+    return {"state": "failed", "type": type(error).__name__, "message": str(error), "victim": victim,
+            "place": place, "traceback": traceback.format_exc()}
+
+
+def save(path: Path, results) -> None:
+    """Keep named arrays as an npz that is there whole or not at all; Impossible where the program returned something else."""
+    if results is None:
+        results = {}
+    if not isinstance(results, Mapping):
+        raise Impossible(f"The program returned {type(results).__name__}: let it return a dict of named arrays, or nothing.")
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with ZipFile(partial, "w") as file:
+            for name, value in results.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, as_array(name, value), allow_pickle=False)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise LogUnwritable(f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory=.") from error
+
+
+def as_array(name: str, value) -> np.ndarray:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise Impossible(f"The program returned {name} of type {type(value).__name__}: return arrays, tensors or numbers.")
+    return array

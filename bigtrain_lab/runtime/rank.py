@@ -1,0 +1,56 @@
+"""A Rank is what a program receives: its number, its place on the mesh, its groups, its generators, its record."""
+
+import hashlib
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+from ..core import Mesh
+from .group import Group
+from .recorder import Recorder
+from .recording import RecordingGroup
+
+
+class Rank:
+    """`index` of `size` ranks. With no recorder every group is a plain one, and spans, logs and watches do nothing."""
+
+    def __init__(self, index: int, mesh: Mesh, device: torch.device, seed: int = 0, recorder: Recorder | None = None):
+        self.index, self.size, self.mesh, self.device, self.seed = index, mesh.size, mesh, device, seed
+        self._recorder = recorder
+        self._groups: dict[tuple, Group] = {}
+
+    def group(self, axis: str | None = None, lane: str = "compute") -> Group:
+        """The ranks that differ from this one along the axis only (None: all ranks). Their messages belong to `lane`."""
+        if (axis, lane) not in self._groups:
+            peers = self.mesh.peers(self.index, axis) if axis is not None else tuple(range(self.size))
+            whole = len(peers) == self.size and lane == "compute"
+            members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
+            self._groups[axis, lane] = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
+        return self._groups[axis, lane]
+
+    def span(self, step, version: int | None = None):
+        """Around work that occupies this rank: a step (tuple of actions), an Action, or a name."""
+        return self._recorder.span(step, version) if self._recorder else nullcontext()
+
+    def rng(self, axis: str | None = None) -> torch.Generator:
+        """A generator seeded by (seed, the coordinate on that axis; all of them for None): peers on other axes draw alike."""
+        place = self.index if axis is None else self.mesh.coords(self.index)[axis]
+        digest = hashlib.sha256(f"{self.seed}/{axis}/{place}".encode()).digest()
+        return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def log(self, name: str, value: float) -> None:
+        """Report a number, such as a loss; it becomes a Scalar at the present time."""
+        if self._recorder:
+            self._recorder.scalar(name, float(value))
+
+    def watch(self, holdings) -> None:
+        """Let the meter call `holdings()` -> {kind: tensors} at action boundaries. Kinds: weights, stashed, gradients,
+        optimizer are reported; inputs and buffers only keep their tensors from counting as activations."""
+        if self._recorder:
+            self._recorder.watch(holdings)
+
+    def finish(self) -> None:
+        """Return when every message that this rank posted has been taken."""
+        for group in self._groups.values():
+            group.finish()

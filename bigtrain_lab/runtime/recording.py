@@ -1,0 +1,104 @@
+"""The group that the runtime hands out: the same messages, each with its sender's virtual time in front.
+
+    isend   issue, stamp = lane.send(link, bytes)            travel with the data
+    recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to arrival
+    a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost
+
+Under a modelled clock the bytes that are charged are those of the tensor; for an Action whose kind the Cost prices no
+message they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. With the clock off there
+is no header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
+"""
+
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from ..schedule import Action
+from .group import Group
+from .message import HEADER, Shape, pack, unpack
+from .recorder import Recorder
+
+
+class RecordingGroup(Group):
+    """`members[i]` is the job's rank of the group's rank i; its messages belong to `lane`."""
+
+    def __init__(self, recorder: Recorder, process_group=None, lane: str = "compute"):
+        super().__init__(process_group)
+        self.recorder, self.lane = recorder, lane
+        self.members = tuple(dist.get_process_group_ranks(self._pg))
+        self._began = 0
+
+    def span(self, step, version: int | None = None):
+        return self.recorder.span(step, version, self.lane)
+
+    def world_rank(self, rank: int) -> int:
+        return self.members[rank]
+
+    def isend(self, tensor, dst, name="", site="", tag=0):
+        self.recorder.jitter()
+        super().isend(tensor, dst, name, site, tag)
+
+    def recv(self, src, name="", site="", tag=0, like=None):
+        self.recorder.jitter()
+        return super().recv(src, name, site, tag, like)
+
+    def finish(self):
+        log, clock = self.recorder.log, self.recorder.clock
+        log.write("@finish", clock.wall())
+        super().finish()
+        log.write("@got", clock.wall(), -1)
+
+    # -- a message's way ------------------------------------------------------------------------------------
+
+    def _charged(self, name, size_bytes: int) -> int:
+        return 0 if isinstance(name, Action) and name.kind not in self.recorder.clock.cost.messages else size_bytes
+
+    def _wire(self, tensor, dst, name, way):
+        to, clock = self.members[dst], self.recorder.clock
+        self.recorder.sending(to, way, str(name))
+        if not clock.modelled:
+            return super()._wire(tensor, dst, name, way)
+        link = clock.cost.link(self.recorder.rank, to)
+        issue, stamp = clock.lane(self.lane).send(link, self._charged(name, tensor.nbytes))
+        return pack(tensor, issue, stamp, clock.wall())
+
+    def _room(self, shape: Shape):
+        if not self.recorder.clock.modelled:
+            return super()._room(shape)
+        return torch.empty(HEADER.size + shape.nbytes, dtype=torch.uint8)
+
+    def _take(self, wire, shape, src, name):
+        src, rank, clock = self.members[src], self.recorder.rank, self.recorder.clock
+        wall_start, wall_end, start, done = self._began, clock.wall(), None, None
+        tensor, size = wire, wire.nbytes
+        charged = size
+        if clock.modelled:
+            tensor, _, start, wall_start = unpack(wire, shape)
+            size = tensor.nbytes
+            charged = self._charged(name, size)
+            done = clock.lane(self.lane).receive(start, clock.cost.link(src, rank), charged)
+        kind = name.kind if isinstance(name, Action) else "message"
+        self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.lane, kind, str(name), start, done, src, charged)
+        return tensor
+
+    @contextmanager
+    def _waiting(self, src, way, name, site):
+        self._began = self.recorder.clock.wall()
+        with self.recorder.waiting(self.members[src], way, str(name) or site), super()._waiting(src, way, name, site):
+            yield
+
+    @contextmanager
+    def _together(self, name):
+        self.recorder.jitter()
+        recorder, clock = self.recorder, self.recorder.clock
+        wall_start = clock.wall()
+        with recorder.waiting(None, 0, name), super()._together(name):
+            yield
+            start, end = clock.now(self.lane), None
+            if clock.modelled:
+                latest = torch.tensor([start])
+                dist.all_reduce(latest, dist.ReduceOp.MAX, group=self._pg)
+                lane = clock.lane(self.lane)
+                lane.now = end = int(latest) + clock.cost.duration((Action(name, 0, 0),), recorder.rank)
+        recorder.log.write("span", wall_start, clock.wall(), recorder.rank, self.lane, name, name, start, end, None)

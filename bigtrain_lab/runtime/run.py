@@ -1,0 +1,180 @@
+"""A run is a directory: its settings, one event log a rank, what was printed, how each rank ended, the results.
+
+Everything a Run answers is read from there, so the notebook that started it, another one, and one that opens it next
+year see the same; a crashed run keeps all it wrote.
+
+    settings.json   events-<rank>.jsonl (log.py)   rank-<rank>.log   stacks-<rank>.txt   status-<rank>.json
+    environment.json   result-<rank>.npz   end.json
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..core import Impossible, Trace
+from .log import Logged, Tail
+
+FORMAT = 1
+POLL_S = 0.03
+
+
+class RankFailed(RuntimeError):
+    """A rank failed, was killed, exited or hung. The message says which, where, why, and what the others did."""
+
+
+class Run:
+    """`state` is "running", "done", "failed" or "stopped"; `diagnosis` says why in the last two cases."""
+
+    def __init__(self, directory, watch=None):
+        self.directory = Path(directory)
+        self._watch = watch  # of the processes; None where they are not ours
+        self.settings = read_settings(self.directory)
+
+    @classmethod
+    def open(cls, directory) -> "Run":
+        """A run from its directory, without its processes. Impossible where that is no run, or of another version."""
+        return cls(directory)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.directory}: {self.state}>"
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        return self._end["state"]
+
+    @property
+    def diagnosis(self) -> str | None:
+        """Why the run failed or stopped; None while it runs and when it is done."""
+        return self._end["diagnosis"]
+
+    @property
+    def _end(self) -> dict:
+        if self._watch:
+            return {"state": self._watch.state, "diagnosis": self._watch.diagnosis}
+        if (path := self.directory / "end.json").exists():
+            return json.loads(path.read_text())
+        return {"state": "stopped", "diagnosis": "Whatever started this run ended before its ranks did."}
+
+    def wait(self, timeout: float | None = None) -> Trace:
+        """Return the trace once all ranks are done: the modelled one, the measured one where that clock is off.
+
+        RankFailed, with the diagnosis, where a rank failed or the run was stopped; TimeoutError after `timeout` seconds,
+        and the run goes on. An interrupt stops the ranks.
+        """
+        if self._watch:
+            try:
+                if not self._watch.finished.wait(timeout):
+                    raise TimeoutError(f"The run is not done after {timeout:g} s; it goes on. Its directory is {self.directory}.")
+            except KeyboardInterrupt:
+                self.stop()
+                raise
+        if self.state != "done":
+            raise RankFailed(self.diagnosis)
+        return self.trace()
+
+    def stop(self) -> None:
+        """End the ranks now; what they wrote stays."""
+        if self._watch:
+            self._watch.stop("The run was stopped.")
+
+    # -- what happened --------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> int:
+        return self.settings["ranks"]
+
+    @property
+    def clock(self) -> str:
+        """The clock that the run is about: "modelled", or "measured" where the modelled one is off."""
+        return "modelled" if self.settings["clock"] else "measured"
+
+    def trace(self, clock: str | None = None) -> Trace:
+        """The events so far on one clock, also of a run that has failed or still goes on."""
+        clock = self._clock(clock)
+        events = [e for tail in self._tails() for item in tail.new() if (e := on(item, clock))]
+        return Trace.of(events, clock, **self._header(clock))
+
+    def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
+        """The events on one clock as the ranks write them; ends when the run has ended and all were given."""
+        clock, tails = self._clock(clock), self._tails()
+        while True:
+            over = self.state != "running"  # asked before reading, so that nothing written before the end is missed
+            for tail in tails:
+                for item in tail.new():
+                    if event := on(item, clock):
+                        yield event
+            if over:
+                return
+            time.sleep(poll_s)
+
+    def _clock(self, clock: str | None) -> str:
+        if clock not in (None, "modelled", "measured"):
+            raise Impossible(f'A run has no clock {clock!r}: choose "modelled" or "measured".')
+        if clock == "modelled" and not self.settings["clock"]:
+            raise Impossible('This run has no modelled clock: ask for "measured", or launch it with cost= and clock=True.')
+        return clock or self.clock
+
+    def _header(self, clock: str) -> dict:
+        s = self.settings
+        unit = {"unit": "s", "ticks_per_unit": 10**9} if clock == "measured" else {"unit": s["unit"], "ticks_per_unit": s["ticks_per_unit"]}
+        return {**unit, "ranks": s["ranks"], "steps": s["steps"], "settings": s["settings"]}
+
+    def _tails(self) -> list[Tail]:
+        return [Tail(self.directory / f"events-{rank}.jsonl") for rank in range(self.ranks)]
+
+    # -- results --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def results(self) -> list[dict[str, np.ndarray]]:
+        """What each rank returned, by rank; after the run."""
+        self.wait()
+        results = []
+        for rank in range(self.ranks):
+            with np.load(self.directory / f"result-{rank}.npz") as arrays:
+                results.append(dict(arrays))
+        return results
+
+    @property
+    def result(self) -> dict[str, np.ndarray]:
+        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's."""
+        return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}
+
+    def output(self, rank: int) -> str:
+        """What the rank printed."""
+        path = self.directory / f"rank-{rank}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def summary(self) -> dict:
+        """Step time, idle share, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
+        trace, watts = self.trace(), self.settings["watts"]
+        hours = trace.makespan * trace.ranks / 3600 if trace.unit == "s" else None
+        return {"clock": trace.clock, "unit": trace.unit, "steps": trace.steps, "step_time": trace.step_time,
+                "idle_share": trace.bubble(), "device_hours": hours,
+                "energy_wh": hours * watts if hours is not None and watts is not None else None}
+
+
+def on(item, clock: str):
+    """The event of a log's item on this clock, or None."""
+    return getattr(item, clock) if isinstance(item, Logged) else None
+
+
+def read_settings(directory: Path) -> dict:
+    """What the run was asked for; Impossible where the directory is no run's, or of another version."""
+    try:
+        settings = json.loads((directory / "settings.json").read_text())
+        version = settings["bigtrain-run"]
+    except OSError as error:
+        raise Impossible(f"{directory} is not a run directory: choose one that holds a settings.json ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Impossible(f"{directory} is not a run directory: its settings.json is not a run's.") from error
+    if version != FORMAT:
+        raise Impossible(f"{directory} was written by run version {version}, this library reads {FORMAT}: run it again.")
+    return settings
+
+
