@@ -33,6 +33,10 @@ print(json.dumps({"base": sys.base_prefix, "python": sys.version, "versions": ve
 """
 
 
+FAILED = ("pip could not finish (its message is above): mend that and run the same command again; the half-made .venv "
+          "will be made anew.")
+
+
 class Refused(Exception):
     """One sentence that says what to do."""
 
@@ -149,35 +153,36 @@ def create():
                       "folder is yours, and try again.".format(VENV))
 
 
-def pip_install(requirement):
-    """Install torch as asked and the project with its tests' needs. Returns "" or the reason that pip gave."""
-    command = [venv_python(), "-m", "pip", "install", "--no-input", requirement, "-e", ".[test]"]
+def pip_install(*words, constrained=True):
+    """Run `pip install` in `.venv`. Returns "" or what pip said of its failure."""
+    command = [venv_python(), "-m", "pip", "install", "--no-input"] + list(words)
     if not sys.stdout.isatty():
         command.append("-q")
-    environment = dict(os.environ, PIP_CONSTRAINT=(ROOT / "constraints.txt").as_uri(),
-                       PIP_DISABLE_PIP_VERSION_CHECK="1")
+    environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    environment.pop("PIP_CONSTRAINT", None)
+    if constrained:
+        environment["PIP_CONSTRAINT"] = (ROOT / "constraints.txt").as_uri()
     pip = subprocess.Popen(command, cwd=str(ROOT), env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     said = []
     for line in pip.stderr:
         said.append(line.decode(errors="replace"))
-        if "requirement torch" not in said[-1] and "distribution found for torch" not in said[-1]:
+        if "the requirement torch" not in said[-1] and "distribution found for torch" not in said[-1]:
             sys.stderr.write(said[-1])
     return "".join(said) or "no reason" if pip.wait() else ""
 
 
-def install(choice):
-    """Fill `.venv`, which has no stamp meanwhile. Returns the build of torch that was asked of pip."""
-    pin = pins((ROOT / "constraints.txt").read_text())["torch"]
-    wanted = torch_requirements(choice, nvidia_gpu(), platform.system(), pin)
-    remove(STAMP)
+def install_torch(wanted):
+    """Install the first of these requirements that pip's sources have; return it.
+
+    Alone and without constraints, because pip says "conflict" for a constrained requirement that it cannot find.
+    """
     for requirement in wanted:
-        print("Installing the project with {} into .venv; the first time this takes minutes ...".format(requirement), flush=True)
-        reason = pip_install(requirement)
+        print("Installing {} into .venv ...".format(requirement), flush=True)
+        reason = pip_install("--no-deps", requirement, constrained=False)
         if not reason:
-            return "cuda" if "!=" in requirement else "cpu" if "+cpu" in requirement else "plain"
+            return requirement
         if "No matching distribution found for torch" not in reason:
-            raise Refused("pip could not finish (its message is above): mend that and run the same command again; "
-                          "the half-made .venv will be made anew.")
+            raise Refused(FAILED)
         if requirement != wanted[-1]:
             print("\nNo GPU was found, and none of pip's sources has torch's CPU build. Taking the default build, which "
                   "on Linux\nbrings several gigabytes of CUDA libraries. To get the small one, stop now (Ctrl-C), put the "
@@ -186,6 +191,17 @@ def install(choice):
     raise Refused("None of pip's sources has {} for Python {}.{}: put the index that the start page of pytorch.org names "
                   "for your choice into PIP_EXTRA_INDEX_URL, or choose another build with TORCH=auto, or another Python "
                   "with PYTHON=.".format(wanted[-1], *sys.version_info[:2]))
+
+
+def install(choice):
+    """Fill `.venv`, which has no stamp meanwhile. Returns the build of torch that pip was asked for."""
+    pin = pins((ROOT / "constraints.txt").read_text())["torch"]
+    remove(STAMP)
+    requirement = install_torch(torch_requirements(choice, nvidia_gpu(), platform.system(), pin))
+    print("Installing the project and what it needs; the first time this takes minutes ...", flush=True)
+    if pip_install("-e", ".[test]"):
+        raise Refused(FAILED)
+    return "cuda" if "!=" in requirement else "cpu" if "+cpu" in requirement else "plain"
 
 
 def prepare(python, choice):

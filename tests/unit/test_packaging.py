@@ -77,6 +77,9 @@ def test_torch_takes_one_of_three_words():
         setup.torch_requirements("rocm", False, "Linux", "2.13.0")
 
 
+PROJECT_ITSELF = ("-e", ".[test]")
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The set-up in a folder of its own, its two slow steps replaced by notes of having been called."""
@@ -95,9 +98,13 @@ def project(tmp_path, monkeypatch):
         calls.append("create")
         setup.VENV.mkdir(exist_ok=True)
 
-    def pip_install(requirement):
+    def pip_install(*words, constrained=True):
         assert not setup.STAMP.exists(), "an installation that is cut short would look finished"
-        calls.append(requirement)
+        assert constrained == (words == PROJECT_ITSELF)
+        if constrained:
+            assert calls[-1].startswith("torch"), "the project before torch could bring any build of it"
+        else:
+            calls.append(words[-1])
         return ""
 
     monkeypatch.setattr(setup, "create", create)
@@ -163,12 +170,25 @@ def test_a_changed_list_or_another_build_is_installed_in_place(project):
 
 def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, capsys):
     calls, _ = project
-    monkeypatch.setattr(setup, "pip_install", lambda requirement: calls.append(requirement) or (
-        "ERROR: No matching distribution found for torch==2.13.0+cpu" if "+cpu" in requirement else ""))
+
+    def pip_install(*words, constrained=True):
+        calls.append(words[-1])
+        return "ERROR: No matching distribution found for torch==2.13.0+cpu" if "+cpu" in words[-1] else ""
+
+    monkeypatch.setattr(setup, "pip_install", pip_install)
     setup.STAMP.unlink()
     setup.prepare("", "auto")
-    assert calls == ["create", "torch==2.13.0+cpu", "torch==2.13.0"]
+    assert calls == ["create", "torch==2.13.0+cpu", "torch==2.13.0", ".[test]"]
     assert "PIP_EXTRA_INDEX_URL" in capsys.readouterr().out
     setup.STAMP.unlink()
     with pytest.raises(setup.Refused, match="PIP_EXTRA_INDEX_URL"):
         setup.prepare("", "cpu")
+
+
+def test_any_other_failure_of_pip_stops_and_leaves_no_stamp(project, monkeypatch):
+    for failing in ("torch==2.13.0+cpu", ".[test]"):
+        monkeypatch.setattr(setup, "pip_install", lambda *words, constrained=True: "no space left" * (words[-1] == failing))
+        setup.STAMP.unlink(missing_ok=True)
+        with pytest.raises(setup.Refused, match="run the same command again"):
+            setup.prepare("", "auto")
+        assert not setup.STAMP.exists()
