@@ -1,6 +1,5 @@
 """The simulator on large plans: 64 ranks x 512 micro-batches of 1f1b, and growth with the number of actions."""
 
-from bigtrain_lab import schedules  # noqa: F401
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
 

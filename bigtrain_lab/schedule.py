@@ -47,7 +47,7 @@ def kind_of(step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Schedule(Family, ABC, family=True):
+class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen dataclass of its own.
 
     A synchronous schedule ends each batch of `micro_batches` with one U a stage, added where it is left out. An asynchronous one sets

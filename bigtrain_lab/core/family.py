@@ -4,6 +4,7 @@ The registry of the families is the one global of the library. It stores classes
 because cloudpickle rebuilds a class typed in a notebook before it sets the class's attributes.
 """
 
+from importlib import import_module
 from typing import ClassVar
 
 from .impossible import Impossible
@@ -12,17 +13,18 @@ from .impossible import Impossible
 class Family:
     """Base of Schedule, Collective and Experiment.
 
-    A subclass that sets `name` in its own body joins the nearest ancestor declared with `family=True`.
+    A subclass that sets `name` in its own body joins the nearest ancestor declared with `family="folder"`, the package
+    whose files hold the library's members: it is imported when the members are first asked for.
     A class typed in a notebook (module `__main__`) replaces the one it redefines: same class name or same `name`.
     A second library class of one name, or a notebook class that takes a library member's name, is Impossible.
     """
 
     name: ClassVar[str]
 
-    def __init_subclass__(cls, family: bool = False, **kwargs):
+    def __init_subclass__(cls, family: str | None = None, **kwargs):
         super().__init_subclass__(**kwargs)
-        if family:
-            cls._members = []
+        if family is not None:
+            cls._members, cls._folder = [], family
             return
         typed = cls.__module__ == "__main__"
         if typed:
@@ -34,6 +36,8 @@ class Family:
     @classmethod
     def all(cls) -> dict[str, type]:
         """Every member by name, in order of definition; classes without a name of their own are abstract."""
+        if cls._folder:
+            import_module(cls._folder)
         members = {}
         for member in list(cls._members):
             if "name" in vars(member):

@@ -40,6 +40,18 @@ class Hardware:
     watts: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @staticmethod
+    def all() -> "dict[str, Hardware]":
+        """Every profile of the library by name."""
+        return dict(PROFILES)
+
+    @staticmethod
+    def named(name: str) -> "Hardware":
+        """The profile called `name`; Impossible, with the names there are, when there is none."""
+        if name not in PROFILES:
+            raise Impossible(f"There is no hardware called {name!r}: choose one of {', '.join(PROFILES)}.")
+        return PROFILES[name]
+
     @property
     def textbook(self) -> bool:
         """Whether this is the unit profile, whose times are slots."""

@@ -22,7 +22,7 @@ class Quantity(NamedTuple):
     exact: bool = True
 
 
-class Experiment(BaseModel, Family, family=True):
+class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     """Subclass in one file: `name`, `question`, fields made with `knob(...)` (or properties), among
     them `ranks` and `steps` (training steps of a run), and the methods below."""
 

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from .. import schedules  # noqa: F401  (importing the package registers its members)
 from ..core import Cost, Impossible, Trace, knob
 from ..core.hardware import PROFILES, TICKS_PER_SECOND, Hardware
 from ..data import ByteText, help_text, read_text

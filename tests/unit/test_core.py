@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import bigtrain_lab.schedules  # noqa: F401
 from bigtrain_lab.core import Cost, Family, Hardware, Impossible, Link, Memory, Mesh, Scalar, Span, Trace, Transfer
 from bigtrain_lab.core.hardware import PROFILES
 from bigtrain_lab.schedule import Action, Schedule
@@ -13,7 +12,7 @@ from bigtrain_lab.simulate import simulate
 
 @pytest.fixture
 def Shape():
-    class Shape(Family, family=True):
+    class Shape(Family, family=""):
         pass
     return Shape
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-import bigtrain_lab.schedules  # noqa: F401
 from bigtrain_lab.core import Cost
 from bigtrain_lab.footprint import StageBytes, footprint
 from bigtrain_lab.schedule import Schedule

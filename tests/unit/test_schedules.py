@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import pytest
 
-import bigtrain_lab.schedules  # noqa: F401
 from bigtrain_lab.core import Cost, Impossible, Link
 from bigtrain_lab.plan import Compute, Launch, Plan, Recv, Send, Wait, lower
 from bigtrain_lab.schedule import Action, B, F, Schedule, U
