@@ -1,0 +1,34 @@
+"""The same run on several clocks, one above the other; clocks of one unit share their time axis."""
+
+from collections.abc import Iterable
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..core import Impossible, Trace
+from . import words
+from .timeline import draw_rows, heading, look, rows_of
+
+
+def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
+    """Timelines under each other, in the order given."""
+    traces = [traces] if isinstance(traces, Trace) else list(traces)
+    if not traces:
+        raise Impossible("There is nothing to compare: give at least one trace.")
+    heights = [len(rows_of(trace)) for trace in traces]
+    figure = make_subplots(rows=len(traces), cols=1, row_heights=heights, subplot_titles=[heading(t) for t in traces],
+                           vertical_spacing=0.24 / len(traces))
+    seen: set[str] = set()
+    for row, trace in enumerate(traces, 1):
+        draw_rows(figure, trace, row=row, col=1)
+        caption = f"time ({words.axis_unit(trace)[0]})" if row == len(traces) else None  # each heading tells its own unit
+        figure.update_xaxes(title=caption, rangemode="tozero", row=row, col=1)
+        first = next(i for i, other in enumerate(traces, 1) if words.axis_unit(other) == words.axis_unit(trace))
+        if first < row:
+            figure.update_xaxes(matches=f"x{first if first > 1 else ''}", row=row, col=1)
+    for drawn in figure.data:  # one legend entry a phase, not one a clock
+        drawn.showlegend = drawn.name not in seen
+        seen.add(drawn.name)
+    figure.update_layout(**look(title, 90 * len(traces) + 34 * sum(heights) + 40))
+    figure.update_layout(legend=dict(y=1 + 36 / (figure.layout.height - 92)))
+    return figure

@@ -1,0 +1,36 @@
+"""One palette for every picture, safe for colour-blind readers; colour is never the only sign (labels repeat it).
+
+Phases and versions: Okabe and Ito 2008, Color Universal Design. Memory: Paul Tol 2021, Colour Schemes (muted and
+bright), other hues than the phases so that a blue box is never read as blue memory.
+"""
+
+from ..core import MEMORY_KINDS
+
+PHASES = {"F": "#56B4E9", "B": "#E69F00", "I": "#F0E442", "W": "#00A67C", "U": "#CC79A7"}
+PHASE_NAMES = {"F": "forward", "B": "backward", "I": "backward: input half", "W": "backward: weight half", "U": "update"}
+OTHER_PHASE = "#9AA5B1"
+IDLE = "#C9CED6"
+TRANSFER = "#6B7280"
+
+VERSIONS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+
+MEMORY = dict(zip(MEMORY_KINDS, ("#4477AA", "#88CCEE", "#CC6677", "#DDCC77", "#44AA99"), strict=True))
+INSIDE = "#882255"
+
+CLOCKS = {"predicted": "#6D4AA8", "modelled": "#0B6E4F", "measured": "#B3470B"}
+
+
+def phase(kind: str) -> str:
+    """The colour of a kind of action; an overlapped step ("F+B") has that of its first action."""
+    return PHASES.get(kind[:1], OTHER_PHASE)
+
+
+def version(number: int) -> str:
+    """Neighbouring versions differ; the colours repeat after seven, the printed number tells which."""
+    return VERSIONS[number % len(VERSIONS)]
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever is read more easily on this colour."""
+    red, green, blue = (int(colour[i:i + 2], 16) for i in (1, 3, 5))
+    return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#FFFFFF"

@@ -1,0 +1,95 @@
+"""Who worked on what, and when: one row a lane, one box an action, hatched where the lane was idle."""
+
+import plotly.graph_objects as go
+
+from ..core import Impossible, Trace
+from . import palette, words
+
+LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
+
+
+def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> go.Figure:
+    """Rows of boxes; `colour` is "phase" (F, B, U) or "version" (the weight version each action used)."""
+    figure = go.Figure()
+    draw_rows(figure, trace, colour)
+    unit, _ = words.axis_unit(trace)
+    figure.update_layout(**look(title or heading(trace), 130 + 38 * len(rows_of(trace))))
+    figure.update_xaxes(title=f"time ({unit})", range=[0, None])
+    return figure
+
+
+def heading(trace: Trace) -> str:
+    return f"{trace.clock}: {words.duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle"
+
+
+def look(title: str, height: int) -> dict:
+    """The layout that all figures share."""
+    return dict(template="plotly_white", title=dict(text=title, x=0, xref="paper", font_size=15), height=height, barmode="overlay",
+                bargap=0.18, margin=dict(l=80, r=16, t=48, b=44), uniformtext=dict(minsize=8, mode="hide"),
+                legend=dict(orientation="h", y=1.0, yanchor="bottom", x=1, xanchor="right"), hoverlabel=dict(align="left"))
+
+
+def rows_of(trace: Trace) -> list[tuple[int, str]]:
+    """(rank, lane) of each row, a rank's compute lane first."""
+    lanes = {(s.rank, s.lane) for s in trace.spans()} | {(rank, "compute") for rank in range(trace.ranks)}
+    return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
+
+
+def row_name(row: tuple[int, str]) -> str:
+    rank, lane = row
+    return f"rank {rank}" if lane == "compute" else f"{rank} {lane}"
+
+
+def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bool = True, **cell) -> None:
+    """Add the boxes to a figure, or to one cell (row=, col=) of it."""
+    if colour not in ("phase", "version"):
+        raise Impossible(f'Boxes cannot be coloured by {colour!r}: choose "phase" or "version".')
+    _, factor = words.axis_unit(trace)
+    spans = trace.spans()
+    start = min((s.start for s in spans), default=0)
+    rows = [row_name(row) for row in rows_of(trace)]
+
+    def at(ticks):
+        return trace.units(ticks - start) * factor
+
+    figure.add_trace(go.Bar(
+        y=rows, x=[trace.makespan * factor] * len(rows), base=0, orientation="h", name="idle", hoverinfo="skip", showlegend=legend,
+        marker=dict(color="rgba(0,0,0,0)", line_width=0, pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25))), **cell)
+    waited, label = words.waits(trace), words.labels(trace)
+    groups: dict = {}
+    for span in spans:
+        groups.setdefault(span.kind[:1] if colour == "phase" else span.version, []).append(span)
+    for key in sorted(groups, key=order_of):
+        group = groups[key]
+        paint = palette.phase(key) if colour == "phase" else palette.OTHER_PHASE if key is None else palette.version(key)
+        name = palette.PHASE_NAMES.get(key, key) if colour == "phase" else "no version" if key is None else f"version {key}"
+        texts = [label[s.name] + (f"<br>v{s.version}" if colour == "version" and s.version is not None else "") for s in group]
+        told = legend and (colour == "phase" or len(groups) <= len(palette.VERSIONS))  # more: the boxes tell their number
+        figure.add_trace(go.Bar(
+            y=[row_name((s.rank, s.lane)) for s in group], x=[at(s.end) - at(s.start) for s in group], base=[at(s.start) for s in group],
+            orientation="h", name=name, legendgroup=name, showlegend=told, text=texts if len(spans) <= LABELLED_SPANS else None,
+            textposition="inside", insidetextanchor="middle", textangle=0, insidetextfont_color=palette.ink(paint),
+            marker=dict(color=paint, line=dict(color=paint if len(spans) > LABELLED_SPANS else "white", width=1)),
+            hovertext=[hover(trace, s, start, waited.get((s.rank, s.lane, s.name))) for s in group], hoverinfo="text"), **cell)
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=rows, ticksuffix="  ", **cell)
+
+
+def order_of(key):
+    known = list(palette.PHASES)
+    return known.index(key) if key in known else len(known) if isinstance(key, str) else -1 if key is None else key
+
+
+def hover(trace: Trace, span, start: int, waited: words.Waited | None) -> str:
+    """The lines that name a box: times, version, and what it waited for."""
+    def time(ticks):
+        return words.duration(trace.units(ticks), trace.unit)
+
+    lines = [f"<b>{span.name}</b>  {row_name((span.rank, span.lane))}",
+             f"{time(span.start - start)} to {time(span.end - start)} ({time(span.end - span.start)})"]
+    if span.version is not None:
+        lines.append(f"weight version {span.version}")
+    if waited:
+        message = waited.message
+        lines.append(f"waited {time(waited.ticks)}" + (
+            f" for {message.name} from rank {message.src}, {words.size(message.bytes)}" if message else ""))
+    return "<br>".join(lines)

@@ -1,0 +1,96 @@
+"""The words on pictures: short labels of boxes, sizes and times in human units, and what a box waited for."""
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..core import Span, Trace, Transfer
+
+ACTION = re.compile(r"(\d+)([A-Z])(\d+)")
+
+
+class Waited(NamedTuple):
+    """A span began `ticks` after its lane was free; `message` is the last one that arrived in that gap, if any did."""
+
+    ticks: int
+    message: Transfer | None
+
+
+def waits(trace: Trace) -> dict[tuple[int, str, str], Waited]:
+    """(rank, lane, name) -> how long the span waited and for which message; spans that did not wait are left out."""
+    first = min((e.start for e in trace.events), default=0)
+    spans, arrivals = defaultdict(list), defaultdict(list)
+    for event in trace.events:
+        if isinstance(event, Span):
+            spans[event.rank, event.lane].append(event)
+        elif isinstance(event, Transfer):
+            arrivals[event.rank, event.lane].append(event)
+    found = {}
+    for lane, row in spans.items():
+        messages = sorted(arrivals[lane], key=lambda t: t.end)
+        at, free = 0, first
+        for span in row:
+            last = None
+            while at < len(messages) and messages[at].end <= span.start:
+                last = messages[at] if messages[at].end > free else last
+                at += 1
+            if span.start > free:
+                found[span.rank, span.lane, span.name] = Waited(span.start - free, last)
+            free = max(free, span.end)
+    return found
+
+
+def labels(trace: Trace) -> dict[str, str]:
+    """Span name -> label. "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2."""
+    names = {s.name: s.rank for s in trace.spans()}
+    homes = defaultdict(set)
+    for name, rank in names.items():
+        homes[rank].update(stage for stage, _, _ in ACTION.findall(name))
+    many = any(len(stages) > 1 for stages in homes.values())
+    return {name: label(name, many) for name in names}
+
+
+def label(name: str, with_stage: bool = False) -> str:
+    """The label of one name; a name that is not made of actions stays as it is."""
+    parts = name.split("+")
+    actions = [ACTION.fullmatch(part) for part in parts]
+    if not all(actions):
+        return name
+    heads = [(a[1] if with_stage else "") + a[2] for a in actions]
+    numbers = [int(a[3]) for a in actions]
+    if len(actions) > 1 and len(set(heads)) == 1 and all(b - a == 1 for a, b in pairwise(numbers)):
+        return f"{heads[0]}{numbers[0]}–{numbers[-1]}"
+    return "+".join(f"{head}{number}" for head, number in zip(heads, numbers, strict=True))
+
+
+def size(count: float) -> str:
+    """Bytes in human units: 1,536 is "1.5 KiB"."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            break
+        value /= 1024
+    else:
+        unit = "TiB"
+    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.3g} {unit}"
+
+
+def duration(value: float, unit: str) -> str:
+    """A time in slots as it is, in seconds with a prefix: 0.00153 s is "1.53 ms"."""
+    if unit != "s":
+        return f"{value:,.4g} {unit}" + ("" if value == 1 else "s")
+    for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(value) * factor >= 1:
+            return f"{value * factor:.4g} {name}"
+    return "0 s" if not value else f"{value * 1e9:.3g} ns"
+
+
+def axis_unit(trace: Trace) -> tuple[str, float]:
+    """(unit for a time axis, its units per trace unit), so that the last number on it is between 1 and 1,000."""
+    if trace.unit != "s":
+        return trace.unit + "s", 1.0
+    for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if trace.makespan * factor >= 1:
+            return name, factor
+    return "ns", 1e9

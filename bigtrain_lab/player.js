@@ -1,0 +1,262 @@
+/* The player's life: controls, keyboard, pointer, and the widget around the picture of player_picture.js.
+ *
+ * The trace comes once, as bytes; from then on playing, stepping, scrubbing and zooming ask nothing of the kernel. A widget
+ * is one ES module that needs no build step and no network, so player.py joins the two files.
+ */
+
+// ---- controls --------------------------------------------------------------------------------------------------------
+
+const PLAY_SECONDS = 12, SPEEDS = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8];  // at x1 the whole trace takes 12 seconds
+const HELP = "space plays and pauses; arrows step from event to event; Home and End; + and - change the speed; "
+  + "z and x zoom, f fits all; v shows weight versions";
+
+const ICONS = { first: "M2 3h2v10H2z M13 3v10L5 8z", back: "M9.5 3v10L3 8z M11.5 3H13v10h-1.5z", play: "M4 2.5v11L13 8z",
+  pause: "M4 3h3v10H4z M9 3h3v10H9z", next: "M6.5 3v10L13 8z M3 3h1.5v10H3z", last: "M12 3h2v10h-2z M3 3v10l8-5z" };
+const icon = (name) => `<svg viewBox="0 0 16 16" width="13" height="13" aria-hidden="true"><path fill="currentColor" d="${ICONS[name]}"/></svg>`;
+
+function element(tag, className, text, about = {}) {
+  const made = document.createElement(tag);
+  made.className = className; made.textContent = text;
+  for (const [name, value] of Object.entries(about)) made.setAttribute(name, value);
+  return made;
+}
+
+function buildDom(el) {
+  const d = { root: element("div", "btl-player", "", { role: "group", "aria-label": "trace player: " + HELP, "data-lm-suppress-shortcuts": "true" }) };
+  d.head = element("div", "btl-head", "");
+  d.canvas = element("canvas", "", "", { role: "img", tabindex: "0", "aria-keyshortcuts": "Space ArrowLeft ArrowRight Home End + -" });
+  d.bar = element("div", "btl-bar", "");
+  const button = (name, text, title) => (d[name] = d.bar.appendChild(element("button", "", text, { type: "button", title, "aria-label": title })));
+  button("first", "", "to the start (Home)"); button("back", "", "one event back (left arrow)"); button("play", "", "play (space)");
+  button("next", "", "one event on (right arrow)"); button("last", "", "to the end (End)");
+  for (const name of ["first", "back", "play", "next", "last"]) d[name].innerHTML = icon(name);
+  d.scrub = d.bar.appendChild(element("input", "", "", { type: "range", min: "0", max: "1", step: "any", "aria-label": "time" }));
+  d.time = d.bar.appendChild(element("span", "btl-time", ""));
+  button("slower", "−", "slower (-)"); d.speed = d.bar.appendChild(element("span", "btl-speed", "×1", { title: "speed" })); button("faster", "+", "faster (+)");
+  button("out", "zoom −", "zoom out (x, or Ctrl and wheel)"); button("in", "+", "zoom in (z, or Ctrl and wheel)");
+  button("step", "1 step", "one training step (s)"); button("fit", "all", "the whole trace (f)");
+  button("lens", "versions", "colour by weight version (v)");
+  d.now = element("div", "btl-now", "", { "aria-live": "polite" });
+  d.tip = element("div", "btl-tip", "");
+  d.root.append(d.head, d.canvas, d.bar, d.now, d.tip);
+  el.append(d.root);
+  return d;
+}
+
+function drawHead(d, v, note) {
+  const { scene, look } = v, key = (text, fill, gap) => {
+    const item = element("span", "btl-key" + (gap ? " btl-gap" : ""), ""), mark = element("i", "", "");
+    mark.style.background = fill; item.append(mark, text);
+    return item;
+  };
+  d.head.replaceChildren();
+  if (scene) {
+    const badge = element("span", "btl-badge", scene.clock, { title: { predicted: "simulated: no process ran", modelled: "real processes, the modelled clock of the hardware profile", measured: "wall clock of this machine" }[scene.clock] || "" });
+    badge.style.background = look.clocks[scene.clock] || "#555";
+    d.head.append(badge);
+    if (v.lens) d.head.append(element("span", "btl-key", "boxes show the weight version they used (v0, v1, ...)"));
+    else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
+    d.head.append(key("idle", `repeating-linear-gradient(135deg, ${v.theme.soft} 0 1px, transparent 1px 4px)`));
+    look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) d.head.append(key(kind, colour, scene.kinds.indexOf(true) === k)); });
+    if (scene.inside.length) d.head.append(key("read inside actions", look.inside));
+  }
+  if (note) d.head.append(element("span", "btl-note", note));
+  d.root.classList.toggle("btl-stale", Boolean(note && scene));
+}
+
+function onKeyboard(d, act) {
+  const keys = { " ": act.toggle, ArrowRight: () => act.jump(1), ArrowLeft: () => act.jump(-1), Home: () => act.seek(0), End: () => act.seek(Infinity),
+    "+": () => act.faster(1), "=": () => act.faster(1), "-": () => act.faster(-1), z: () => act.zoom(0.5), x: () => act.zoom(2),
+    f: () => act.show("all"), s: () => act.show("step"), v: act.lens };
+  d.root.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+    if (event.key === " " && event.target.tagName === "BUTTON") return;  // a focused button presses itself
+    event.preventDefault(); event.stopPropagation(); keys[event.key]();
+  });
+}
+
+function onPointer(d, v, act) {
+  let drag = null;
+  const at = (event) => { const box = d.canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  d.canvas.addEventListener("pointerdown", (event) => {
+    if (!v.scene || event.button) return;
+    const [x] = at(event);
+    drag = event.shiftKey ? { x, from: v.from, to: v.to } : { scrub: true };
+    d.canvas.setPointerCapture(event.pointerId);
+    if (drag.scrub) act.seek(tOf(v, x));
+  });
+  d.canvas.addEventListener("pointermove", (event) => {
+    if (!v.scene) return;
+    const [x, y] = at(event);
+    if (drag?.scrub) act.seek(tOf(v, x));
+    else if (drag) act.window(drag.from - (x - drag.x) * (drag.to - drag.from) / v.layout.width, drag.to - drag.from);
+    v.under = find(v, x, y); act.frame();
+    d.tip.style.display = v.under ? "block" : "none";
+    if (!v.under) return;
+    d.tip.replaceChildren(...tell(v, v.under).map((line, i) => element(i ? "div" : "b", "", line)));
+    const room = d.root.clientWidth - d.tip.offsetWidth - 4, below = d.canvas.offsetTop + y + 18;
+    d.tip.style.left = `${Math.max(0, Math.min(x + 14, room))}px`;
+    d.tip.style.top = `${below + d.tip.offsetHeight > d.root.clientHeight + 40 ? d.canvas.offsetTop + y - d.tip.offsetHeight - 10 : below}px`;
+  });
+  const release = () => { drag = null; };
+  d.canvas.addEventListener("pointerup", release); d.canvas.addEventListener("pointercancel", release);
+  d.canvas.addEventListener("pointerleave", () => { v.under = null; d.tip.style.display = "none"; act.frame(); });
+  d.canvas.addEventListener("dblclick", () => act.show("all"));
+  d.canvas.addEventListener("wheel", (event) => {
+    if (!v.scene) return;
+    const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+    if (event.ctrlKey || event.metaKey) act.zoom(Math.exp(event.deltaY / 300), tOf(v, at(event)[0]));
+    else if (sideways && v.to - v.from < scene_end(v)) act.window(v.from + sideways * (v.to - v.from) / 1000, v.to - v.from);
+    else return;  // a plain wheel scrolls the notebook
+    event.preventDefault();
+  }, { passive: false });
+}
+const scene_end = (v) => v.scene.end * 0.999;
+
+// ---- render ----------------------------------------------------------------------------------------------------------
+
+function render({ model, el }) {
+  const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
+  const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), t: 0, from: 0, to: 1, lens: false, under: null };
+  let playing = false, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0;
+
+  function readTheme() {
+    const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
+    v.theme = { bg: colour("--bg"), ink: colour("--ink"), soft: colour("--soft"), rule: colour("--rule"), accent: colour("--accent"), font: style.fontFamily };
+    dirty = true;
+  }
+  function resize() {
+    const width = Math.floor(d.root.clientWidth - 8);
+    if (width < 50 || !v.scene) return false;
+    if (!v.theme.bg) { readTheme(); drawHead(d, v, model.get("note")); }  // styles are known only once the page holds it
+    v.layout = layoutOf(v.scene, width, model.get("height"));
+    const ratio = window.devicePixelRatio || 1, w = Math.round(width * ratio), h = Math.round(v.layout.height * ratio);
+    for (const canvas of [d.canvas, v.layer]) if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
+    d.canvas.style.height = `${v.layout.height}px`;
+    v.ratio = ratio; dirty = true;
+    return true;
+  }
+  function repaint() {
+    const layer = v.layer.getContext("2d");
+    layer.setTransform(v.ratio, 0, 0, v.ratio, 0, 0);
+    v.limit = model.get("limit_bytes");
+    paintLayer(layer, v); dirty = false;
+  }
+  function frame() { asked ||= requestAnimationFrame(draw); }
+  function draw(now) {
+    asked = 0;
+    if (!v.scene || !v.layout) return;
+    if (playing) {
+      v.t += Math.min(0.25, (now - (last || now)) / 1000) * v.scene.end / PLAY_SECONDS * SPEEDS[speed];
+      last = now;
+      if (v.t >= v.scene.end) { v.t = v.scene.end; setPlaying(false); }
+      else if ((v.t > v.to || v.t < v.from) && mode !== "all") act.window(v.t - (v.to - v.from) * 0.1, v.to - v.from);
+      frames++;
+      if (!since) { since = now; frames = 0; }
+      else if (now - since >= 500) { data.fps = Math.round(frames * 1000 / (now - since)); since = now; frames = 0; }
+      frame();
+    }
+    if (dirty) repaint();
+    c.setTransform(v.ratio, 0, 0, v.ratio, 0, 0);
+    paintFrame(c, v);
+    d.scrub.value = v.t / v.scene.end;
+    if (!playing || now - told > 100) { told = now; tellNow(); }
+    data.revision = revision;
+  }
+  function tellNow() {
+    data.time = v.t / v.scene.ticks; data.playing = playing; data.lens = v.lens;
+    data.from = v.from / v.scene.ticks; data.to = v.to / v.scene.ticks;
+    d.time.textContent = `${digits(v.t * v.scene.factor)} of ${clockTime(v.scene, v.scene.end)}`;
+    d.scrub.setAttribute("aria-valuetext", clockTime(v.scene, v.t));
+    d.now.textContent = nowText(v);
+    d.canvas.setAttribute("aria-label", `${v.scene.clock} schedule and memory at ${clockTime(v.scene, v.t)}. ${d.now.textContent}`);
+  }
+  function setPlaying(on) {
+    playing = on; last = since = 0;
+    d.play.innerHTML = icon(on ? "pause" : "play"); d.play.title = on ? "pause (space)" : "play (space)";
+    d.play.setAttribute("aria-label", d.play.title);
+    d.now.setAttribute("aria-live", on ? "off" : "polite"); data.playing = on;
+    frame();
+  }
+  function readable(range) {  // whether a box of middling width holds its label
+    const widths = v.scene.spans.map((s) => s.end - s.start).filter(Boolean).sort((a, b) => a - b);
+    return widths.length === 0 || widths[widths.length >> 2] * (v.layout.width - LEFT - RIGHT) / range >= 17;
+  }
+  const act = {
+    frame,
+    toggle() { if (!v.scene) return; if (!playing && v.t >= v.scene.end) act.seek(0); setPlaying(!playing); },
+    seek(t) {
+      if (!v.scene) return;
+      v.t = Math.max(0, Math.min(v.scene.end, t));
+      if (mode !== "all" && (v.t > v.to || v.t < v.from)) act.window(v.t - (v.to - v.from) / 2, v.to - v.from);
+      frame();
+    },
+    jump(by) {
+      if (!v.scene) return;
+      setPlaying(false);
+      const times = v.scene.times, i = lastBefore(times, v.t, (t) => t);
+      act.seek(times[Math.max(0, Math.min(times.length - 1, by > 0 ? i + 1 : times[i] < v.t ? i : i - 1))]);
+    },
+    faster(by) { speed = Math.max(0, Math.min(SPEEDS.length - 1, speed + by)); d.speed.textContent = SPEEDS[speed] < 1 ? `×1/${1 / SPEEDS[speed]}` : `×${SPEEDS[speed]}`; data.speed = SPEEDS[speed]; },
+    window(from, range) {
+      if (!v.scene) return;
+      range = Math.min(v.scene.end, Math.max(v.scene.end / 5000, range));
+      v.from = Math.max(0, Math.min(v.scene.end - range, from)); v.to = v.from + range;
+      dirty = true; frame();
+    },
+    zoom(factor, about = v.t >= v.from && v.t <= v.to ? v.t : (v.from + v.to) / 2) {
+      if (!v.scene) return;
+      mode = "own"; act.window(about - (about - v.from) * factor, (v.to - v.from) * factor);
+    },
+    show(wanted) {
+      if (!v.scene || !v.layout) return;
+      mode = wanted;
+      const step = v.scene.end / v.scene.steps, whole = wanted === "all" || (wanted === "auto" && (v.scene.steps === 1 || readable(v.scene.end)));
+      if (whole) act.window(0, v.scene.end);
+      else act.window(Math.floor(Math.min(v.t, v.scene.end - 1) / step) * step * (wanted === "step"), step);
+    },
+    lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
+  };
+  function load() {
+    const old = v.scene, atEnd = !old || v.t >= old.end;
+    v.scene = readScene(model.get("data"), v.look); v.under = null; d.tip.style.display = "none";
+    const has = Boolean(v.scene);
+    for (const part of [d.canvas, d.bar, d.now]) part.style.display = has ? "" : "none";
+    drawHead(d, v, model.get("note"));
+    revision++;
+    Object.assign(data, { spans: v.scene?.spans.length ?? 0, clock: v.scene?.clock ?? "", end: has ? v.scene.end / v.scene.ticks : 0 });
+    if (!has) { setPlaying(false); data.revision = revision; return; }
+    d.step.style.display = v.scene.steps > 1 ? "" : "none";
+    d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
+    const [from, to] = [v.from, v.to];
+    v.t = atEnd && !playing ? v.scene.end : Math.min(v.t, v.scene.end);
+    if (!resize()) return;
+    if (old && mode === "own") act.window(from, to - from); else act.show(mode);
+    frame();
+  }
+
+  d.first.onclick = () => act.seek(0); d.last.onclick = () => act.seek(Infinity);
+  d.back.onclick = () => act.jump(-1); d.next.onclick = () => act.jump(1); d.play.onclick = act.toggle;
+  d.slower.onclick = () => act.faster(-1); d.faster.onclick = () => act.faster(1);
+  d.in.onclick = () => act.zoom(0.5); d.out.onclick = () => act.zoom(2);
+  d.fit.onclick = () => act.show("all"); d.step.onclick = () => act.show("step"); d.lens.onclick = act.lens;
+  d.lens.setAttribute("aria-pressed", false); data.speed = 1; data.fps = 0;
+  d.scrub.oninput = () => act.seek(d.scrub.value * (v.scene?.end ?? 0));
+  onKeyboard(d, act); onPointer(d, v, act);
+  const onTheme = () => { for (const wait of [0, 300, 1200]) setTimeout(() => { readTheme(); drawHead(d, v, model.get("note")); frame(); }, wait); };
+  const size = new ResizeObserver(() => { const first = !v.layout; if (resize()) { if (first || mode === "auto") act.show(mode); frame(); } });
+  const theme = new MutationObserver(onTheme);
+  readTheme(); load(); size.observe(d.root);
+  theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
+  const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
+  const onMessage = ({ do: what }) => { if (!v.scene) return; if (what === "play") { act.seek(0); setPlaying(true); } else setPlaying(false); };
+  model.on("change:data", load); model.on("change:note", onNote); model.on("msg:custom", onMessage);
+  model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
+  return () => {
+    size.disconnect(); theme.disconnect(); cancelAnimationFrame(asked);
+    model.off("change:data", load); model.off("change:note", onNote); model.off("msg:custom", onMessage);
+    model.off("change:limit_bytes", onShape); model.off("change:height", onShape);
+  };
+}
+
+export default { render };

@@ -1,0 +1,310 @@
+/* The player's picture: a trace, a layout and a view in; paint and words out. Nothing here knows buttons or the kernel.
+ *
+ * The picture is painted once into a hidden layer, and again only when trace, zoom, size or theme change; a frame copies
+ * that layer, veils what has not happened yet and draws the playhead, so its price does not grow with the boxes.
+ */
+
+// ---- scene -----------------------------------------------------------------------------------------------------------
+
+function readScene(bytes, look) {
+  if (!bytes || !bytes.byteLength) return null;
+  const raw = JSON.parse(new TextDecoder().decode(bytes));
+  const span = ([row, kind, name, label, start, end, version, waited, message, src]) =>
+    ({ row, kind, name, label, start, end, version, waited, message, src });
+  const transfer = ([src, dst, kind, name, start, end, size]) => ({ src, dst, kind, name, start, end, size });
+  const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer) };
+  scene.end = Math.max(scene.end, 1);
+  scene.byRow = raw.rows.map(() => []);
+  for (const s of scene.spans) scene.byRow[s.row].push(s);
+  scene.rowOf = {};
+  raw.rows.forEach(([rank, lane], i) => { if (lane === "compute" || !(rank in scene.rowOf)) scene.rowOf[rank] = i; });
+  scene.sent = {};
+  for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
+  const times = new Set([0, scene.end]);
+  for (const e of scene.spans) times.add(e.start).add(e.end);
+  for (const e of scene.transfers) times.add(e.start).add(e.end);
+  scene.times = Float64Array.from(times).sort();
+  scene.peak = 0;
+  for (const rank of raw.levels) for (const level of rank) scene.peak = Math.max(scene.peak, sum(level));
+  for (const [, , size] of raw.inside) scene.peak = Math.max(scene.peak, size);
+  scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1])));
+  scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
+  [scene.unitName, scene.factor] = unitOf(scene);
+  return scene;
+}
+
+const sum = (level) => { let total = 0; for (let k = 1; k < level.length; k++) total += level[k]; return total; };
+
+function unitOf({ unit, ticks, end }) {
+  if (unit !== "s") return [unit + "s", 1 / ticks];
+  for (const [factor, name] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]]) if (end / ticks * factor >= 1) return [name, factor / ticks];
+  return ["ns", 1e9 / ticks];
+}
+
+/** Index of the last item whose key is <= value, or -1. */
+function lastBefore(items, value, key) {
+  let low = 0, high = items.length;
+  while (low < high) { const mid = (low + high) >> 1; if (key(items[mid]) <= value) low = mid + 1; else high = mid; }
+  return low - 1;
+}
+
+const spanAt = (row, t) => { const s = row[lastBefore(row, t, (e) => e.start)]; return s && t < s.end ? s : null; };
+const levelAt = (levels, t) => levels[lastBefore(levels, t, (e) => e[0])];
+const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 100 ? 5 : 4 });
+const clockTime = (scene, t) => `${digits(t * scene.factor)} ${scene.unitName}`;
+
+function size(bytes) {
+  let value = bytes, unit = 0;
+  while (value >= 1024 && unit < 4) { value /= 1024; unit++; }
+  return `${unit && value < 100 ? +value.toPrecision(3) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
+const exactSize = (bytes) => bytes < 1024 ? `${bytes} bytes` : `${size(bytes)} (${bytes.toLocaleString("en")} bytes)`;
+
+// ---- layout and scales -----------------------------------------------------------------------------------------------
+
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22;
+const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
+
+function layoutOf(scene, width, wanted) {
+  const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) ? scene.ranks : 0;
+  let row = pick(rows, [[4, 28], [6, 24], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
+  let strip = pick(ranks, [[4, 42], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
+  const caption = ranks ? 24 : 6;
+  const natural = rows * (row + gap) + ranks * (strip + space);
+  const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption) / natural) : 1;
+  [row, gap, strip, space] = [row, gap, strip, space].map((v) => v * scale);
+  const memoryTop = TOP + rows * (row + gap) + caption;
+  const bottom = memoryTop + ranks * (strip + space);
+  return { width, height: Math.ceil(bottom + AXIS), row, gap, strip, space, memoryTop, bottom, ranks, rows,
+    rowY: (i) => TOP + i * (row + gap), stripY: (rank) => memoryTop + rank * (strip + space) };
+}
+
+const xOf = (v, t) => LEFT + (t - v.from) / (v.to - v.from) * (v.layout.width - LEFT - RIGHT);
+const tOf = (v, x) => v.from + (x - LEFT) / (v.layout.width - LEFT - RIGHT) * (v.to - v.from);
+
+function niceStep(range, count) {
+  const rough = range / count, power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].find((n) => n * power >= rough) * power;
+}
+
+// ---- paint -----------------------------------------------------------------------------------------------------------
+
+function paintLayer(c, v) {
+  const { scene, layout: L, theme, look } = v;
+  c.clearRect(0, 0, L.width, L.height);
+  c.fillStyle = theme.bg; c.fillRect(0, 0, L.width, L.height);
+  c.font = `11px ${theme.font}`; c.textBaseline = "middle"; c.textAlign = "right"; c.fillStyle = theme.ink;
+  const tall = L.row + L.gap >= 11;
+  scene.rows.forEach(([rank, lane], i) => {
+    if (tall || rank % 8 === 0) c.fillText(lane === "compute" ? `rank ${rank}` : lane, LEFT - 8, L.rowY(i) + L.row / 2);
+  });
+  paintAxis(c, v);
+  c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom + 1); c.clip();
+  const hatch = hatching(c, theme.rule), x0 = xOf(v, 0), x1 = xOf(v, scene.end);
+  c.fillStyle = hatch;
+  scene.rows.forEach((_, i) => c.fillRect(x0, L.rowY(i), x1 - x0, L.row));
+  paintBoxes(c, v);
+  if (L.gap >= 3 || scene.transfers.length < 400) for (const t of scene.transfers) paintTransfer(c, v, t, theme.soft, 0.8);
+  if (L.ranks) paintMemory(c, v, look);
+  c.restore();
+}
+
+function hatching(c, colour) {
+  const tile = document.createElement("canvas"); tile.width = tile.height = 6;
+  const p = tile.getContext("2d");
+  p.strokeStyle = colour; p.lineWidth = 1; p.beginPath();
+  for (const d of [-6, 0, 6]) { p.moveTo(d, 6); p.lineTo(d + 6, 0); }
+  p.stroke();
+  return c.createPattern(tile, "repeat");
+}
+
+function paintAxis(c, v) {
+  const { scene, layout: L, theme } = v, from = v.from * scene.factor, to = v.to * scene.factor;
+  const step = niceStep(to - from, Math.max(3, L.width / 95));
+  c.textAlign = "center"; c.textBaseline = "alphabetic"; c.lineWidth = 1;
+  const places = Math.max(0, -Math.floor(Math.log10(step)));
+  for (let n = Math.ceil(from / step - 1e-9); n * step <= to + step * 1e-9; n++) {
+    const x = Math.round(xOf(v, n * step / scene.factor)) + 0.5;
+    c.strokeStyle = theme.rule; c.globalAlpha = 0.7; c.beginPath(); c.moveTo(x, TOP); c.lineTo(x, L.bottom + 3); c.stroke(); c.globalAlpha = 1;
+    c.fillStyle = theme.soft; c.fillText((n * step).toFixed(places), x, L.bottom + 15);
+  }
+  c.textAlign = "right"; c.fillText(scene.unitName, LEFT - 8, L.bottom + 15);
+}
+
+const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || v.look.other
+  : s.version == null ? v.look.other : v.look.versions[s.version % v.look.versions.length];
+
+function paintBoxes(c, v) {
+  const { scene, layout: L } = v, write = L.row >= 11;
+  c.textAlign = "center"; c.textBaseline = "middle"; c.font = `${L.row >= 16 ? 11 : 10}px ${v.theme.font}`;
+  const widths = {}, wide = (text) => widths[text] ??= c.measureText(text).width;
+  for (const s of scene.spans) {
+    if (s.end < v.from || s.start > v.to) continue;
+    const x = xOf(v, s.start), w = xOf(v, s.end) - x, y = L.rowY(s.row), [fill, ink] = colourOf(v, s);
+    c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
+    if (!write || w < 9) continue;
+    const tag = v.lens && s.version != null ? `v${s.version}` : "";
+    const text = [tag ? `${s.label} ${tag}` : s.label, tag || s.label, tag.slice(1)].find((t) => t && wide(t) <= w - 3);
+    if (text) { c.fillStyle = ink; c.fillText(text, x + (w - 1) / 2, y + L.row / 2 + 0.5); }
+  }
+}
+
+/** The two ends of a message's line: it leaves its sender's row and reaches its receiver's. */
+function course(v, t) {
+  const { layout: L, scene } = v, a = scene.rowOf[t.src], b = scene.rowOf[t.dst], down = b > a;
+  return [xOf(v, t.start), L.rowY(a) + (down ? L.row : 0), xOf(v, t.end), L.rowY(b) + (down ? 0 : L.row)];
+}
+
+function paintTransfer(c, v, t, colour, alpha, width = 1) {
+  if (t.end < v.from || t.start > v.to) return;
+  const [x0, y0, x1, y1] = course(v, t);
+  c.globalAlpha = alpha; c.strokeStyle = c.fillStyle = colour; c.lineWidth = width;
+  c.beginPath(); c.moveTo(x0, y0); c.lineTo(x1, y1); c.stroke();
+  if (v.layout.gap >= 4) {
+    const angle = Math.atan2(y1 - y0, x1 - x0), r = 3.5 + width;
+    c.beginPath(); c.moveTo(x1, y1); c.lineTo(x1 - r * Math.cos(angle - 0.5), y1 - r * Math.sin(angle - 0.5));
+    c.lineTo(x1 - r * Math.cos(angle + 0.5), y1 - r * Math.sin(angle + 0.5)); c.fill();
+  }
+  c.globalAlpha = 1;
+}
+
+function paintMemory(c, v, look) {
+  const { scene, layout: L, theme, limit } = v, onScale = limit && limit <= 4 * scene.peak;
+  const top = Math.max(scene.peak, onScale ? limit * 1.04 : 0) || 1, y = (rank, b) => L.stripY(rank) + L.strip * (1 - b / top);
+  for (let rank = 0; rank < L.ranks; rank++) {
+    const levels = scene.levels[rank], base = new Float64Array(levels.length);
+    const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
+      for (let i = from; i !== to; i += by) {
+        const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : scene.end), h = y(rank, base[i]);
+        c.lineTo(by > 0 ? x : next, h); c.lineTo(by > 0 ? next : x, h);
+      }
+    };
+    look.memory.forEach(([, colour], k) => {
+      if (!scene.kinds[k] || !levels.length) return;
+      c.beginPath(); steps(0, levels.length, 1);
+      levels.forEach((level, i) => { base[i] += level[k + 1]; });
+      steps(levels.length - 1, -1, -1); c.closePath(); c.fillStyle = colour; c.fill();
+    });
+    c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
+    c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
+    const inside = scene.inside.filter((e) => e[0] === rank);
+    if (inside.length) {
+      c.strokeStyle = look.inside; c.beginPath();
+      inside.forEach(([, t, b]) => c.lineTo(xOf(v, t), y(rank, b))); c.stroke();
+    }
+    if (onScale) {
+      c.strokeStyle = theme.soft; c.setLineDash([5, 4]); c.beginPath();
+      c.moveTo(xOf(v, v.from), y(rank, limit)); c.lineTo(xOf(v, v.to), y(rank, limit)); c.stroke(); c.setLineDash([]);
+    }
+  }
+  const device = !limit ? "" : onScale ? `; dashed: the device's ${size(limit)}` : `; the device holds ${size(limit)}, far above this scale`;
+  c.fillStyle = theme.soft; c.textAlign = "left"; c.textBaseline = "alphabetic"; c.font = `11px ${theme.font}`;
+  c.fillText(`memory of each rank by kind, 0 to ${size(scene.peak)}${device}`, LEFT, L.memoryTop - 7);
+}
+
+function paintFrame(c, v) {
+  const { scene, layout: L, theme } = v, x = xOf(v, v.t), right = L.width - RIGHT;
+  c.drawImage(v.layer, 0, 0, L.width, L.height);
+  if (x < right) {
+    const left = Math.max(LEFT, x), caption = L.ranks ? 20 : 0;  // the caption between schedule and memory stays clear
+    c.globalAlpha = 0.74; c.fillStyle = theme.bg;
+    c.fillRect(left, 0, right - left + 3, L.memoryTop - caption); c.fillRect(left, L.memoryTop, right - left + 3, L.bottom - L.memoryTop);
+    c.globalAlpha = 1;
+  }
+  for (const t of scene.transfers) if (t.start <= v.t && v.t < t.end) {
+    const [x0, y0, x1, y1] = course(v, t), part = (v.t - t.start) / (t.end - t.start);
+    const px = x0 + (x1 - x0) * part, py = y0 + (y1 - y0) * part;
+    if (px < LEFT) continue;
+    c.fillStyle = theme.ink; c.beginPath(); c.arc(px, py, 3.5, 0, 7); c.fill();
+  }
+  if (v.under) outline(c, v);
+  if (x >= LEFT - 1 && x <= right + 1) {
+    c.strokeStyle = c.fillStyle = theme.accent; c.lineWidth = 1.5;
+    c.beginPath(); c.moveTo(x, 0); c.lineTo(x, L.bottom + 4); c.stroke();
+    c.beginPath(); c.moveTo(x - 5, 0); c.lineTo(x + 5, 0); c.lineTo(x, 7); c.fill();
+  }
+  c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
+  for (let rank = 0; rank < L.ranks; rank++) if (L.strip + L.space >= 11 || rank % 8 === 0) {
+    const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
+    const bytes = level ? size(sum(level)) : "0 B";
+    c.fillStyle = theme.ink; if (two) c.fillText(`rank ${rank}`, LEFT - 8, y + L.strip / 2 - 7);
+    c.fillStyle = theme.soft; c.fillText(two ? bytes : `rank ${rank}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
+  }
+  if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies
+    const whole = right - LEFT;
+    c.fillStyle = theme.rule; c.fillRect(LEFT, L.height - 4, whole, 3);
+    c.fillStyle = theme.soft; c.fillRect(LEFT + whole * v.from / scene.end, L.height - 4, Math.max(8, whole * (v.to - v.from) / scene.end), 3);
+  }
+}
+
+function outline(c, v) {
+  const { under: u, layout: L, theme, scene } = v;
+  c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom); c.clip();
+  if (u.span) {
+    const s = u.span, x = xOf(v, s.start);
+    c.strokeStyle = theme.ink; c.lineWidth = 2; c.strokeRect(x, L.rowY(s.row), Math.max(2, xOf(v, s.end) - x), L.row);
+    for (const t of scene.sent[`${s.src} ${s.message}`] || []) if (t.dst === scene.rows[s.row][0]) paintTransfer(c, v, t, theme.ink, 1, 2);
+  }
+  if (u.transfer) paintTransfer(c, v, u.transfer, theme.ink, 1, 2);
+  c.restore();
+}
+
+// ---- hover -----------------------------------------------------------------------------------------------------------
+
+function find(v, x, y) {
+  const { scene, layout: L } = v, t = tOf(v, x), slack = (v.to - v.from) / L.width * 2;
+  if (x < LEFT || x > L.width - RIGHT + 2) return null;
+  for (let i = 0; i < L.rows; i++) if (y >= L.rowY(i) && y <= L.rowY(i) + L.row) {
+    const row = scene.byRow[i], span = spanAt(row, t) || row.find((s) => s.start === s.end && Math.abs(s.start - t) < slack);
+    return span ? { span } : t >= 0 && t <= scene.end ? { idle: i, t } : null;
+  }
+  let best = null, near = 6;
+  if (y < L.memoryTop) for (const m of scene.transfers) {
+    const [x0, y0, x1, y1] = course(v, m), l2 = (x1 - x0) ** 2 + (y1 - y0) ** 2 || 1;
+    const p = Math.max(0, Math.min(1, ((x - x0) * (x1 - x0) + (y - y0) * (y1 - y0)) / l2));
+    const d = Math.hypot(x - x0 - p * (x1 - x0), y - y0 - p * (y1 - y0));
+    if (d < near) { near = d; best = { transfer: m }; }
+  }
+  if (best) return best;
+  for (let rank = 0; rank < L.ranks; rank++) if (y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { memory: rank, t };
+  return null;
+}
+
+const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+
+function tell(v, u) {
+  const { scene, look } = v, time = (t) => clockTime(scene, t);
+  if (u.span) {
+    const s = u.span, rank = scene.rows[s.row][0], action = /^(\d+)([FBIWU])(\d+)$/.exec(s.name), lines = [];
+    lines.push(action ? `${s.label}: ${look.phases[action[2]][2]} of micro-batch ${action[3]}, stage ${action[1]}, rank ${rank}` : `${s.name}, rank ${rank}`);
+    lines.push(`${time(s.start)} to ${time(s.end)}, takes ${time(s.end - s.start)}`);
+    if (s.version != null) lines.push(`weight version ${s.version}`);
+    if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
+    for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
+      lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
+    return lines;
+  }
+  if (u.transfer) {
+    const t = u.transfer;
+    return [`result of ${t.name}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
+  }
+  if ("memory" in u) {
+    const level = levelAt(scene.levels[u.memory], u.t) || [0];
+    const kinds = look.memory.map(([kind], k) => [kind, level[k + 1] || 0]).filter(([, b]) => b).reverse();
+    return [`rank ${u.memory} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
+  }
+  const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
+  return [`rank ${scene.rows[u.idle][0]} is idle`, next
+    ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which waits for ${next.message} from rank ${next.src}` : "")
+    : "nothing more to do"];
+}
+
+function nowText(v) {
+  const { scene } = v, busy = scene.rows.slice(0, 8).map(([rank], i) => `rank ${rank} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
+  const flying = scene.transfers.filter((t) => t.start <= v.t && v.t < t.end);
+  const air = flying.length ? `; on the way: ${flying.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${flying.length > 3 ? ", ..." : ""}` : "";
+  if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.spans.length, "box")
+    .replace("boxs", "boxes")}, ${plural(scene.transfers.length, "message")}, ${plural(scene.ranks, "rank")}.`;
+  return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
+}
+

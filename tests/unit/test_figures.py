@@ -1,0 +1,171 @@
+"""Figures draw what a trace answers, and the player's bytes hold every event of it."""
+
+import json
+
+import pytest
+
+from bigtrain_lab import figures
+from bigtrain_lab.core import MEMORY_KINDS, Cost, Impossible, Link, Memory, Span, Trace
+from bigtrain_lab.figures import palette, words
+from bigtrain_lab.player import Player, pack
+from bigtrain_lab.schedule import Action
+from bigtrain_lab.schedules.gpipe import GPipe
+from bigtrain_lab.schedules.naive import Naive
+from bigtrain_lab.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.schedules.pipedream import PipeDream
+from bigtrain_lab.simulate import simulate
+
+
+def cost_of(ranks, micro_batches, **links):
+    changes = {}
+    for stage in range(ranks):
+        for m in range(micro_batches):
+            changes[Action("F", stage, m)] = (("activations", 1000),)
+            changes[Action("B", stage, m)] = (("activations", -1000),)
+    return Cost({"F": 1, "B": 2, "U": 0}, messages={"F": 512, "B": 512}, changes=changes,
+                resident={r: (("weights", 500),) for r in range(ranks)}, **links)
+
+
+def trace_of(schedule=OneFOneB, ranks=4, micro_batches=8, **links):
+    return simulate(schedule(ranks, micro_batches), cost_of(ranks, micro_batches, **links))
+
+
+def boxes(figure):
+    """(row, start, width, text) of every box that is not idle."""
+    return {(y, base, x, text) for bar in figure.data if bar.name != "idle"
+            for y, base, x, text in zip(bar.y, bar.base, bar.x, bar.text or [None] * len(bar.y))}
+
+
+def test_timeline_has_a_box_for_each_span():
+    trace = trace_of()
+    drawn = boxes(figures.timeline(trace))
+    assert len(drawn) == len(trace.spans()) == 4 * (8 + 8 + 1)
+    assert ("rank 0", 0, 1, "F0") in drawn and ("rank 3", 4, 2, "B0") in drawn and ("rank 0", 31, 2, "B7") in drawn
+
+
+def test_timeline_says_its_clock_and_numbers():
+    title = figures.timeline(trace_of()).layout.title.text
+    assert title == "predicted: 33 slots a step, 27.3% idle"
+
+
+def test_idle_is_hatched_behind_all_rows():
+    idle = figures.timeline(trace_of()).data[0]
+    assert idle.name == "idle" and list(idle.y) == ["rank 0", "rank 1", "rank 2", "rank 3"] and set(idle.x) == {33}
+
+
+def test_colour_by_version_prints_the_version():
+    drawn = boxes(figures.versions(trace_of(PipeDream)))
+    assert ("F5<br>v2", "rank 0") in {(text, row) for row, _, _, text in drawn}  # batch 5 on worker 0: p-1 = 3 behind
+    assert ("F5<br>v5", "rank 3") in {(text, row) for row, _, _, text in drawn}
+
+
+def test_many_spans_are_drawn_without_labels():
+    figure = figures.timeline(trace_of(GPipe, 8, 32))
+    assert len(boxes(figure)) == 8 * 65 and not any(bar.text for bar in figure.data)
+
+
+def test_memory_stacks_kinds_in_order_and_ends_where_the_trace_does():
+    trace = trace_of()
+    figure = figures.memory(trace)
+    first = [line for line in figure.data if line.yaxis == "y"]
+    assert [line.name for line in first] == [kind for kind in MEMORY_KINDS if kind in ("weights", "activations")]
+    assert max(first[1].y) == trace.peak_bytes(0, "activations") == 4000
+    assert {line.x[-1] for line in figure.data} == {33}
+    assert len(figures.memory(trace, rank=2).data) == 2
+
+
+def test_memory_draws_readings_inside_actions_as_a_line():
+    trace = trace_of()
+    inside = [Memory(1, "compute", "activations", "1F0", 1500, 1700, True), Memory(1, "compute", "activations", "1F0", 1700, 900, True)]
+    lines = [line for line in figures.memory(Trace.of([*trace, *inside], "measured", ranks=4)).data if line.name == "read inside actions"]
+    assert [list(line.y) for line in lines] == [[1700, 900]] and lines[0].stackgroup is None
+
+
+def test_compare_puts_each_clock_under_the_other():
+    trace = trace_of()
+    figure = figures.compare([trace, trace])
+    assert len(boxes(figure)) == len(boxes(figures.timeline(trace)))  # the same boxes, once on each pair of axes
+    assert figure.layout.xaxis2.matches == "x" and len(figure.layout.annotations) == 2
+    assert sum(bar.name == "forward" and bool(bar.showlegend) for bar in figure.data) == 1
+
+
+def test_figures_by_name():
+    assert {"timeline", "memory", "compare", "versions"} == set(figures.FIGURES)
+    assert figures.figure("timeline", trace_of()).data
+    with pytest.raises(Impossible, match="no figure called 'pie'.*timeline"):
+        figures.figure("pie", trace_of())
+
+
+@pytest.mark.parametrize("name", ["timeline", "memory", "versions", "compare"])
+def test_an_empty_trace_draws(name):
+    assert figures.figure(name, Trace((), "measured", ranks=2)) is not None
+
+
+def test_waits_name_the_message():
+    found = words.waits(trace_of())
+    assert found[1, "compute", "1F0"].ticks == 1000
+    assert (found[1, "compute", "1F0"].message.name, found[1, "compute", "1F0"].message.src) == ("0F0", 0)
+    assert (0, "compute", "0F1") not in found
+    assert found[0, "compute", "0B0"].ticks == 6000 and found[0, "compute", "0B0"].message.name == "1B0"
+
+
+def test_labels():
+    assert words.label("2F0") == "F0" and words.label("2F0", True) == "2F0" and words.label("2F0+2F1+2F2") == "F0–2"
+    assert words.label("1F5+1B2") == "F5+B2" and words.label("bucket 3") == "bucket 3"
+    assert words.labels(trace_of(Naive))["3B" + "+3B".join(map(str, range(8)))] == "B0–7"
+
+
+@pytest.mark.parametrize("count,text", [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (6_000_000, "5.72 MiB"), (80 * 2**30, "80 GiB"),
+                                        (2**52, "4096 TiB")])
+def test_sizes(count, text):
+    assert words.size(count) == text
+
+
+@pytest.mark.parametrize("value,unit,text", [(33.0, "slot", "33 slots"), (1, "slot", "1 slot"), (0.00153, "s", "1.53 ms"), (2.5e-6, "s", "2.5 µs"),
+                                             (0, "s", "0 s"), (3e-10, "s", "0.3 ns")])
+def test_durations(value, unit, text):
+    assert words.duration(value, unit) == text
+
+
+def test_the_palette_tells_all_apart():
+    for colours in (palette.PHASES.values(), palette.VERSIONS, palette.MEMORY.values(), palette.CLOCKS.values()):
+        assert len(set(colours)) == len(colours)
+    assert list(palette.MEMORY) == list(MEMORY_KINDS)
+
+
+# -- the player's bytes ---------------------------------------------------------------------------------------------------
+
+
+def test_player_holds_every_event():
+    trace = trace_of(links={(a, b): Link(100, 1, 10) for a in range(4) for b in range(4)})
+    told = json.loads(pack(trace))
+    assert len(told["spans"]) == len(trace.spans()) and len(told["transfers"]) == len(trace.transfers()) == 48
+    assert (told["clock"], told["unit"], told["ranks"]) == ("predicted", "slot", 4)
+    assert told["end"] / told["ticks"] == trace.makespan
+
+
+@pytest.mark.parametrize("schedule", [GPipe, OneFOneB, PipeDream])
+def test_player_levels_are_the_traces(schedule):
+    trace = trace_of(schedule)
+    told = json.loads(pack(trace))["levels"]
+    for rank in range(4):
+        assert [(tick, sum(held)) for tick, *held in told[rank]] == trace.levels(rank)
+        for column, kind in enumerate(MEMORY_KINDS, 1):
+            assert [(level[0], level[column]) for level in told[rank]] == trace.levels(rank, kind)
+
+
+def test_player_times_begin_at_zero():
+    events = [Span(0, "compute", "F", "0F0", 5000, 6000, 0), Span(0, "compute", "B", "0B0", 6000, 8000, 0)]
+    told = json.loads(pack(Trace.of(events, "measured", unit="s", ticks_per_unit=10**9)))
+    assert [span[4:6] for span in told["spans"]] == [[0, 1000], [1000, 3000]] and told["end"] == 3000
+
+
+def test_player_shows_and_clears():
+    player = Player(trace_of(), limit_bytes=10_000)
+    assert player.data and player.limit_bytes == 10_000 and player.note == ""
+    player.show(None, "Press Run.")
+    assert player.data == b"" and player.note == "Press Run."
+
+
+def test_player_is_one_module_without_imports_or_addresses():
+    assert "import " not in Player._esm and "http" not in Player._esm and "export default" in Player._esm
