@@ -1,8 +1,117 @@
-"""This machine's speeds, measured in a short run and kept for the next time."""
+"""This machine as a hardware profile, measured once in about two seconds and kept for the next time.
 
-from ..core import Hardware
+    FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread     (a rank on a CPU has one thread)
+    memory bandwidth    bytes read and written by the fastest of several copies of 64 MB
+    alpha, beta         half a round trip of 1 byte, and of 4 MB less alpha, between two real ranks over gloo's loopback
+"""
+
+import json
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from ..core import Hardware, Impossible, write_whole
+from ..core.hardware import Wire
+from .border import cache_directory
+
+NAME, VERSION = "this machine", 1
+MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
 
 
 def this_machine(measure: bool = True) -> Hardware | None:
-    """The profile "this machine"."""
-    raise NotImplementedError
+    """The profile "this machine": the one that was kept, else measured now; with measure=False the kept one or None."""
+    path = Path(cache_directory()) / "bigtrain_lab" / "this-machine.json"
+    try:
+        kept = json.loads(path.read_text())
+        if kept["version"] == VERSION and kept["torch"] == torch.__version__:
+            return hardware_of(kept)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # none was kept, or one that cannot be read: measure again
+    if not measure:
+        return None
+    found = {"version": VERSION, "torch": torch.__version__, **measured()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(found, indent=1))
+    except (OSError, Impossible):
+        pass  # nowhere to keep it: it is measured again next time
+    return hardware_of(found)
+
+
+def hardware_of(found: dict) -> Hardware:
+    """The profile that the measured numbers make."""
+    when, one = found["when"], f"measured {found['when']} with torch {found['torch']}"
+    return Hardware(
+        NAME, flops_per_s=found["flops_per_s"], memory_bytes=found["memory_bytes"], memory_bytes_per_s=found["memory_bytes_per_s"],
+        inside=Wire("gloo over loopback", found["alpha_s"], found["bytes_per_s"]), node_size=1024,
+        sources={
+            "flops_per_s": f"{one}: best of several {MATMUL} x {MATMUL} matmuls on one thread",
+            "memory": f"{one}: size by the operating system, bandwidth by the best copy of {COPY_BYTES >> 20} MB on one thread",
+            "inside": f"{one}: half a round trip between two ranks, 1 byte for latency, {MESSAGE_BYTES >> 20} MB for bandwidth",
+            "when": when})
+
+
+def measured() -> dict:
+    """Plain numbers, in SI units."""
+    import psutil
+
+    alpha_s, bytes_per_s = loopback()
+    return {"when": datetime.now(UTC).isoformat(timespec="minutes"), "memory_bytes": psutil.virtual_memory().total,
+            "alpha_s": alpha_s, "bytes_per_s": bytes_per_s, **speeds()}
+
+
+def loopback() -> tuple[float, float]:
+    """(alpha in seconds, bytes a second) between two ranks; the ranks measure the speeds of one thread apart."""
+    from .launch import launch
+
+    with tempfile.TemporaryDirectory() as directory:
+        result = launch(round_trips, 2, directory=Path(directory) / "run", record=False, name="calibrate").result
+    alpha = float(result["small"]) / 2
+    return alpha, MESSAGE_BYTES / max(float(result["large"]) / 2 - alpha, 1e-9)
+
+
+def round_trips(rank) -> dict:
+    """Times of the fastest round trips, on rank 0."""
+    group, other, times = rank.group(), 1 - rank.index, {}
+    for site, size in (("small", 1), ("large", MESSAGE_BYTES)):
+        message, best = torch.zeros(size, dtype=torch.uint8), float("inf")
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            if rank.index == 0:
+                group.isend(message, other, site=site)
+            message = group.recv(other, site=site)
+            if rank.index == 1:
+                group.isend(message, other, site=site)
+            best = min(best, time.perf_counter() - begin)
+        group.finish()
+        times[site] = best
+    return times if rank.index == 0 else {}
+
+
+def speeds() -> dict:
+    """FLOP/s by dtype and memory bandwidth of one thread. The number of threads is what it was, afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        flops = {}
+        for name in ("float32", "float64", "bfloat16"):
+            a = torch.rand(MATMUL, MATMUL).to(getattr(torch, name))
+            flops[name] = 2 * MATMUL**3 / fastest(lambda: a @ a, 0.3)  # noqa: B023  (called at once)
+        source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+        target = torch.zeros_like(source)
+        return {"flops_per_s": flops, "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3)}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fastest(work, for_s: float) -> float:
+    """Seconds of the fastest of the calls that this much time allows, at least three."""
+    best, until, calls = float("inf"), time.perf_counter() + for_s, 0
+    while calls < 3 or time.perf_counter() < until:
+        begin = time.perf_counter()
+        work()
+        best, calls = min(best, time.perf_counter() - begin), calls + 1
+    return best

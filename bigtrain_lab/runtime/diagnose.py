@@ -31,6 +31,7 @@ class Doing:
         self.last = self.span = None
         self.sent, self.got = Counter(), Counter()  # (peer, channel) -> messages
         self.wants = None  # (src, channel, label) that it waits for
+        self.labels = {}  # channel -> what its messages are called
 
     def follow(self) -> None:
         for item in self._tail.new():
@@ -41,7 +42,8 @@ class Doing:
 
     def _mark(self, mark: Mark) -> None:
         if mark.what == "send":
-            self.sent[mark.about[0], mark.about[1]] += 1
+            dst, channel, self.labels[channel] = mark.about
+            self.sent[dst, channel] += 1
             return
         if mark.what == "got" and self.wants:
             self.got[self.wants[0], self.wants[1]] += 1
@@ -104,7 +106,7 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
     culprit = culprit_of(directory, exits)
     if culprit is None:
         return "The run ended before its ranks were done. " + _rest(doings, set())
-    return "\n".join(filter(None, [_reason(directory, doings[culprit], exits.get(culprit)), _rest(doings, {culprit})]))
+    return "\n".join(filter(None, [_reason(directory, doings, culprit, exits.get(culprit)), _rest(doings, {culprit})]))
 
 
 def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
@@ -132,14 +134,14 @@ def status_of(directory: Path, rank: int) -> dict:
         return {}
 
 
-def _reason(directory: Path, doing: Doing, exit: Exit | None) -> str:
-    rank, status = doing.rank, status_of(directory, doing.rank)
+def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) -> str:
+    doing, status = doings[rank], status_of(directory, rank)
     if status.get("state") == "failed":
         place = f"\n  at {frames.Place(*status['place'])}" if status.get("place") else ""
         if status["type"] == "SystemExit":
             return f"Rank {rank} left its program by sys.exit({status['message']}).{place}"
         if status["victim"]:
-            return f"{status['message']}; that rank ended before."
+            return _unanswered(doings, doing) or f"{status['message']}; that rank ended before."
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
     code, last = exit.code if exit else FAILED, f"; {doing}"
     if code == UNWRITABLE:
@@ -149,6 +151,16 @@ def _reason(directory: Path, doing: Doing, exit: Exit | None) -> str:
         hint = "; out of memory?" if name == "SIGKILL" else ""
         return f"Rank {rank} was killed by signal {-code} ({name}{hint}){last}.{_crash(directory, rank)}"
     return f"Rank {rank} exited with code {code} before its program returned (os._exit?){last}."
+
+
+def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
+    """Of a rank that lost its connection and no rank had failed: which message had no other end."""
+    if doing.wants and doing.wants[0] is not None and doings[doing.wants[0]].last == "done":
+        return f"{_capital(doing)}, which has finished without sending it."
+    for (dst, channel), count in doing.sent.items():
+        if count > doings[dst].got[doing.rank, channel]:
+            return f"Rank {doing.rank} sent {doing.labels[channel] or 'a message'} to rank {dst}, which has finished without taking it."
+    return None
 
 
 def _crash(directory: Path, rank: int) -> str:

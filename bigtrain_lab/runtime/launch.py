@@ -30,7 +30,8 @@ from .process import Job, main
 from .run import FORMAT, Run
 from .watch import Watch
 
-PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "numpy", "pydantic", "cloudpickle"]
+PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
+             "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile"]
 MOST_RANKS = 256
 _lock = threading.RLock()
 _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()

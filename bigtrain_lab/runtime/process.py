@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -60,7 +61,8 @@ def main(index: int, job: Job, program: bytes) -> None:
     code = UNWRITABLE
     try:
         capture_output(job, index)
-        os.chdir(job.work_directory)
+        with suppress(OSError):  # a directory that is gone keeps nobody from computing
+            os.chdir(job.work_directory)
         border.set_local(job.threads)
         torch.set_num_threads(job.threads)
         code = work(index, job, lambda: cloudpickle.loads(program), lambda: connect(index, job))

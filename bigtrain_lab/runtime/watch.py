@@ -75,7 +75,7 @@ class Watch:
             if self._size() != size:
                 grown, size, suspected = time.monotonic(), self._size(), None
             elif self._job.record:
-                found = diagnose.deadlock(self._follow()) if not self._exits or time.monotonic() - grown > 4 * LOOK_S else None
+                found = diagnose.deadlock(self._follow())
                 if found and found == suspected:  # twice the same, with nothing written between
                     return "failed", found
                 suspected = found
