@@ -172,7 +172,8 @@ def saved_bytes(config: GPTConfig, first: int, last: int, batch: int, loss: bool
         return [Saved(f"{name}.keep", values)] if config.dropout else []     # one byte each
 
     def norm(name):
-        return [Saved(f"{name}.input", hidden * z), Saved(f"{name}.statistics", 2 * batch * S * z)]
+        per_token = batch * S * z
+        return [Saved(f"{name}.input", hidden * z), Saved(f"{name}.mean", per_token), Saved(f"{name}.rstd", per_token)]
 
     dropped = [Saved("attention.dropped_probabilities", scores * z)] if config.dropout else []
     block = [

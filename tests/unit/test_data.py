@@ -53,6 +53,11 @@ def test_help_text_is_pythons_topics_in_the_order_of_their_names():
     assert text == help_text()
 
 
+def test_help_text_does_not_depend_on_the_order_python_keeps_its_topics_in(monkeypatch):
+    monkeypatch.setattr(pydoc_data.topics, "topics", {"while": "two", "assert": "one"})
+    assert help_text().content == b"one\ntwo"
+
+
 def test_a_file_is_read_as_bytes(tmp_path):
     path = tmp_path / "novel.txt"
     path.write_bytes(b"\xff\x00\r\nany bytes")
