@@ -13,6 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -131,11 +132,19 @@ class Trace:
         return replace(self, events=kept)
 
     def spans(self, rank: int | None = None) -> list[Span]:
-        return [e for e in self.events if isinstance(e, Span) and (rank is None or e.rank == rank)]
+        return [e for e in self.events if isinstance(e, Span)] if rank is None else self._sorted_out[Span, rank]
 
     def transfers(self, rank: int | None = None) -> list[Transfer]:
         """Messages, those that `rank` sent where one is given."""
-        return [e for e in self.events if isinstance(e, Transfer) and (rank is None or e.src == rank)]
+        return [e for e in self.events if isinstance(e, Transfer)] if rank is None else self._sorted_out[Transfer, rank]
+
+    @cached_property
+    def _sorted_out(self) -> dict[tuple, list]:
+        """(type, rank) -> its events in order; a transfer is filed under the rank that sent it."""
+        files = defaultdict(list)
+        for e in self.events:
+            files[type(e), e.src if isinstance(e, Transfer) else e.rank].append(e)
+        return files
 
     def __iter__(self) -> Iterator:
         return iter(self.events)
@@ -149,8 +158,8 @@ class Trace:
         return ticks / self.ticks_per_unit
 
     def _makespan_ticks(self) -> int:
-        busy = [(e.start, e.end) for e in self.events if isinstance(e, (Span, Transfer))]
-        return max(end for _, end in busy) - min(start for start, _ in busy) if busy else 0
+        timed = [e for e in self.events if isinstance(e, (Span, Transfer))]
+        return max(e.end for e in timed) - timed[0].start if timed else 0
 
     @property
     def makespan(self) -> float:
@@ -192,7 +201,7 @@ class Trace:
         """(tick, bytes alive) whenever it changes, at action boundaries, of one kind or of all together."""
         level: dict[str, int] = defaultdict(int)
         changes = []
-        events = [e for e in self.events if isinstance(e, Memory) and e.rank == rank and not e.inside]
+        events = [e for e in self._sorted_out[Memory, rank] if not e.inside]
         # What one action frees and takes at its end happens at once: one level for each (time, action).
         for (start, _), group in groupby(events, key=lambda e: (e.start, e.name)):
             for event in group:
