@@ -17,6 +17,15 @@ DROPPED = replace(SMALL, dropout=0.3)
 NOISE = Noise(seed=5, step=2, micro_batch=1)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small gain nothing from more, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def inputs_of(config, first, batch):
     draw = torch.Generator().manual_seed(0)
     if first == 0:

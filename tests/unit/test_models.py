@@ -16,6 +16,15 @@ DROPPED = replace(SMALL, dropout=0.3)
 NOISE = Noise(seed=5, step=2, micro_batch=1)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small gain nothing from more, and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def ids(seed=0, batch=2):
     return torch.randint(SMALL.vocabulary, (batch, SMALL.sequence), generator=torch.Generator().manual_seed(seed))
 
