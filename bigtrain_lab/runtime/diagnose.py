@@ -116,14 +116,15 @@ def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
         status = status_of(directory, rank)
         if status.get("state") == "failed":
             found.append((status["victim"], status["wall"], rank))
-        elif exit.code:
+        elif exit.code or not status:
             found.append((False, exit.wall, rank))
     return min(found)[2] if found else None
 
 
 def has_culprit(directory: Path, exits: dict[int, Exit]) -> bool:
     """Whether somebody other than a victim has failed yet."""
-    return any(exit.code and not status_of(directory, rank).get("victim") for rank, exit in exits.items())
+    statuses = {rank: status_of(directory, rank) for rank in exits}
+    return any((exit.code or not statuses[rank]) and not statuses[rank].get("victim") for rank, exit in exits.items())
 
 
 def status_of(directory: Path, rank: int) -> dict:

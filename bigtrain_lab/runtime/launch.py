@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
@@ -26,6 +27,8 @@ from pathlib import Path
 import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
+from . import border
+from .in_place import run_in_place
 from .process import Job, main
 from .run import FORMAT, Run
 from .watch import Watch
@@ -49,10 +52,13 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     stall_s    a run whose logs do not grow for so long is ended as hanging
     jitter_s   each operation first sleeps a random time up to this
 
+    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
         raise Impossible(f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}.")
+    if given := border.place_given():
+        border.refuse_other_size(given, ranks)
     mesh = mesh or Mesh(world=ranks)
     if mesh.size != ranks:
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
@@ -68,9 +74,11 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
              "clock": cost is not None, "unit": cost.unit if cost else "s", "ticks_per_unit": cost.ticks_per_unit if cost else 10**9,
              "meter": meter, "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "watts": watts,
              "started": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings or {}}
+    job = Job("", mesh, cost, time.monotonic_ns(), "", seed, max(1, cores() // ranks), meter, record, jitter_s, os.getcwd())
+    if given:
+        return run_in_place(given, program, job, lambda: new_directory(directory, name, about))
     place = new_directory(directory, name, about)
-    store = str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store")
-    job = Job(str(place), mesh, cost, time.monotonic_ns(), store, seed, max(1, cores() // ranks), meter, record, jitter_s, os.getcwd())
+    job = replace(job, directory=str(place), store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
     watch = Watch(start(ranks, job, travelling), job, stall_s)
     run = Run(place, watch)
     watch.start()

@@ -34,7 +34,8 @@ class _Saved:
     __slots__ = ("tensor", "version", "meter", "address")
 
     def __init__(self, tensor, meter, address):
-        self.tensor, self.version, self.meter, self.address = tensor, tensor._version, meter, address
+        # Detached: an output that its own graph saves would hold that graph for ever. Autograd gives it its history back.
+        self.tensor, self.version, self.meter, self.address = tensor.detach(), tensor._version, meter, address
 
     def unpack(self) -> torch.Tensor:
         if self.tensor._version != self.version:  # autograd's own check is off where hooks pack

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -65,7 +66,7 @@ def main(index: int, job: Job, program: bytes) -> None:
             os.chdir(job.work_directory)
         border.set_local(job.threads)
         torch.set_num_threads(job.threads)
-        code = work(index, job, lambda: cloudpickle.loads(program), lambda: connect(index, job))
+        code = work(index, job, lambda: cloudpickle.loads(program), Meeting(index, job))
     except (OSError, LogUnwritable):
         traceback.print_exc()
     finally:
@@ -97,14 +98,25 @@ def capture_output(job: Job, index: int) -> None:
         faulthandler.register(signal.SIGUSR1, stacks)
 
 
-def connect(index: int, job: Job) -> None:
-    """Meet the other ranks in a file: no port listens for it, and it goes with its directory."""
-    store = dist.FileStore(job.store, job.mesh.size)
-    dist.init_process_group("gloo", store=store, rank=index, world_size=job.mesh.size, timeout=timedelta(days=7))
+class Meeting:
+    """Meets the other ranks in a file: no port listens for it, and it goes with its directory."""
+
+    def __init__(self, index: int, job: Job):
+        self.index, self.size, self.path, self.store = index, job.mesh.size, job.store, None
+
+    def begin(self) -> None:
+        self.store = dist.FileStore(self.path, self.size)
+        dist.init_process_group("gloo", store=self.store, rank=self.index, world_size=self.size, timeout=timedelta(days=7))
+        self.store.add("connected", 1)
+
+    def end(self) -> None:
+        """Return when all ranks are connected: one that left earlier would break the meeting of those still at it."""
+        while self.store.add("connected", 0) < self.size:
+            time.sleep(0.002)
 
 
-def work(index: int, job: Job, load, meet) -> int:
-    """Load the program, meet the other ranks, run, keep results and status; returns the exit code."""
+def work(index: int, job: Job, load, meeting=None) -> int:
+    """Load the program, meet the other ranks (unless they have met), run, keep results and status; returns the exit code."""
     log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
     clock = Clock(job.cost, job.zero_ns)
     status = {"rank": index, "state": "done"}
@@ -112,11 +124,14 @@ def work(index: int, job: Job, load, meet) -> int:
     try:
         torch.manual_seed(job.seed)
         program = load()
-        meet()
+        if meeting:
+            meeting.begin()
         recorder = Recorder(index, clock, log, Meter(clock.wall) if job.meter else None, job.jitter_s, job.seed) if log else None
         rank = Rank(index, job.mesh, torch.device("cpu"), job.seed, recorder)
         results = program(rank)
         rank.finish()
+        if meeting:
+            meeting.end()
         save(job.file("result", index, "npz"), results)
         if log:
             log.write("@done", clock.wall())
@@ -158,8 +173,9 @@ def save(path: Path, results) -> None:
                     np.lib.format.write_array(member, as_array(name, value), allow_pickle=False)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise LogUnwritable(f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory=.") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def as_array(name: str, value) -> np.ndarray:

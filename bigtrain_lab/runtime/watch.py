@@ -71,7 +71,9 @@ class Watch:
                     self._look(0)
                     return "failed", diagnose.failure(self._directory, self._follow(), self._exits)
             elif len(self._exits) == len(self._processes):
-                return "done", None
+                if all(diagnose.status_of(self._directory, rank) for rank in self._exits):
+                    return "done", None
+                return "failed", diagnose.failure(self._directory, self._follow(), self._exits)
             if self._size() != size:
                 grown, size, suspected = time.monotonic(), self._size(), None
             elif self._job.record:

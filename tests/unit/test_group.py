@@ -1,0 +1,200 @@
+"""Groups: shapes announced once, messages by name, refusals in sentences; plain and recording alike."""
+
+import pytest
+import torch
+
+from bigtrain_lab.core import Cost, Link, Mesh
+from bigtrain_lab.plan import Compute, Recv, Send, lower
+from bigtrain_lab.runtime import RankFailed, launch
+from bigtrain_lab.schedule import Action, Schedule
+from bigtrain_lab.simulate import simulate
+
+pytestmark = pytest.mark.timeout(120)
+MODES = [{"record": False}, {"clock": False}, {"cost": {"F": 1, "B": 2}}]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+def test_messages_arrive_whatever_their_shape_dtype_and_order(mode, tmp_path):
+    def program(rank):
+        sent = [torch.arange(6.0).view(2, 3).t(), torch.tensor(3), torch.zeros(0, 4), torch.ones(5, dtype=torch.bfloat16),
+                torch.tensor([True, False]), torch.tensor([1 + 2j], dtype=torch.complex128), torch.randn(300, 1000, requires_grad=True)]
+        group = rank.group()
+        if rank.index == 0:
+            for i, tensor in enumerate(sent):
+                group.isend(tensor, 1, name=f"m{i}", site=f"s{i}")
+            for i in range(100):
+                group.isend(torch.full((1000,), i), 1, site="many")
+            group.finish()
+            return {"big": sent[-1]}
+        got = {i: group.recv(0, name=f"m{i}", site=f"s{i}") for i in reversed(range(len(sent)))}  # not the order of sending
+        for i in range(len(sent) - 1):
+            assert got[i].dtype == sent[i].dtype and torch.equal(got[i], sent[i].detach()) and not got[i].requires_grad
+            assert got[i].untyped_storage().nbytes() == got[i].nbytes
+        assert [int(group.recv(0, site="many")[0]) for _ in range(100)] == list(range(100))
+        return {"got": got[6]}
+
+    result = launch(program, 2, directory=tmp_path / "run", **mode).result
+    assert (result["big"] == result["got"]).all()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+def test_ring_of_posted_receives(mode, tmp_path):
+    def program(rank):
+        group, n = rank.group(), rank.size
+        buffer, total = torch.zeros(1000), torch.full((1000,), float(rank.index))
+        for step in range(n - 1):
+            handle = group.irecv(buffer, (rank.index - 1) % n, site="ring", tag=step)
+            group.isend(total if step == 0 else passed, (rank.index + 1) % n, site="ring", tag=step)  # noqa: F821
+            passed = handle.wait().clone()
+            total = total + passed
+        group.finish()
+        return {f"total{rank.index}": total}
+
+    result = launch(program, 3, directory=tmp_path / "run", **mode).result
+    assert all((result[f"total{r}"] == 3).all() for r in range(3))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+def test_collectives(mode, tmp_path):
+    def program(rank):
+        group, mine = rank.group(), torch.tensor([float(rank.index)])
+        group.barrier()
+        return {f"{op}{rank.index}": group.all_reduce(mine.clone(), op) for op in ("sum", "mean", "max", "min", "product")} | {
+            f"from{rank.index}": group.broadcast(mine.clone(), 2)}
+
+    result = launch(program, 3, directory=tmp_path / "run", **mode).result
+    for r in range(3):
+        assert [float(result[f"{op}{r}"][0]) for op in ("sum", "mean", "max", "min", "product", "from")] == [3, 1, 2, 0, 0, 2]
+
+
+def test_a_collective_ends_for_all_at_the_latest_issue(tmp_path):
+    def program(rank):
+        with rank.span((Action("F", rank.index, 0),)):
+            pass
+        rank.group().all_reduce(torch.ones(1))
+
+    trace = launch(program, 2, cost={"F": [1, 5], "all_reduce": 2}, directory=tmp_path / "run").wait()
+    assert [(s.rank, s.start, s.end) for s in trace.spans() if s.kind == "all_reduce"] == [(0, 1000, 7000), (1, 5000, 7000)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+@pytest.mark.parametrize("case", ["sender changes", "like", "buffer", "buffer later"])
+def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
+    def program(rank):
+        group = rank.group()
+        if rank.index == 0:
+            group.isend(torch.zeros(2, 3), 1, name="x", site="s")
+            group.isend(torch.zeros(2, 4) if case == "sender changes" else torch.zeros(2, 3), 1, name="x", site="s")
+            group.finish()
+        elif case == "like":
+            group.recv(0, name="x", site="s", like=(torch.float64, (2, 3)))
+        elif case == "buffer":
+            group.irecv(torch.zeros(7), 0, name="x", site="s").wait()
+        else:
+            group.recv(0, name="x", site="s")
+            group.irecv(torch.zeros(7), 0, name="x", site="s").wait() if case == "buffer later" else group.recv(0, name="x", site="s")
+
+    expected = {"sender changes": r"Rank 0 failed: Impossible: Rank 0 sends rank 1 float32 of shape \(2, 4\) where it sent "
+                                  r"float32 of shape \(2, 3\) before \(site s\)",
+                "like": r"Rank 1 failed: Impossible: Rank 1 expects float64 of shape \(2, 3\) from rank 0, which sends float32"}
+    expected["buffer"] = expected["buffer later"] = r"Rank 1 expects float32 of shape \(7,\) from rank 0, which sends float32 of shape \(2, 3\)"
+    with pytest.raises(RankFailed, match=expected[case]):
+        launch(program, 2, directory=tmp_path / "run", **mode).wait(30)
+
+
+@pytest.mark.parametrize("peer", [-1, 2, 0])
+def test_a_rank_that_is_not_there(peer, tmp_path):
+    def program(rank):
+        if rank.index == 0:
+            rank.group().isend(torch.zeros(1), peer)
+
+    with pytest.raises(RankFailed, match=f"Rank 0 cannot exchange a message with rank {peer}: name another of the ranks 0 to 1"):
+        launch(program, 2, directory=tmp_path / "run").wait(30)
+
+
+def test_groups_of_a_mesh_number_their_own_ranks(tmp_path):
+    def program(rank):
+        place = rank.mesh.coords(rank.index)
+        out = {}
+        for axis in ("dp", "tp"):
+            group = rank.group(axis)
+            assert (group.rank, group.size) == (place[axis], 2)
+            other = 1 - group.rank
+            group.isend(torch.tensor([rank.index]), other, name="hello")
+            out[axis] = int(group.recv(other, name="hello"))
+            group.finish()
+        assert rank.group("dp") is rank.group("dp")
+        return {f"peers{rank.index}": [out["dp"], out["tp"]]}
+
+    run = launch(program, 4, mesh=Mesh(dp=2, tp=2), cost={}, directory=tmp_path / "run")
+    assert [list(run.result[f"peers{r}"]) for r in range(4)] == [[2, 1], [3, 0], [0, 3], [1, 2]]
+    assert {(t.src, t.rank) for t in run.trace().transfers()} == {(0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1)}
+
+
+# -- the modelled clock ---------------------------------------------------------------------------------------
+
+
+def order_program(schedule, sizes, steps):
+    """A program that runs a schedule's operations with messages of the right size and no model."""
+    plan = lower(schedule, steps)
+
+    def program(rank):
+        group = rank.group()
+        for op in plan.lanes[rank.index, "compute"]:
+            match op:
+                case Recv(src, action):
+                    group.recv(src, name=action)
+                case Compute(step, version):
+                    with group.span(step, version):
+                        pass
+                case Send(dst, action):
+                    group.isend(torch.zeros(sizes.get(action.kind, 3), dtype=torch.uint8), dst, name=action)
+        group.finish()
+    return program
+
+
+def lanes_of(trace):
+    return {(r, lane): [(type(e).__name__, e.kind, e.name, e.start, e.end, getattr(e, "bytes", None)) for e in trace
+                        if (e.rank, e.lane) == (r, lane)] for r in range(trace.ranks) for lane in {e.lane for e in trace}}
+
+
+@pytest.mark.parametrize("links", [False, True], ids=["free", "links"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "pipedream"])
+def test_modelled_equals_predicted_event_for_event_though_ranks_sleep(name, links, tmp_path):
+    p, sizes = 3, {"F": 70, "B": 1000}
+    pairs = {(a, b): Link(170 + 10 * a + b, 7, 3) for a in range(p) for b in range(p)} if links else {}
+    cost = Cost({"F": [1, "1.3", 2], "B": [2, 3, "0.7"], "U": 1}, sizes if links else {}, links=pairs, slowdown={1: 1.5})
+    schedule = Schedule.named(name)(p, 4)
+    run = launch(order_program(schedule, sizes, 2), p, cost=cost, steps=2, jitter_s=0.004, directory=tmp_path / "run")
+    modelled, predicted = run.wait(), simulate(schedule, cost, 2)
+    assert lanes_of(modelled) == lanes_of(predicted)
+    assert (modelled.step_time, modelled.bubble(), modelled.clock) == (predicted.step_time, predicted.bubble(), "modelled")
+    assert {s.version for s in modelled.spans()} == {s.version for s in predicted.spans()}
+    measured = run.trace("measured")
+    assert [t.bytes for t in measured.transfers(0)] == [70] * 8 and measured.unit == "s"  # real bytes, whatever is priced
+    assert all(t.start < t.end for t in measured.transfers())
+
+
+def test_spans_do_not_nest(tmp_path):
+    def program(rank):
+        with rank.span("outer"), rank.span("inner"):
+            pass
+
+    with pytest.raises(RankFailed, match="Span inner begins inside span outer"):
+        launch(program, 1, directory=tmp_path / "run").wait(30)
+
+
+def test_a_group_of_a_users_own_script(tmp_path):
+    def program(rank):
+        import torch.distributed as dist
+
+        from bigtrain_lab.runtime import Group
+        plain = Group.of(None)
+        assert type(plain) is Group and Group.of(plain) is plain and Group.of(dist.group.WORLD).size == 2
+        with plain.span((Action("F", 0, 0),), 3):
+            plain.isend(torch.ones(2), 1 - plain.rank)
+            got = plain.recv(1 - plain.rank)
+        plain.finish()
+        return {f"got{rank.index}": got}
+
+    assert launch(program, 2, record=False, directory=tmp_path / "run").result["got1"].tolist() == [1, 1]

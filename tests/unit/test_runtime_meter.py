@@ -1,0 +1,153 @@
+"""The meter: bytes by kind at boundaries, distinct storages, released when their graph is."""
+
+import pytest
+import torch
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.runtime.meter import READINGS, Meter
+
+
+def activations(meter) -> int:
+    return meter._measure()["activations"]
+
+
+def holding(meter, **kinds):
+    meter.holdings = lambda: kinds
+    return meter
+
+
+def test_kinds_count_storages_once_and_only_changes_are_told():
+    w = torch.zeros(100)
+    meter = holding(Meter(), weights=[w, w.view(10, 10), w[3:5]], optimizer=[torch.zeros(7), None], stashed=[w])
+    assert meter.changes() == [("weights", 400), ("optimizer", 28)]
+    assert meter.changes() == []
+    holding(meter, weights=[w], gradients=[torch.zeros(100)])
+    assert meter.changes() == [("gradients", 400), ("optimizer", 0)]
+
+
+def test_unknown_kind_is_a_sentence():
+    with pytest.raises(Impossible, match="Cannot watch weight: name the kinds"):
+        holding(Meter(), weight=[]).changes()
+
+
+def test_activations_are_what_autograd_packed_less_weights_and_inputs():
+    x, w = torch.zeros(8, 16), torch.zeros(16, 32, requires_grad=True)
+    meter = holding(Meter(), weights=[w], inputs=[x])
+    with meter.begin():
+        y = (x @ w).relu()  # relu saves its output
+    assert activations(meter) == 8 * 32 * 4
+    total = y.sum()
+    del y
+    assert activations(meter) == 8 * 32 * 4  # the graph holds it
+    total.backward()
+    assert activations(meter) == 0
+
+
+def test_without_the_inputs_known_they_count():
+    x, w = torch.zeros(8, 16), torch.zeros(16, 32, requires_grad=True)
+    meter = holding(Meter(), weights=[w])
+    with meter.begin():
+        y = x @ w
+    assert activations(meter) == 8 * 16 * 4
+    del y
+    assert activations(meter) == 0  # a graph that is dropped without a backward
+
+
+def test_views_shared_storages_and_outputs():
+    x = torch.zeros(64, requires_grad=True)
+    meter = holding(Meter(), inputs=[x])
+    with meter.begin():
+        y = x.exp()  # saved: its output
+        a, b = y[:32] * y[32:], y.view(8, 8) ** 2  # saved: views of the same storage
+        c = x + 1  # saves nothing, though it is an output that lives on
+    assert activations(meter) == 256
+    del a, b, y
+    assert activations(meter) == 0
+    assert c is not None
+
+
+def test_saved_again_by_a_second_graph():
+    h = torch.zeros(10, requires_grad=True)
+    meter = holding(Meter(), inputs=[h])
+    with meter.begin():
+        m = h.exp()
+        first = m * m
+    with meter.begin():
+        second = (m.detach().requires_grad_() ** 2).sum()
+    del first, m
+    assert activations(meter) == 40
+    del second
+    assert activations(meter) == 0
+
+
+def test_an_address_that_is_used_again_counts_anew():
+    meter = Meter()
+    for size in (1000, 10, 500):
+        x = torch.zeros(size, requires_grad=True)
+        meter.holdings = lambda x=x: {"inputs": [x]}
+        with meter.begin():
+            y = x.exp()
+        assert activations(meter) == 4 * size
+        del y
+        assert activations(meter) == 0
+
+
+def test_inplace_on_a_saved_tensor_is_still_refused():
+    x = torch.zeros(4, requires_grad=True)
+    meter = holding(Meter(), inputs=[x])
+    with meter.begin():
+        y = x.exp()
+        z = y.sum()
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.backward()
+
+
+def test_gradients_are_those_without_the_meter():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+    x = torch.randn(5, 8)
+    net(x).square().sum().backward()
+    plain = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    meter = holding(Meter(), weights=list(net.parameters()))
+    with meter.begin():
+        net(x).square().sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, net.parameters()))
+
+
+def test_readings_inside_rise_and_fall_and_are_few():
+    x = torch.zeros(50, requires_grad=True)
+    meter = holding(Meter(), inputs=[x])
+    y = x
+    with meter.begin():
+        for _ in range(100):
+            y = y.exp()
+    rising = [size for _, size in meter.end()]
+    assert len(rising) <= READINGS and rising == sorted(rising) and rising[-1] == 100 * 200
+    with meter.begin():
+        y.sum().backward()
+    falling = [size for _, size in meter.end()]
+    assert falling[-1] < falling[0] and len(falling) <= READINGS
+
+
+def test_nothing_outside_spans():
+    x = torch.zeros(50, requires_grad=True)
+    meter = holding(Meter(), inputs=[x])
+    with meter.begin():
+        pass
+    y = x.exp()
+    assert activations(meter) == 0
+    assert y is not None
+
+
+def test_a_backward_of_a_backward():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    meter = holding(Meter(), inputs=[x])
+    with meter.begin():
+        y = (x.exp() * x).sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        (curve,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.allclose(curve, x.detach().exp() * (x.detach() + 2))
+    del y, slope
+    assert activations(meter) == 0
