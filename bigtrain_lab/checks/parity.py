@@ -31,6 +31,13 @@ def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERAN
     return findings
 
 
+def worst(found: Mapping, expected: Mapping) -> float:
+    """The largest relative error of any tensor, as `tensors_differ` measures it; the names and shapes must agree."""
+    pairs = [(np.asarray(found[name], dtype=np.float64), np.asarray(expected[name], dtype=np.float64)) for name in expected]
+    whole = math.sqrt(sum(float(np.sum(b * b)) for _, b in pairs))
+    return max(float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-3 * whole) for a, b in pairs)
+
+
 def factor(a, b) -> str:
     """ ": exactly 4 times too large", where that is what happened; the sign of a forgotten mean."""
     norm = float(np.sum(b * b))

@@ -151,6 +151,10 @@ class PipelineExperiment(Experiment):
 
     # -- reality --------------------------------------------------------------------------------------------
 
+    def stages(self) -> list[GPTStage]:
+        """All stages, with the weights that a run starts from."""
+        return [GPTStage(self.config, first, last, seed=self.seed) for first, last in self.slices]
+
     def samples(self, micro_batch: int) -> one_process.Sample:
         """Inputs, targets and noise of a micro-batch, numbered through the whole run: the n-th is the same text
         whatever the size of a batch."""
@@ -181,7 +185,8 @@ class PipelineExperiment(Experiment):
         return {"loss": np.array(training.losses), **{name: w.numpy() for name, w in training.weights.items()}}
 
     def train_alone(self) -> one_process.Training:
-        stages = [GPTStage(self.config, first, last, seed=self.seed) for first, last in self.slices]
+        """The same training in one process, with all that it tells: see techniques/one_process.py."""
+        stages = self.stages()
         samples = [self.samples(n) for n in range(self.steps * self.micro_batches)]
         if self.order.asynchronous:
             return one_process.delayed(stages, samples, cross_entropy, self.make_optimizer, self.stashing)
