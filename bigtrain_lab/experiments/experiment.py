@@ -69,6 +69,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def reference(self) -> dict[str, Any]:
         """The same named arrays, computed in one process."""
 
+    def describe(self) -> str:
+        """What the settings amount to, in a line."""
+        return ""
+
     def explain(self, trace: Trace) -> list[str]:
         """Sentences that say why the trace looks as it does."""
         return []

@@ -54,8 +54,9 @@ class PipelineExperiment(Experiment):
     sequence: int = knob(64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=0, high=10, logarithmic=True, more=True)
+    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
+    tied: bool = knob(False, "embedding and output share one matrix (one rank only)", more=True)
     dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations",
                                                 choices=("float32", "float64"), more=True)
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
@@ -67,6 +68,8 @@ class PipelineExperiment(Experiment):
             if getattr(self, name) not in menu:
                 raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
         self.order, self.slices  # noqa: B018  (both raise Impossible)
+        if self.text:
+            text_of(self.text).batch(0, 0, 0, 1, self.sequence)
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -80,7 +83,7 @@ class PipelineExperiment(Experiment):
     @cached_property
     def config(self) -> GPTConfig:
         return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence,
-                         dropout=self.dropout, dtype=getattr(torch, self.dtype))
+                         dropout=self.dropout, tied=self.tied, dtype=getattr(torch, self.dtype))
 
     @cached_property
     def slices(self) -> list[tuple[int, int]]:
@@ -98,6 +101,11 @@ class PipelineExperiment(Experiment):
     @property
     def make_optimizer(self):
         return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
+
+    def describe(self) -> str:
+        weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
+        return (f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)} stage{'s' * (len(weights) > 1)}; "
+                f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
 
     # -- theory ---------------------------------------------------------------------------------------------
 

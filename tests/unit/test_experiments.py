@@ -1,0 +1,76 @@
+"""Experiments: settings that cannot be are one sentence, and knobs say what a control needs."""
+
+import pytest
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+
+BAD = [
+    (dict(ranks=9), "ranks is 9: it must be a number from 1 to 8"),
+    (dict(micro_batches=0), "micro-batches is 0: it must be a number from 1 to 32"),
+    (dict(ranks=4, layers=3), "4 stages need at least 4 layers; the model has 3: take 3 stages or 4 layers"),
+    (dict(schedule="x"), "no schedule called 'x': choose one of .*1f1b"),
+    (dict(nope=1), "pipeline has no setting 'nope'"),
+    (dict(heads=3), "take 2 or 4 heads"),
+    (dict(hardware="z"), "hardware is 'z': choose one of unit"),
+    (dict(optimizer="z"), "optimizer is 'z': choose one of sgd"),
+    (dict(dtype="float8"), "dtype is 'float8': it must be one of float32, float64"),
+    (dict(tied=True), "tied=False or 1 stage"),
+    (dict(text="/nowhere/at all"), "cannot be read"),
+    (dict(learning_rate="fast"), "learning-rate is 'fast'"),
+]
+
+
+@pytest.mark.parametrize("settings,words", BAD, ids=lambda v: str(v)[:40])
+def test_what_cannot_be_is_one_sentence(settings, words):
+    with pytest.raises(Impossible, match=words) as refused:
+        PipelineExperiment(**settings)
+    assert str(refused.value).count("\n") == 0
+
+
+def test_a_short_text_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "t").write_text("short")
+    with pytest.raises(Impossible, match="a sequence of at most 4 or a longer text"):
+        PipelineExperiment(text=str(tmp_path / "t"))
+
+
+def test_knobs_describe_every_field():
+    assert Experiment.named("pipeline") is PipelineExperiment
+    for name, knob in PipelineExperiment.knobs().items():
+        assert knob.help and not knob.help.endswith("."), name
+    assert PipelineExperiment.knobs()["schedule"].menu() == ["gpipe", "naive", "1f1b", "pipedream"]
+    assert [n for n, k in PipelineExperiment.knobs().items() if not k.more] == [
+        "schedule", "ranks", "micro_batches", "hardware", "stashing"]
+
+
+def test_changed_settings_are_checked_again():
+    asked = PipelineExperiment()
+    assert asked.replace(ranks=2).ranks == 2 and asked.ranks == 4
+    with pytest.raises(Impossible):
+        asked.replace(ranks=0)
+
+
+def test_the_table_of_the_default_lab():
+    asked = PipelineExperiment()
+    trace = asked.predict()
+    table = {q.name: q.of(trace) for q in asked.quantities}
+    assert table["step time"] == 33 and round(table["idle share"], 1) == 27.3
+    assert [table[f"peak memory, rank {r}"] for r in range(4)] == [trace.peak_bytes(r) for r in range(4)]
+    # 8 micro-batches, 3 boundaries, both ways, 3 steps, of rows x sequence x width float32
+    assert table["bytes sent, all ranks"] == 8 * 3 * 2 * 3 * (2 * 64 * 64 * 4)
+    assert "0.437 M parameters in 4 stages" in asked.describe()
+
+
+def test_sizes_from_a_tenth_of_a_million_to_a_hundred_million():
+    small, large = PipelineExperiment(layers=8, width=32), PipelineExperiment(layers=12, width=832, heads=8)
+    assert "0.12 M" in small.describe() and "100 M" in large.describe()
+    assert PipelineExperiment(ranks=1, tied=True, layers=2).stage_bytes[0].weights < PipelineExperiment(ranks=1, layers=2).stage_bytes[0].weights
+
+
+def test_every_bubble_is_explained():
+    sentences = PipelineExperiment(hardware="unit").explain(PipelineExperiment().predict())
+    assert "Rank 3 idles 3 slots first: nothing reaches it before F0 has crossed ranks 0, 1 and 2." in sentences
+    assert any(s.startswith("Rank 0 idles 6 slots before B0") and "ranks 3, 2 and 1" in s for s in sentences)
+    assert any(s.startswith("Rank 3 idles 6 slots at the end") for s in sentences)
+    assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []
