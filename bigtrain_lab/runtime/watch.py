@@ -66,7 +66,8 @@ class Watch:
                 return "stopped", "The run was interrupted."
             if any(exit.code for exit in self._exits.values()):
                 deadline = deadline or time.monotonic() + VICTIMS_S
-                if diagnose.has_culprit(self._directory, self._exits) or time.monotonic() > deadline:
+                everybody = len(self._exits) == len(self._processes)
+                if everybody or diagnose.has_culprit(self._directory, self._exits) or time.monotonic() > deadline:
                     time.sleep(0.05)  # for a failure at the same moment, which may have been first
                     self._look(0)
                     return "failed", diagnose.failure(self._directory, self._follow(), self._exits)

@@ -1,0 +1,223 @@
+"""Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import bigtrain_lab
+from bigtrain_lab.core import Impossible, Span
+from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime.launch import hidden_main
+from bigtrain_lab.schedule import Action
+from tests.unit.ranks import ranks_alive, warm_up
+
+ROOT = str(Path(bigtrain_lab.__file__).parents[1])
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
+
+
+@pytest.fixture(scope="module")
+def server():
+    warm_up()
+
+
+def forever(rank):
+    i = 0
+    while True:
+        i += 1
+        with rank.span((Action("F", rank.index, i),)):
+            time.sleep(0.01)
+
+
+def endless(tmp_path, **options) -> Run:
+    import cloudpickle
+    cloudpickle.register_pickle_by_value(sys.modules[forever.__module__])
+    try:
+        run = launch(forever, 2, directory=tmp_path / "run", cost={"F": 1}, **options)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[forever.__module__])
+    next(iter(run.events()))
+    return run
+
+
+def test_stop(tmp_path):
+    run = endless(tmp_path)
+    with pytest.raises(TimeoutError, match="it goes on"):
+        run.wait(0.1)
+    assert run.state == "running" and run.diagnosis is None
+    began = time.monotonic()
+    run.stop()
+    assert time.monotonic() - began < 1 and ranks_alive() == []
+    assert run.state == "stopped" and len(run.trace().spans()) > 0
+    run.stop()  # once more does nothing
+    with pytest.raises(RankFailed, match="The run was stopped."):
+        run.wait()
+    assert Run.open(run.directory).state == "stopped"
+
+
+def test_an_interrupt_of_wait_stops_the_ranks(tmp_path):
+    run = endless(tmp_path)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert run.state == "stopped" and ranks_alive() == []
+
+
+def test_an_interrupt_that_reaches_the_ranks_is_no_failure(tmp_path):
+    run = endless(tmp_path)
+    os.kill(ranks_alive()[0].pid, signal.SIGINT)
+    with pytest.raises(RankFailed, match="The run was interrupted."):
+        run.wait(10)
+    assert run.state == "stopped" and ranks_alive() == []
+
+
+def script(tmp_path, text: str) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def started(tmp_path, text: str, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": ROOT, "TMPDIR": str(tmp_path)}
+    return subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+ENDLESS = """
+    import time
+    from bigtrain_lab.runtime import launch
+    def program(rank):
+        while True:
+            with rank.span("work"):
+                time.sleep(0.01)
+    run = launch(program, 2, directory="run")
+    next(iter(run.events()))
+    print("running", flush=True)
+"""
+
+
+def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
+    kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
+    assert kernel.stdout.readline() == "running\n"
+    family = psutil.Process(kernel.pid).children(recursive=True)
+    assert len(family) >= 3 and list(tmp_path.glob("bigtrain-*/store"))  # the server, the ranks, where they met
+    kernel.kill()
+    kernel.wait()
+    gone, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == [] and not list(tmp_path.glob("bigtrain-*"))
+    run = Run.open(tmp_path / "run")
+    assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
+
+
+def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
+    kernel = started(tmp_path, ENDLESS)
+    assert kernel.stdout.readline() == "running\n"
+    assert kernel.wait(20) == 0 and Run.open(tmp_path / "run").diagnosis == "The program that launched the run ended."
+    second = tmp_path / "second"
+    second.mkdir()
+    kernel = started(second, ENDLESS + "    run.wait()\n", start_new_session=True)
+    assert kernel.stdout.readline() == "running\n"
+    family = psutil.Process(kernel.pid).children(recursive=True)
+    os.killpg(kernel.pid, signal.SIGINT)  # as a terminal and Jupyter do
+    output, _ = kernel.communicate(timeout=20)
+    assert "KeyboardInterrupt" in output or "interrupted" in output
+    assert psutil.wait_procs(family, timeout=5)[1] == [] and Run.open(second / "run").state == "stopped"
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    kernel = started(tmp_path, """
+        print("begin", flush=True)
+        from bigtrain_lab.runtime import launch
+        FACTOR = 7
+        def helper(rank):
+            return FACTOR * rank.index
+        def program(rank):
+            return {f"x{rank.index}": helper(rank)}
+        run = launch(program, 2, directory="run")
+        run.wait()
+        print({name: int(x) for name, x in sorted(run.result.items())}, __file__ is not None)
+    """)
+    assert kernel.communicate(timeout=60)[0] == "begin\n{'x0': 0, 'x1': 7} True\n"
+
+
+def test_main_is_hidden_only_while_ranks_start():
+    main = sys.modules["__main__"]
+    before = (getattr(main, "__file__", None), main.__spec__)
+    with hidden_main():
+        assert main.__spec__ is None and getattr(main, "__file__", None) is None
+    assert (getattr(main, "__file__", None), main.__spec__) == before
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def talk(rank):
+        rank.group().barrier()
+        if fail and rank.index:
+            os._exit(1)
+
+    me = psutil.Process()
+
+    def held():
+        stores = [p for p in os.listdir(tmp_path) if p.startswith("bigtrain-")]
+        return me.num_fds(), len(me.net_connections()), threading.active_count(), len(ranks_alive()), stores
+
+    fail, before = False, None
+    for i in range(6):
+        fail = i % 2 == 1
+        run = launch(talk, 2, directory=tmp_path / f"run{i}")
+        events = list(run.events())
+        assert all(isinstance(e, Span) for e in events) and len(events) >= 2
+        if not fail:
+            run.wait()
+        if i == 1:
+            before = held()
+    deadline = time.monotonic() + 5
+    while held() != before and time.monotonic() < deadline:  # a thread that has done its work needs a moment to end
+        time.sleep(0.05)
+    assert held() == before
+
+
+def test_under_torchrun_another_number_of_ranks_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Impossible, match="asks for 4 ranks, but torchrun started 2: use torchrun --nproc-per-node=4"):
+        launch(lambda rank: None, 4)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_under_torchrun_a_program_runs_in_place(tmp_path):
+    text = """
+        import os, torch
+        from bigtrain_lab.runtime import launch
+        from bigtrain_lab.schedule import Action
+        def program(rank):
+            with rank.span((Action("F", rank.index, 0),)):
+                total = rank.group().all_reduce(torch.tensor([rank.index + 1.0]))
+            return {f"x{rank.index}": total, f"pid{rank.index}": os.getpid()}
+        run = launch(program, 2, cost={"F": 1}, directory="run")
+        trace = run.wait()
+        print(len(trace.spans()), run.result["x0"], int(run.result["pid" + os.environ["RANK"]]) == os.getpid())
+    """
+    port = str(free_port())
+    both = []
+    for rank in (0, 1):
+        environment = {**os.environ, "PYTHONPATH": ROOT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        both.append(subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    for process in both:
+        assert process.communicate(timeout=60)[0].splitlines()[-1:] == ["4 [3.] True"]

@@ -1,0 +1,181 @@
+"""A rank that raises, exits, is killed or hangs: told in seconds, the right rank by its line, and nobody left."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.schedule import Action
+from tests.unit.ranks import fails, step, warm_up
+
+HERE = __file__
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
+
+
+@pytest.fixture(scope="module")
+def server():
+    warm_up()
+
+
+@pytest.mark.parametrize("value, reason", [(lambda: 3, "returned int: let it return a dict"),
+                                           (lambda: {"net": object()}, "returned net of type object: return arrays")])
+def test_a_program_that_returns_something_else(value, reason):
+    run = fails(lambda rank: value(), 1)
+    assert reason in run.diagnosis
+    assert not list(run.directory.glob("*.partial"))
+
+
+def test_a_full_disk_during_the_run():
+    def program(rank):
+        import resource
+        for i in range(100):
+            if rank.index == 1 and i == 50:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            with rank.span(step(rank, i)):
+                pass
+        rank.group().barrier()
+
+    run = fails(program, 2, cost={"F": 1})
+    assert run.diagnosis.startswith(f"Rank 1 cannot write to {run.directory}: free some space")
+    assert len(run.trace().spans(1)) == 50
+    assert not list(run.directory.glob("*.partial"))
+
+
+def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
+    def program(rank):
+        group = rank.group()
+        with rank.span(step(rank, 0)):
+            if rank.index == 1:
+                raise ValueError("the loss is bad")
+        group.recv((rank.index + 1) % 3, name=Action("F", (rank.index + 1) % 3, 0))
+
+    run = fails(program, cost={"F": 1})
+    line = program.__code__.co_firstlineno + 4
+    assert run.diagnosis.splitlines()[:2] == ["Rank 1 failed: ValueError: the loss is bad",
+                                              f"  at {HERE}:{line}, in program: raise ValueError(\"the loss is bad\")"]
+    assert "rank 0 waits for 1F0 from rank 1; rank 2 waits for 0F0 from rank 0" in run.diagnosis
+    assert [s.name for s in run.trace().spans()] == ["0F0", "2F0"]
+    assert "Traceback" in run.output(1)
+
+
+def test_a_failure_inside_a_library_is_told_at_the_persons_line():
+    def program(rank):
+        torch.zeros(2) @ torch.zeros(3)
+
+    run = fails(program, 1)
+    assert f"{HERE}:{program.__code__.co_firstlineno + 1}, in program" in run.diagnosis and "RuntimeError" in run.diagnosis
+
+
+def test_a_victim_is_never_blamed():
+    def program(rank):
+        group = rank.group()
+        if rank.index == 2:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.recv(rank.index + 1, name=f"from {rank.index + 1}")  # 0 waits for 1, which waits for 2
+
+    run = fails(program, ranks=3)
+    assert run.diagnosis.startswith("Rank 2 was killed by signal 9 (SIGKILL; out of memory?)")
+    assert "rank 1 waits for from 2 from rank 2" in run.diagnosis
+
+
+def test_a_victim_that_fails_first_in_time_is_not_blamed():
+    def program(rank):
+        if rank.index == 0:
+            raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:12345")
+        time.sleep(0.5)
+        raise KeyError("the reason")
+
+    assert fails(program, 2).diagnosis.startswith("Rank 1 failed: KeyError")
+
+
+@pytest.mark.parametrize("leave, told", [
+    (lambda: sys.exit(3), r"Rank 1 left its program by sys.exit\(3\).\n  at .*in <lambda>"),
+    (lambda: os._exit(3), r"Rank 1 exited with code 3 before its program returned \(os._exit\?\); rank 1 was in 1F0"),
+    (lambda: os._exit(0), r"Rank 1 exited with code 0 before its program returned \(os._exit\?\); rank 1 was in 1F0"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), r"Rank 1 was killed by signal 9 .*; rank 1 was in 1F0"),
+    (lambda: __import__("ctypes").string_at(0), r"Rank 1 was killed by signal 11 \(SIGSEGV\).*\n  at .*test_runtime_faults.py:\d+, in <lambda>"),
+], ids=["sys.exit", "os._exit", "exit 0", "killed", "crashed"])
+def test_a_rank_that_leaves(leave, told):
+    def program(rank):
+        with rank.span(step(rank, 0)):
+            if rank.index == 1:
+                leave()
+        rank.group().barrier()
+
+    assert re.match(told, fails(program, 2, cost={"F": 1}).diagnosis)
+
+
+def test_a_hang_names_the_rank_that_does_not_wait_and_its_line():
+    def program(rank):
+        if rank.index == 1:
+            with rank.span(step(rank, 0)):
+                time.sleep(1000)
+        rank.group().recv((rank.index + 1) % 3, name="x")
+
+    run = fails(program, stall_s=1.0)
+    line = program.__code__.co_firstlineno + 3
+    assert run.diagnosis.startswith(f"Rank 1 hangs: no progress for 1 s at {HERE}:{line}, in program: time.sleep(1000) (rank 1 was in 1F0).")
+    assert "rank 0 waits for x from rank 1" in run.diagnosis and "Rank 0 hangs" not in run.diagnosis
+
+
+def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
+    def program(rank):
+        group = rank.group()
+        group.isend(torch.ones(1), (rank.index + 1) % 3, name="other")
+        if rank.index < 2:
+            group.recv(1 - rank.index, name=Action("F", 1 - rank.index, 7))
+        group.recv(0, name="late")
+
+    run = fails(program, stall_s=1000, within_s=-1000 + 5)
+    assert run.diagnosis == ("Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
+                             "Meanwhile rank 2 waits for late from rank 0.")
+
+
+def test_messages_on_their_way_are_no_deadlock(tmp_path):
+    def program(rank):
+        group = rank.group()
+        for i in range(20):
+            if rank.index == 0:
+                group.isend(torch.zeros(3_000_000), 1, name="big")
+                group.recv(1, name="back")
+            else:
+                group.recv(0, name="big")
+                group.isend(torch.zeros(1), 0, name="back")
+
+    launch(program, 2, directory=tmp_path / "run").wait(60)
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_a_message_without_another_end(record):
+    def unsent(rank):
+        if rank.index == 1:
+            rank.group().recv(0, name=Action("F", 0, 7))
+
+    def untaken(rank):
+        if rank.index == 1:
+            rank.group().isend(torch.zeros(1), 0, name=Action("F", 1, 7))
+
+    told = fails(unsent, 2, record=record).diagnosis
+    assert told.startswith("Rank 1 waits for 0F7 from rank 0, which has finished without sending it." if record else
+                           "Rank 1 lost the connection to rank 0 at 0F7")
+    told = fails(untaken, 2, record=record).diagnosis
+    assert told.startswith("Rank 1 sent 1F7 to rank 0, which has finished without taking it." if record else "Rank 1 lost the connection")
+
+
+def test_a_module_that_the_ranks_do_not_have(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def program(rank):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here
+    sys.path.remove(str(tmp_path))
+    assert "ModuleNotFoundError: No module named 'only_here'" in fails(only_here.program, 2).diagnosis
+
+
+def test_a_run_goes_on_after_a_failed_one(tmp_path):
+    fails(lambda rank: 1 / 0, 2)
+    assert launch(lambda rank: {"x": 1}, 2, directory=tmp_path / "run").wait().ranks == 2
