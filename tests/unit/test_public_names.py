@@ -2,6 +2,7 @@
 
 import re
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import bigtrain_lab
@@ -29,7 +30,7 @@ def member(owner, name: str):
     for names in (getattr(owner, "model_fields", {}), getattr(owner, "__dataclass_fields__", {}), getattr(owner, "__annotations__", {})):
         if name in names:
             return names[name]
-    if not hasattr(owner, name) and hasattr(owner, "__path__"):
+    if hasattr(owner, "__path__") and not hasattr(owner, name) and find_spec(f"{owner.__name__}.{name}"):
         return import_module(f"{owner.__name__}.{name}")
     return getattr(owner, name, None)
 
