@@ -118,7 +118,7 @@ const scene_end = (v) => v.scene.end * 0.999;
 function render({ model, el }) {
   const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
   const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), t: 0, from: 0, to: 1, lens: false, under: null };
-  let playing = false, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0;
+  let playing = false, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0, page = Infinity;
 
   function readTheme() {
     const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
@@ -150,7 +150,10 @@ function render({ model, el }) {
       v.t += Math.min(0.25, (now - (last || now)) / 1000) * v.scene.end / PLAY_SECONDS * SPEEDS[speed];
       last = now;
       if (v.t >= v.scene.end) { v.t = v.scene.end; setPlaying(false); }
-      else if ((v.t > v.to || v.t < v.from) && mode !== "all") act.window(v.t - (v.to - v.from) * 0.1, v.to - v.from);
+      else if ((v.t > v.to || v.t < v.from) && mode !== "all") {  // turn the page
+        const range = v.to - v.from;
+        act.window(v.t > v.to && v.t < v.to + range ? v.to : v.t - range * 0.1, range);
+      }
       frames++;
       if (!since) { since = now; frames = 0; }
       else if (now - since >= 500) { data.fps = Math.round(frames * 1000 / (now - since)); since = now; frames = 0; }
@@ -212,16 +215,19 @@ function render({ model, el }) {
       if (!v.scene || !v.layout) return;
       mode = wanted;
       const step = v.scene.end / v.scene.steps, whole = wanted === "all" || (wanted === "auto" && (v.scene.steps === 1 || readable(v.scene.end)));
+      page = whole ? Infinity : step;
       if (whole) act.window(0, v.scene.end);
       else act.window(Math.floor(Math.min(v.t, v.scene.end - 1) / step) * step * (wanted === "step"), step);
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };
   function load() {
-    const old = v.scene, atEnd = !old || v.t >= old.end;
+    const old = v.scene, live = model.get("live");
     v.scene = readScene(model.get("data"), v.look); v.under = null; d.tip.style.display = "none";
     const has = Boolean(v.scene);
+    if (!has && v.layout) d.root.style.minHeight = `${d.root.offsetHeight}px`;  // the page does not jump while a run starts
     for (const part of [d.canvas, d.bar, d.now]) part.style.display = has ? "" : "none";
+    if (has) d.root.style.minHeight = "";
     drawHead(d, v, model.get("note"));
     revision++;
     Object.assign(data, { spans: v.scene?.spans.length ?? 0, clock: v.scene?.clock ?? "", end: has ? v.scene.end / v.scene.ticks : 0 });
@@ -229,9 +235,10 @@ function render({ model, el }) {
     d.step.style.display = v.scene.steps > 1 ? "" : "none";
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
-    v.t = atEnd && !playing ? v.scene.end : Math.min(v.t, v.scene.end);
+    const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;
+    if (!same || live || (v.t >= old.end && !playing)) { if (playing) setPlaying(false); v.t = v.scene.end; } else v.t = Math.min(v.t, v.scene.end);
     if (!resize()) return;
-    if (old && mode === "own") act.window(from, to - from); else act.show(mode);
+    if (live) act.window(v.scene.end - page, page); else if (same && mode === "own") act.window(from, to - from); else act.show(mode);
     frame();
   }
 
@@ -244,17 +251,28 @@ function render({ model, el }) {
   d.scrub.oninput = () => act.seek(d.scrub.value * (v.scene?.end ?? 0));
   onKeyboard(d, act); onPointer(d, v, act);
   const onTheme = () => { for (const wait of [0, 300, 1200]) setTimeout(() => { readTheme(); drawHead(d, v, model.get("note")); frame(); }, wait); };
-  const size = new ResizeObserver(() => { const first = !v.layout; if (resize()) { if (first || mode === "auto") act.show(mode); frame(); } });
+  const size = new ResizeObserver(() => {
+    const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
+    if (!resize()) return;
+    if (before !== v.layout.width && mode !== "own" && !model.get("live")) act.show(mode);
+    frame();
+  });
   const theme = new MutationObserver(onTheme);
   readTheme(); load(); size.observe(d.root);
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
-  const onMessage = ({ do: what }) => { if (!v.scene) return; if (what === "play") { act.seek(0); setPlaying(true); } else setPlaying(false); };
-  model.on("change:data", load); model.on("change:note", onNote); model.on("msg:custom", onMessage);
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  const onMessage = ({ do: what, text }) => {
+    if (what === "copy") navigator.clipboard?.writeText(text).catch(() => {});  // may be forbidden; the panel shows the text too
+    else if (v.scene && what === "play") { if (!still.matches) { act.seek(0); setPlaying(true); } }
+    else if (v.scene) setPlaying(false);
+  };
+  const onLive = () => { if (!model.get("live")) act.show(mode); };  // the last data may have come while it was live
+  model.on("change:data", load); model.on("change:live", onLive); model.on("change:note", onNote); model.on("msg:custom", onMessage);
   model.on("change:limit_bytes", onShape); model.on("change:height", onShape);
   return () => {
     size.disconnect(); theme.disconnect(); cancelAnimationFrame(asked);
-    model.off("change:data", load); model.off("change:note", onNote); model.off("msg:custom", onMessage);
+    model.off("change:data", load); model.off("change:live", onLive); model.off("change:note", onNote); model.off("msg:custom", onMessage);
     model.off("change:limit_bytes", onShape); model.off("change:height", onShape);
   };
 }

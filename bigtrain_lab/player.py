@@ -33,6 +33,7 @@ class Player(anywidget.AnyWidget):
     _css = (HERE / "player.css").read_text()
     data = traitlets.Bytes(b"").tag(sync=True)
     note = traitlets.Unicode("").tag(sync=True)
+    live = traitlets.Bool(False).tag(sync=True)
     look = traitlets.Dict(LOOK).tag(sync=True)
     limit_bytes = traitlets.Int(None, allow_none=True).tag(sync=True)
     height = traitlets.Int(None, allow_none=True).tag(sync=True)
@@ -41,9 +42,13 @@ class Player(anywidget.AnyWidget):
         super().__init__(limit_bytes=limit_bytes, height=height, **traits)
         self.show(trace)
 
-    def show(self, trace: Trace | None, note: str = "") -> None:
-        """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone."""
+    def show(self, trace: Trace | None, note: str = "", live: bool = False) -> None:
+        """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone.
+
+        `live`: the trace still grows, and the playhead stays at its end.
+        """
         with self.hold_sync():
+            self.live = live
             self.data = pack(trace) if trace is not None else b""
             self.note = note
 
@@ -71,8 +76,8 @@ def pack(trace: Trace) -> bytes:
                           wait.ticks if wait else 0, message.name if message else "", message.src if message else -1])
         elif isinstance(e, Transfer):
             transfers.append([e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes])
-        elif isinstance(e, Memory) and e.inside:
-            inside.append([e.rank, e.start - start, e.bytes])
+        elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS:
+            inside.append([e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)])
     return json.dumps({
         "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks, "steps": trace.steps,
         "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": levels(trace, start), "inside": inside,

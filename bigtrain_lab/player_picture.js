@@ -24,9 +24,13 @@ function readScene(bytes, look) {
   for (const e of scene.spans) times.add(e.start).add(e.end);
   for (const e of scene.transfers) times.add(e.start).add(e.end);
   scene.times = Float64Array.from(times).sort();
-  scene.peak = 0;
-  for (const rank of raw.levels) for (const level of rank) scene.peak = Math.max(scene.peak, sum(level));
-  for (const [, , size] of raw.inside) scene.peak = Math.max(scene.peak, size);
+  scene.peaks = raw.levels.map((rank) => rank.reduce((most, level) => Math.max(most, sum(level)), 0));
+  scene.peak = Math.max(0, ...scene.peaks);
+  scene.inside = raw.inside.map(([rank, t, bytes, kind]) => {  // on top of what the other kinds hold
+    const level = levelAt(raw.levels[rank], t);
+    return { rank, t, bytes: level ? sum(level) - level[kind + 1] + bytes : bytes };
+  });
+  for (const e of scene.inside) scene.peak = Math.max(scene.peak, e.bytes);
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1])));
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
@@ -51,14 +55,14 @@ function lastBefore(items, value, key) {
 const spanAt = (row, t) => { const s = row[lastBefore(row, t, (e) => e.start)]; return s && t < s.end ? s : null; };
 const levelAt = (levels, t) => levels[lastBefore(levels, t, (e) => e[0])];
 const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 100 ? 5 : 4 });
-const clockTime = (scene, t) => `${digits(t * scene.factor)} ${scene.unitName}`;
+const clockTime = (scene, t) => t * scene.factor === 1 ? `1 ${scene.unitName.replace("slots", "slot")}` : `${digits(t * scene.factor)} ${scene.unitName}`;
 
-function size(bytes) {
+function size(bytes) {  // decimal units, as on a data sheet
   let value = bytes, unit = 0;
-  while (value >= 1024 && unit < 4) { value /= 1024; unit++; }
-  return `${unit && value < 100 ? +value.toPrecision(3) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+  while (+value.toPrecision(4) >= 1000 && unit < 4) { value /= 1000; unit++; }
+  return `${+value.toPrecision(3)} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
 }
-const exactSize = (bytes) => bytes < 1024 ? `${bytes} bytes` : `${size(bytes)} (${bytes.toLocaleString("en")} bytes)`;
+const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (${bytes.toLocaleString("en")} bytes)`;
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
@@ -67,8 +71,8 @@ const pick = (count, choices, otherwise) => { for (const [most, value] of choice
 
 function layoutOf(scene, width, wanted) {
   const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) ? scene.ranks : 0;
-  let row = pick(rows, [[4, 28], [6, 24], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
-  let strip = pick(ranks, [[4, 42], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
+  let row = pick(rows, [[4, 26], [6, 23], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
+  let strip = pick(ranks, [[4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
   const caption = ranks ? 24 : 6;
   const natural = rows * (row + gap) + ranks * (strip + space);
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption) / natural) : 1;
@@ -128,7 +132,7 @@ function paintAxis(c, v) {
     c.strokeStyle = theme.rule; c.globalAlpha = 0.7; c.beginPath(); c.moveTo(x, TOP); c.lineTo(x, L.bottom + 3); c.stroke(); c.globalAlpha = 1;
     c.fillStyle = theme.soft; c.fillText((n * step).toFixed(places), x, L.bottom + 15);
   }
-  c.textAlign = "right"; c.fillText(scene.unitName, LEFT - 8, L.bottom + 15);
+  c.textAlign = "right"; c.fillText(scene.unitName, LEFT - 28, L.bottom + 15);
 }
 
 const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || v.look.other
@@ -187,10 +191,10 @@ function paintMemory(c, v, look) {
     });
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
-    const inside = scene.inside.filter((e) => e[0] === rank);
+    const inside = scene.inside.filter((e) => e.rank === rank);
     if (inside.length) {
       c.strokeStyle = look.inside; c.beginPath();
-      inside.forEach(([, t, b]) => c.lineTo(xOf(v, t), y(rank, b))); c.stroke();
+      inside.forEach((e) => c.lineTo(xOf(v, e.t), y(rank, e.bytes))); c.stroke();
     }
     if (onScale) {
       c.strokeStyle = theme.soft; c.setLineDash([5, 4]); c.beginPath();
@@ -199,7 +203,7 @@ function paintMemory(c, v, look) {
   }
   const device = !limit ? "" : onScale ? `; dashed: the device's ${size(limit)}` : `; the device holds ${size(limit)}, far above this scale`;
   c.fillStyle = theme.soft; c.textAlign = "left"; c.textBaseline = "alphabetic"; c.font = `11px ${theme.font}`;
-  c.fillText(`memory of each rank by kind, 0 to ${size(scene.peak)}${device}`, LEFT, L.memoryTop - 7);
+  c.fillText(`memory by kind, 0 to ${size(scene.peak)}; left: held now (at the end: the peak)${device}`, LEFT, L.memoryTop - 7);
 }
 
 function paintFrame(c, v) {
@@ -226,7 +230,7 @@ function paintFrame(c, v) {
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (let rank = 0; rank < L.ranks; rank++) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
-    const bytes = level ? size(sum(level)) : "0 B";
+    const ended = v.t >= scene.end, bytes = `${ended && two ? "peak " : ""}${size(ended ? scene.peaks[rank] : level ? sum(level) : 0)}`;
     c.fillStyle = theme.ink; if (two) c.fillText(`rank ${rank}`, LEFT - 8, y + L.strip / 2 - 7);
     c.fillStyle = theme.soft; c.fillText(two ? bytes : `rank ${rank}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
   }

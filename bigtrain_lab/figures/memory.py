@@ -1,5 +1,7 @@
 """What each rank holds over time, stacked by kind: bytes at action boundaries, and thin, what was read inside actions."""
 
+from bisect import bisect_right
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -33,7 +35,7 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
         inside = [e for e in readings if e.inside and e.rank == each]
         if inside:
             figure.add_trace(go.Scatter(
-                x=[at(e.start) for e in inside], y=[e.bytes for e in inside], name="read inside actions", legendgroup="inside",
+                x=[at(e.start) for e in inside], y=[e.bytes + others(trace, e) for e in inside], name="read inside actions", legendgroup="inside",
                 showlegend=row == 1, mode="lines", line=dict(width=1, color=palette.INSIDE),
                 hovertext=[f"{e.name}: {words.size(e.bytes)} ({e.bytes:,} bytes)" for e in inside], hoverinfo="text+x"), row=row, col=1)
         figure.update_yaxes(title=dict(text=f"rank {each}", standoff=6), rangemode="tozero", exponentformat="none", row=row, col=1,
@@ -43,6 +45,15 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
     figure.update_layout(margin_l=92, hovermode="x unified" if len(ranks) == 1 else "closest", legend=dict(traceorder="normal"))
     figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
     return figure
+
+
+def others(trace: Trace, reading: Memory) -> int:
+    """Bytes of the other kinds at a reading's time: it is drawn on top of them."""
+    def last(levels):
+        at = bisect_right(levels, reading.start, key=lambda level: level[0])
+        return levels[at - 1][1] if at else 0
+
+    return last(trace.levels(reading.rank)) - last(trace.levels(reading.rank, reading.kind))
 
 
 def byte_ticks(peak: int) -> dict:

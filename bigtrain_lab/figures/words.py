@@ -65,15 +65,11 @@ def label(name: str, with_stage: bool = False) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in human units: 1,536 is "1.5 KiB"."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            break
-        value /= 1024
-    else:
-        unit = "TiB"
-    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.3g} {unit}"
+    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while abs(float(f"{value:.4g}")) >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:,.4g} {units[0]}"
 
 
 def duration(value: float, unit: str) -> str:

@@ -1,0 +1,100 @@
+"""A control for each knob: its type, range and menu say which; one line of help is its tooltip."""
+
+import math
+import weakref
+
+import ipywidgets as widgets
+
+from ..core import Knob
+
+TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
+CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
+STYLE = {"description_width": "96px"}
+
+
+def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
+    """The widget of one setting, of Python type `kind`."""
+    about = dict(description=name.replace("_", "-"), tooltip=knob.help + (f" ({knob.unit})" if knob.unit else ""), style=STYLE, layout=CELL)
+    if kind is bool:
+        return widgets.Checkbox(value, indent=True, **about)
+    if (menu := knob.menu()) is not None:
+        return widgets.Dropdown(options=menu, value=value, **about)
+    if kind not in (int, float) or knob.low is None or knob.high is None:
+        typed = {int: widgets.IntText, float: widgets.FloatText}.get(kind, widgets.Text)
+        return typed(value, continuous_update=False, **about)
+    if knob.logarithmic and kind is float:
+        low = math.log10(knob.low) if knob.low > 0 else math.log10(knob.high) - 7
+        return widgets.FloatLogSlider(value=value, base=10, min=low, max=math.log10(knob.high), step=0.1, readout_format=".2g", **about)
+    if knob.logarithmic:
+        return widgets.SelectionSlider(options=doublings(int(knob.low), int(knob.high), value), value=value, **about)
+    step = knob.step or (1 if kind is int else (knob.high - knob.low) / 100)
+    bounds = dict(min=kind(knob.low), max=kind(knob.high), step=kind(step))
+    if (knob.high - knob.low) / step > TYPED_BEYOND:
+        typed = widgets.BoundedIntText if kind is int else widgets.BoundedFloatText
+        return typed(value, continuous_update=False, **bounds, **about)
+    if kind is int:
+        return widgets.IntSlider(value, **bounds, **about)
+    return widgets.FloatSlider(value, readout_format=".3g", **bounds, **about)
+
+
+def doublings(low: int, high: int, *always: int) -> list[int]:
+    """low, 2 low, 4 low, ... high, and the values that must be there."""
+    values, value = {low, high, *always}, max(1, low)
+    while value < high:
+        values.add(value)
+        value *= 2
+    return sorted(values)
+
+
+def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
+    """Setting -> its control, at this experiment's values."""
+    fields = type(experiment).model_fields
+    return {name: control(name, knob, fields[name].annotation, getattr(experiment, name))
+            for name, knob in type(experiment).knobs().items()}
+
+
+def refresh(controls: dict, knobs: dict[str, Knob]) -> None:
+    """Read the menus of open families again: a class typed in a cell joins them."""
+    for name, knob in knobs.items():
+        menu = knob.menu()
+        if menu is not None and list(controls[name].options) != menu:
+            value = controls[name].value
+            controls[name].options = menu
+            if value in menu:
+                controls[name].value = value
+
+
+def nearby(knob: Knob, kind: type, value) -> list:
+    """Other values of a setting, the nearest first."""
+    if kind is bool:
+        return [not value]
+    menu = knob.menu()
+    if menu is None and kind is int and knob.low is not None and knob.high is not None:
+        step = int(knob.step or 1)
+        low, high = max(int(knob.low), value - 64 * step), min(int(knob.high), value + 64 * step)
+        menu = [v for v in range(int(knob.low), int(knob.high) + 1, step) if low <= v <= high] if high - low <= 10**6 else []
+    if menu is None:
+        return []
+    at = menu.index(value) if value in menu else 0
+    return [v for i, v in sorted(enumerate(menu), key=lambda pair: abs(pair[0] - at)) if v != value]
+
+
+def follow_cells(panel) -> None:
+    """After each cell, let the panel read its menus again: a cell may have typed or changed a member of a family."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return
+    shell = get_ipython()
+    if shell is None:
+        return
+    alive = weakref.ref(panel)
+
+    def after_cell(*_):
+        panel = alive()
+        if panel is None or panel.comm is None:
+            shell.events.unregister("post_run_cell", after_cell)
+        else:
+            panel.read_menus()
+
+    shell.events.register("post_run_cell", after_cell)

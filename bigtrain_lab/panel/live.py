@@ -1,0 +1,29 @@
+"""A run as it happens: a daemon thread reads its directory and tells the panel, at most ten times a second.
+
+A thread, since a blocking cell stops the kernel's own callbacks but no thread; and as the browser cannot say that it is
+behind, a reading that took long is followed by a longer pause.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+PAUSE_S = 0.1
+BUSY = 4  # pause at least so many times as long as the reading took
+
+
+def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
+    """Call `changed()` while the run goes on and `ended()` once, after it; returns the thread."""
+    def watch():
+        while run.state == "running":
+            began = time.monotonic()
+            changed()
+            spent = time.monotonic() - began
+            until = time.monotonic() + max(PAUSE_S - spent, BUSY * spent)
+            while run.state == "running" and time.monotonic() < until:
+                time.sleep(0.02)
+        ended()
+
+    thread = threading.Thread(target=watch, daemon=True, name="bigtrain_lab panel")
+    thread.start()
+    return thread

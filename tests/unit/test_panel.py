@@ -1,0 +1,279 @@
+"""The panel without a browser: controls from knobs, prediction at each move, runs, failures, the table."""
+
+import re
+import time
+from typing import ClassVar
+
+import ipywidgets as widgets
+import numpy as np
+import pytest
+
+from bigtrain_lab import report
+from bigtrain_lab.core import Cost, Impossible, Knob, Trace, knob
+from bigtrain_lab.experiments import Experiment, Quantity
+from bigtrain_lab.panel import Panel, show
+from bigtrain_lab.panel import table
+from bigtrain_lab.panel.controls import control, doublings, nearby, refresh
+from bigtrain_lab.panel.nearest import nearest
+from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.schedules.gpipe import GPipe
+from bigtrain_lab.simulate import simulate
+
+
+class Title:
+    """A name that is inherited makes no member of the family: other tests go through all experiments."""
+
+    name = "test-waves"
+    question = "How long is a <wave>?"
+
+
+class Waves(Title, Experiment):
+    """Ranks that run GPipe's forwards by sleeping, so that a panel's run takes as long as a test wants."""
+
+    quantities: ClassVar[tuple] = (Quantity("step time", "slot", lambda t: t.step_time), Quantity("spans", "", lambda t: len(t.spans())))
+
+    ranks: int = knob(2, "processes", low=1, high=4)
+    micro_batches: int = knob(2, "pieces", low=1, high=8)
+    steps: int = knob(1, "steps", low=1, high=4, more=True)
+    nap_s: float = knob(0.0, "how long an action really takes", low=0, high=10, more=True)
+    trouble: str = knob("none", "what goes wrong", choices=("none", "raise"), more=True)
+
+    def cost(self):
+        return Cost({"F": 1, "B": 2})
+
+    def predict(self):
+        if self.micro_batches < self.ranks:
+            raise Impossible(f"{self.ranks} ranks need at least {self.ranks} micro-batches.")
+        return simulate(GPipe(self.ranks, self.micro_batches), self.cost(), self.steps)
+
+    def program(self, rank):
+        from bigtrain_lab.schedule import Action
+        for m in range(self.micro_batches):
+            with rank.span(Action("F", rank.index, m)):
+                time.sleep(self.nap_s)
+        if self.trouble == "raise" and rank.index == 1:
+            raise ValueError("the wave broke")
+        return {"done": np.ones(1)}
+
+    def reference(self):
+        return {"done": np.ones(1)}
+
+    def explain(self, trace):
+        return ["Rank 0 waits.", "In all, waves overlap."]
+
+
+@pytest.fixture
+def panel(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # runs are kept in the current folder
+    made = Panel(Waves)
+    yield made
+    made.stop()
+
+
+# -- controls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("about,kind,value,expected", [
+    (dict(low=1, high=8), int, 4, widgets.IntSlider),
+    (dict(low=0, high=2**31 - 1), int, 0, widgets.BoundedIntText),
+    (dict(low=16, high=1024, step=16), int, 64, widgets.IntSlider),
+    (dict(low=1, high=1024, logarithmic=True), int, 64, widgets.SelectionSlider),
+    (dict(low=0, high=0.9), float, 0.0, widgets.FloatSlider),
+    (dict(low=0, high=10, logarithmic=True), float, 1e-3, widgets.FloatLogSlider),
+    (dict(choices=("a", "b")), str, "a", widgets.Dropdown),
+    (dict(choices=lambda: {"a": 1}), str, "a", widgets.Dropdown),
+    (dict(), str, "x", widgets.Text),
+    (dict(), bool, True, widgets.Checkbox),
+    (dict(), int, 3, widgets.IntText),
+])
+def test_a_control_fits_its_knob(about, kind, value, expected):
+    made = control("micro_batches", Knob("pieces", unit="bytes", **about), kind, value)
+    assert type(made) is expected and made.value == (pytest.approx(value) if kind is float else value)
+    assert made.description == "micro-batches" and made.tooltip == "pieces (bytes)"
+
+
+def test_doublings_hold_the_ends_and_the_default():
+    assert doublings(1, 100, 24) == [1, 2, 4, 8, 16, 24, 32, 64, 100]
+
+
+def test_main_controls_first_and_the_others_folded(panel):
+    grids = [child for child in panel.children if isinstance(child, widgets.GridBox)]
+    assert [c.description for c in grids[0].children] == ["ranks", "micro-batches"]
+    assert [c.description for c in grids[1].children] == ["steps", "nap-s", "trouble"] and grids[1].layout.display == "none"
+    panel.more_button.value = True
+    assert grids[1].layout.display is None
+
+
+def test_an_open_family_joins_the_menu():
+    members = ["a"]
+    knobs = {"schedule": Knob("order", choices=lambda: members)}
+    made = {"schedule": control("schedule", knobs["schedule"], str, "a")}
+    members.append("b")
+    refresh(made, knobs)
+    assert list(made["schedule"].options) == ["a", "b"] and made["schedule"].value == "a"
+
+
+def test_a_panel_from_class_instance_and_name():
+    assert Panel(Waves(ranks=1)).experiment.ranks == 1
+    assert show("pipeline", micro_batches=7).controls["micro_batches"].value == 7
+    assert show(Waves(ranks=1), micro_batches=3).experiment == Waves(ranks=1, micro_batches=3)
+    with pytest.raises(Impossible, match="no experiment called 'nothing'"):
+        show("nothing")
+
+
+# -- prediction -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_move_predicts_again(panel):
+    before, data = panel.traces["predicted"], panel.player.data
+    panel.controls["micro_batches"].value = 5
+    assert panel.experiment.micro_batches == 5 and panel.traces["predicted"] != before and panel.player.data != data
+    assert panel.rows[0].predicted == report.Amount((5 + 1) * 3, "slot") and panel.run is None
+
+
+def test_a_move_costs_one_message_to_the_player_and_one_to_the_table(panel):
+    sent, parts = [], [panel]
+    for part in parts:
+        parts += getattr(part, "children", ())
+        if part is not panel.controls["micro_batches"]:
+            part.comm.send = lambda *args, part=part, **kwargs: sent.append(type(part).__name__)
+    panel.controls["micro_batches"].value = 4
+    assert sent == ["Player", "HTML"]
+
+
+def test_the_question_is_escaped(panel):
+    assert "How long is a &lt;wave&gt;?" in panel.children[0].value
+
+
+def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
+    panel.controls["ranks"].value = 4
+    assert panel.problem == "4 ranks need at least 4 micro-batches." and "4 ranks need" in panel._trouble.value
+    assert panel.player.layout.display == "none" and panel.run_button.disabled and panel.start() is None
+    assert panel._mend.description == "Use ranks = 2" and panel._mend.layout.display is None
+    panel._mend.click()
+    assert panel.problem == "" and panel.experiment.ranks == 2 and panel.player.layout.display is None and not panel.run_button.disabled
+
+
+def test_nearest_prefers_the_setting_that_was_moved():
+    settings = dict(ranks=4, micro_batches=2, steps=1, nap_s=0.0, trouble="none")
+    assert nearest(Waves, settings, "micro_batches") == {"micro_batches": 4}
+    assert nearest(Waves, settings, None) == {"ranks": 2}
+
+
+def test_nearby_values_come_nearest_first():
+    assert nearby(Knob("", low=1, high=6), int, 4) == [3, 5, 2, 6, 1]
+    assert nearby(Knob("", choices="abc"), str, "b") == ["a", "c"]
+    assert nearby(Knob(""), bool, True) == [False]
+    assert nearby(Knob("", low=0, high=1), float, 0.5) == []
+
+
+def test_copy_command_shows_only_what_differs(panel):
+    panel.set(micro_batches=4, trouble="raise")
+    panel.command_button.click()
+    assert "<code>bigtrain run test-waves --micro-batches 4 --trouble raise</code>" in panel._command.value
+    panel.controls["micro_batches"].value = 5
+    assert "--micro-batches 5" in panel._command.value
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_run_fills_the_columns(panel):
+    panel.run_button.click()
+    assert panel.run_button.disabled and not panel.stop_button.disabled and panel.tabs.value == "modelled"
+    panel.wait(60)
+    spans = panel.rows[1]
+    assert (spans.predicted.value, spans.modelled.value, spans.measured.value) == (10, 4, 4)  # 4 forwards ran, 10 actions were planned
+    assert set(panel.traces) == {"predicted", "modelled", "measured"} and not panel.run_button.disabled
+    assert re.search(r"done after .* s; modelled: ", panel.status.value)
+    assert "≠ modelled x 0.4" in panel._results.value
+
+
+def test_a_move_after_a_run_greys_what_it_gave(panel):
+    panel.start()
+    panel.wait(60)
+    assert not panel.stale
+    panel.controls["micro_batches"].value = 4
+    assert panel.stale and panel.tabs.value == "predicted" and panel.player.note == ""
+    assert "settings changed" in panel._results.value and 'class="btl-stale"' in panel._results.value
+    panel.tabs.value = "measured"
+    assert panel.player.note == "settings changed since this run"
+    panel.controls["micro_batches"].value = 2
+    assert not panel.stale and "settings changed" not in panel._results.value
+
+
+def test_live_events_reach_the_player_before_the_end(panel):
+    panel.set(nap_s=0.8)
+    panel.start()
+    deadline = time.monotonic() + 30
+    while not panel.player.data and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert panel.run.state == "running" and panel.player.live and b'"modelled"' in panel.player.data
+    panel.wait(60)
+    assert not panel.player.live
+
+
+def test_stop_ends_a_long_run(panel):
+    panel.set(nap_s=10)
+    panel.start()
+    panel.stop_button.click()
+    with pytest.raises(RankFailed, match="stopped"):
+        panel.wait(20)
+    assert "stopped after" in panel.status.value and not panel.run_button.disabled and panel.stop_button.disabled
+
+
+def test_a_failure_names_rank_and_reason_in_the_panel(panel):
+    panel.set(trouble="raise")
+    panel.start()
+    with pytest.raises(RankFailed):
+        panel.wait(60)
+    assert "ank 1" in panel.problem and "the wave broke" in panel.problem and "the wave broke" in panel._trouble.value
+    assert panel.player.layout.display is None and "failed after" in panel.status.value
+    panel.set(trouble="none")
+    assert panel.problem == ""
+
+
+def test_a_run_that_cannot_start_says_why(panel, tmp_path):
+    (tmp_path / "taken").write_text("")
+    assert panel.start(directory=tmp_path / "taken") is None
+    assert "taken" in panel.problem and not panel.run_button.disabled
+
+
+def test_panel_tells_itself_in_text(panel):
+    assert repr(panel) == "<Panel test-waves: predicted step time 9 slots, spans 10>"
+
+
+# -- the table ------------------------------------------------------------------------------------------------------------
+
+
+def row(predicted=None, modelled=None, measured=None, unit="B"):
+    amounts = [None if value is None else report.Amount(value, unit) for value in (predicted, modelled, measured)]
+    return report.Row("q", unit, *amounts, "")
+
+
+@pytest.mark.parametrize("values,exact,has,has_not", [
+    ((5, 5, None), True, "= ✓ equal", "≠"),
+    ((5, 6, None), True, "≠ modelled +1 B", "✓"),
+    ((5, 6, None), False, "modelled +1 B", "≠"),
+    ((5, 5, 5), True, "measured equal", "≠"),
+    ((5, None, None), True, "", "equal"),
+])
+def test_difference(values, exact, has, has_not):
+    told = table.difference(row(*values), exact)
+    assert has in told and has_not not in told
+
+
+def test_bytes_are_exact_under_the_pointer():
+    assert table.cell(report.Amount(1_536_000, "B")) == '<span title="1,536,000 bytes">1.536 MB</span>'
+    assert "–" in table.cell(None)
+
+
+def test_the_whole_is_told_before_the_ranks():
+    told = table.why([*(f"Rank {r} waits." for r in range(8)), "In all, 3 & 4."])
+    assert told.index("In all, 3 &amp; 4.") < told.index("Rank 0") and "<summary>4 more</summary>" in told
+    assert table.why([]) == ""
+
+
+def test_an_empty_run_has_a_table():
+    quantities = (Quantity("spans", "", lambda t: len(t.spans())),)
+    assert "spans" in table.results(quantities, {"predicted": Trace((), "predicted")}, [], False)
