@@ -8,7 +8,6 @@ import gc
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 from .core import Impossible
@@ -84,43 +83,45 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
 
     Impossible, naming rank and action, unless each action runs once, on the rank of its stage, after what it needs there.
     """
-    order = schedule.over(steps)
     stages, micro_batches = schedule.stages, steps * schedule.micro_batches
+    rank_of, needs, version = schedule.rank_of, schedule.needs, schedule.version
     homes: dict[Action, int] = {}
-    receives: dict[Action, list[Recv]] = {}
     sends: dict[Action, list[Send]] = {}
-    for rank, work in enumerate(order):
-        for action in chain.from_iterable(work):
-            kind, stage, micro_batch = action
-            if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
-                raise Impossible(f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
-                                 f"and micro-batches 0 to {micro_batches - 1}.")
-            if (home := schedule.rank_of(stage, micro_batch)) != rank:
-                raise Impossible(f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it there.")
-            if action in homes:
-                raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
-            homes[action] = rank
-            if kind == "U":  # an update needs only what its own stage did
-                continue
-            for need in schedule.needs(action):
-                src = schedule.rank_of(need.stage, need.micro_batch)
-                if src != rank:
-                    receives.setdefault(action, []).append(Recv(src, need))
-                    sends.setdefault(need, []).append(Send(rank, need))
-                elif need not in homes:
-                    raise Impossible(f"Rank {rank} runs {action} before {need}, which it needs: swap them.")
-    refuse_missing(schedule, homes, micro_batches)
-    lanes, version = {}, schedule.version
-    for rank, work in enumerate(order):
-        ops: list = []
+    lanes: list[list] = []  # per rank, what it receives and computes; what it sends is known when all ranks are seen
+    for rank, work in enumerate(schedule.over(steps)):
+        lanes.append([])
         for step in work:
             for action in step:
-                ops += receives.get(action, ())
-            ops.append(Compute(step, version(step[0])))
-            for action in step:
-                ops += sends.get(action, ())
-        lanes[rank, "compute"] = tuple(ops)
-    return Plan(lanes, schedule.ranks, steps)
+                kind, stage, micro_batch = action
+                if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
+                    raise Impossible(f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
+                                     f"and micro-batches 0 to {micro_batches - 1}.")
+                if (home := rank_of(stage, micro_batch)) != rank:
+                    raise Impossible(f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it there.")
+                if action in homes:
+                    raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
+                homes[action] = rank
+                if kind == "U":  # an update needs only what its own stage did
+                    continue
+                for need in needs(action):
+                    src = rank_of(need.stage, need.micro_batch)
+                    if src != rank:
+                        lanes[rank].append(Recv(src, need))
+                        sends.setdefault(need, []).append(Send(rank, need))
+                    elif need not in homes:
+                        raise Impossible(f"Rank {rank} runs {action} before {need}, which it needs: swap them.")
+            lanes[rank].append(Compute(step, version(step[0])))
+    refuse_missing(schedule, homes, micro_batches)
+    plan = {}
+    for rank, received_and_computed in enumerate(lanes):
+        ops: list = []
+        for op in received_and_computed:
+            ops.append(op)
+            if type(op) is Compute:
+                for action in op.step:
+                    ops += sends.get(action, ())
+        plan[rank, "compute"] = tuple(ops)
+    return Plan(plan, schedule.ranks, steps)
 
 
 def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:
