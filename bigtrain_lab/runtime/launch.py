@@ -8,6 +8,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import pickle
 import platform
 import re
 import secrets
@@ -27,16 +28,18 @@ from pathlib import Path
 import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
-from . import border
+from . import border, fresh
 from .in_place import run_in_place
-from .process import Job, main
+from .process import Job
 from .run import FORMAT, Run
 from .watch import Watch
 
 PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
-             "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile"]
+             "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile",
+             "bigtrain_lab.runtime.preload"]
 MOST_RANKS = 256
 _lock = threading.RLock()
+_preloaded: int | None = None  # the library's fingerprint before the server loaded it
 _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
@@ -91,7 +94,7 @@ def warm() -> None:
     with _lock:
         context = _context()
         if context.get_start_method() == "forkserver":
-            from multiprocessing import forkserver
+            from multiprocessing import forkserver  # not on Windows
             with hidden_main():
                 forkserver.ensure_running()
 
@@ -99,11 +102,13 @@ def warm() -> None:
 def start(ranks: int, job: Job, travelling: bytes) -> list:
     """The ranks' processes, started; none of them where one cannot start."""
     processes = []
+    payload = pickle.dumps((job, travelling))
     with _lock, hidden_main():
         context = _context()
+        current = fresh.fingerprint() == _preloaded
         try:
             for index in range(ranks):
-                process = context.Process(target=main, args=(index, job, travelling), name=f"rank {index}")
+                process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
                 process.start()
                 processes.append(process)
         except BaseException:
@@ -117,11 +122,14 @@ def start(ranks: int, job: Job, travelling: bytes) -> list:
 
 
 def _context():
-    """Fork from a server that has PRELOADED and nothing of ours, which a user may edit; a fresh interpreter on Windows."""
+    """Fork from a server that has PRELOADED; a fresh interpreter on Windows."""
+    global _preloaded
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    if _preloaded is None:
+        _preloaded = fresh.fingerprint()
     return context
 
 

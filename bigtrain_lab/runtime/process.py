@@ -56,8 +56,7 @@ class Job:
 
 
 def main(index: int, job: Job, program: bytes) -> None:
-    """The target of a rank's process; leaves by os._exit, so no finalizer can keep it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
+    """All that a rank's process does; leaves by os._exit, so no finalizer can keep it."""
     threading.Thread(target=end_with_launcher, args=(job.store,), daemon=True).start()
     code = UNWRITABLE
     try:

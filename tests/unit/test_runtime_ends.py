@@ -1,6 +1,7 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,8 +87,8 @@ def script(tmp_path, text: str) -> Path:
     return path
 
 
-def started(tmp_path, text: str, **options) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": ROOT, "TMPDIR": str(tmp_path)}
+def started(tmp_path, text: str, PYTHONPATH=ROOT, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)}
     return subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
@@ -147,6 +148,44 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
         print({name: int(x) for name, x in sorted(run.result.items())}, __file__ is not None)
     """)
     assert kernel.communicate(timeout=60)[0] == "begin\n{'x0': 0, 'x1': 7} True\n"
+
+
+EDITED = """
+    import sys
+    from pathlib import Path
+    sys.path.insert(0, sys.path[0] + "/copy")
+    import bigtrain_lab
+    from bigtrain_lab.runtime import launch
+    def program(rank):
+        import bigtrain_lab.core.lane, bigtrain_lab.runtime.clock
+        here = bigtrain_lab.core.lane.Lane is bigtrain_lab.runtime.clock.Lane and bigtrain_lab.__file__.startswith(sys.path[0])
+        return {"x": getattr(bigtrain_lab.core.lane, "EDIT", 0), "whole": here}
+    file = Path(bigtrain_lab.core.lane.__file__)
+    for edit in range(3):
+        result = launch(program, 1, directory=f"run{edit}").result
+        print(int(result["x"]), bool(result["whole"]), file.parts[-4])
+        file.write_text(file.read_text() + f"\\nEDIT = {edit + 1}\\n")
+    (file.parents[1] / "experiments" / "broken.py").write_text("def half(:")
+    print(int(launch(program, 1, directory="run3").result["x"]))
+"""
+
+
+@pytest.mark.parametrize("preloaded", ["the copy", "another copy"])
+def test_an_edit_of_the_library_reaches_the_next_run(preloaded, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(Path(ROOT) / "bigtrain_lab", copy / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    kernel = started(tmp_path, EDITED, PYTHONPATH=str(copy) if preloaded == "the copy" else ROOT)
+    assert kernel.communicate(timeout=60)[0] == "0 True copy\n1 True copy\n2 True copy\n3\n"
+
+
+def test_a_server_outlives_a_library_that_does_not_import(tmp_path):
+    shutil.copytree(Path(ROOT) / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "bigtrain_lab" / "experiments" / "broken.py").write_text("def half(:")
+    kernel = started(tmp_path, """
+        from bigtrain_lab.runtime import launch
+        print(int(launch(lambda rank: {"x": 1}, 1, directory="run").result["x"]))
+    """, PYTHONPATH=str(tmp_path))
+    assert kernel.communicate(timeout=60)[0] == "1\n"
 
 
 def test_main_is_hidden_only_while_ranks_start():

@@ -1,0 +1,16 @@
+"""Imported by the fork server, never by anybody else: what every rank will need of this library.
+
+The server must outlive a file that does not import, such as an experiment in the middle of an edit: it then drops
+everything, and the rank that imports that file tells its error.
+"""
+
+from importlib import import_module
+
+from . import fresh
+
+try:
+    for _name in ("runtime.process", "experiments"):
+        import_module(f"{fresh.PACKAGE}.{_name}")
+except Exception as error:
+    fresh.drop()
+    raise ImportError(str(error)) from error  # which the server passes over
