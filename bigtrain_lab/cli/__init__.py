@@ -1,0 +1,136 @@
+"""The command line: list, run, predict, show, export and doctor, a skin over Experiment, Run and Trace.
+
+Nothing heavy is imported before a command needs it: `bigtrain --help` is instant.
+Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130 interrupted.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from .. import __version__
+from ..core import CLOCKS, Impossible
+
+app = App(name="bigtrain", version=__version__, result_action="return_value", suppress_keyboard_interrupt=False,
+          help="How large models are trained: predicted at once, and run on real processes.")
+Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # passed on to the experiments' own commands
+Place = Annotated[Path, Parameter(help="a run directory, or a file that predict --save wrote")]
+
+
+def main(arguments=None) -> int:
+    """Run one command (by default the process's own words) and return its exit code."""
+    try:
+        return app(arguments, exit_on_error=False, print_error=False) or 0
+    except (Impossible, CycloptsError) as error:
+        print(f"bigtrain: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bigtrain: interrupted.", file=sys.stderr)
+        return 130
+
+
+@app.command(help_flags=[], version_flags=[])
+def run(*words: Words) -> int:
+    """Run an experiment on real ranks and compare it with its prediction."""
+    from . import labs
+
+    return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
+
+
+@app.command(help_flags=[], version_flags=[])
+def predict(*words: Words) -> int:
+    """Predict an experiment: no processes, instant."""
+    from . import labs
+
+    return labs.menu("predict", labs.predict)(words, exit_on_error=False, print_error=False)
+
+
+@app.command(name="list")
+def list_all(*, verbose: Annotated[bool, Parameter(alias="-v", negative="", help="also where each number comes from")] = False) -> int:
+    """Say which experiments, schedules and hardware profiles there are."""
+    from ..core.hardware import PROFILES
+    from ..experiments import Experiment
+    from ..report import hardware_lines
+    from ..runtime import this_machine
+    from ..schedule import Schedule
+    from .screen import columns, screen
+
+    profiles = [*PROFILES.values(), *filter(None, [this_machine(measure=False)])]
+    console = screen()
+    console.print(columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()]))
+    console.print(columns("Schedules", [(name, first_line(cls)) for name, cls in Schedule.all().items()]))
+    console.print(columns("Hardware", [(p.name, "\n".join(hardware_lines(p, sources=verbose))) for p in profiles]))
+    return 0
+
+
+def purpose(experiment_class: type) -> str:
+    """An experiment's question, and the names of its settings."""
+    return f"{experiment_class.question}\nsettings: {', '.join(name.replace('_', '-') for name in experiment_class.model_fields)}"
+
+
+def first_line(cls: type) -> str:
+    """The idea of a member: the first line of its file, or of the class where it was typed in."""
+    text = cls.__doc__ if cls.__module__ == "__main__" else sys.modules[cls.__module__].__doc__
+    return (text or "").strip().partition("\n")[0]
+
+
+@app.command
+def show(path: Place) -> int:
+    """Reopen a run or a saved trace: settings, state, table, timeline."""
+    from .. import report
+    from .reopen import reopen
+    from .screen import results, screen, tell, timeline
+
+    run, experiment, traces = reopen(path)
+    console, done = screen(), not run or run.state == "done"
+    if run:
+        console.print(f"{run.settings['name']} on {run.ranks} ranks, started {run.settings['started']}: {run.state}", style="bold")
+    if experiment:
+        console.print(", ".join(f"{name} {value}" for name, value in report.settings(experiment).items() if value != ""))
+        console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
+    if not done:
+        console.print(run.diagnosis)
+    elif experiment:
+        console.print(results(experiment, traces.values()))
+    console.print(timeline(traces[run.clock] if run else next(iter(traces.values())), console.width))
+    if run and done:
+        tell(console, run)
+    return 0
+
+
+@app.command
+def export(path: Place, *, chrome: Annotated[Path, Parameter(help="the JSON file to write")],
+           clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times; a run's modelled ones unless you say otherwise")] = None,
+           ) -> int:
+    """Write a run or a saved trace in the format that Perfetto (ui.perfetto.dev) and Chrome open."""
+    from .reopen import reopen
+    from .screen import screen
+
+    run, _, traces = reopen(path)
+    clock = clock or (run.clock if run else next(iter(traces)))
+    if clock not in traces:
+        raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")
+    traces[clock].to_chrome(chrome)
+    screen().print(f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.", soft_wrap=True)
+    return 0
+
+
+@app.command
+def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4) -> int:
+    """Check what the labs need: one line each, with the mend."""
+    from ..doctor import findings
+    from .screen import finding_line, screen
+
+    if ranks < 1:
+        raise Impossible(f"ranks is {ranks}: ask for at least 1.")
+    console, errors = screen(), screen(stderr=True)
+    found, levels = findings(ranks), set()
+    while True:
+        with errors.status("checking"):  # gone before a line is printed: it must not send that line to stderr
+            finding = next(found, None)
+        if finding is None:
+            return 1 if "fail" in levels else 0
+        console.print(finding_line(finding), soft_wrap=True)
+        levels.add(finding.level)

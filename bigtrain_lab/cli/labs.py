@@ -1,0 +1,131 @@
+"""`run` and `predict`: one command an experiment, whose options are made from its knobs when they are asked for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import Parameter as Option
+from inspect import Signature, getdoc, signature
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Group, Parameter
+
+from .screen import follow, results, said, screen, tell, timeline, title
+
+KNOBS, MORE, OWN = (Group(name, sort_key=i) for i, name in enumerate(("Settings", "More settings", "Options")))
+
+
+def option(help: str) -> Parameter:
+    """One of a command's own options."""
+    return Parameter(help=help, group=OWN)
+
+
+def menu(verb: str, act: Callable) -> App:
+    """A command for each experiment, with its knobs and the keyword options of `act(experiment, *, ...)`."""
+    from ..experiments import Experiment
+
+    commands = App(name=f"bigtrain {verb}", help=getdoc(act), version_flags=[], result_action="return_value",
+                   suppress_keyboard_interrupt=False)
+    for name, cls in Experiment.all().items():
+        commands.command(command(cls, act), name=name)
+    return commands
+
+
+def command(cls: type, act: Callable) -> Callable:
+    """`act` on an experiment of this class, with a signature that cyclopts makes options from."""
+    own = {name: p for name, p in signature(act).parameters.items() if p.kind is Option.KEYWORD_ONLY}
+
+    def act_on(**given) -> int:
+        options = {name: given.pop(name) for name in own if name in given}
+        return act(cls(**given), **options)
+
+    act_on.__doc__ = cls.question
+    knobs = [Option(name, Option.KEYWORD_ONLY, default=field.get_default(call_default_factory=True), annotation=annotation(field))
+             for name, field in cls.model_fields.items()]
+    act_on.__signature__ = Signature([*knobs, *own.values()])
+    return act_on
+
+
+def annotation(field):
+    """A field's option: its help says range and unit. Numbers are checked by the experiment, whose sentence says the range."""
+    knob, kind = field.json_schema_extra["knob"], field.annotation
+    limits = f"{number(knob.low)} to {number(knob.high)}" if knob.low is not None and knob.high is not None else ""
+    about = f"{limits} {knob.unit}".strip()
+    choices = [str(choice) for choice in knob.menu() or ()] or None
+    numeric = {int: "INT", float: "FLOAT"}.get(kind)
+    return Annotated[int | float | str if numeric else kind, Parameter(
+        help=f"{knob.help} ({about})" if about else knob.help, choices=choices, metavar=numeric,
+        converter=as_written if numeric else None, group=MORE if knob.more else KNOBS)]
+
+
+def as_written(_, tokens) -> int | float | str:
+    """A number as it was typed (cyclopts would round 1.5 to an int), or the text that is none."""
+    for kind in (int, float):
+        try:
+            return kind(tokens[0].value)
+        except ValueError:
+            continue
+    return tokens[0].value
+
+
+def number(value: float) -> str:
+    return f"{value:,}" if value == int(value) else f"{value:g}"
+
+
+def run(experiment, *,
+        directory: Annotated[Path | None, option("where the run is kept, new or empty; else a new folder under runs/")] = None,
+        stall_s: Annotated[float, option("seconds without any progress after which the ranks are ended as hanging")] = 30.0,
+        clock: Annotated[bool, option("carry the modelled clock; without it only wall times are recorded")] = True) -> int:
+    """Run an experiment on real ranks and compare it with its prediction."""
+    from ..runtime import RankFailed, warm
+    from ..runtime.border import place_given
+
+    place = place_given()  # under torchrun one rank speaks for all
+    quiet = bool(place and place.index)
+    console, errors = screen(quiet=quiet), screen(stderr=True, quiet=quiet)
+    console.print(title(experiment))
+    with errors.status("predicting"):
+        if not place:
+            warm()  # the ranks' server loads meanwhile
+        predicted = experiment.predict()
+    try:
+        with errors.status("starting the ranks"):
+            started = experiment.run(directory=directory, stall_s=stall_s, clock=clock)
+    except RankFailed as failure:  # under torchrun: the rank that failed tells, whichever it is
+        screen(stderr=True).print(f"The run failed.\n{failure}")
+        return 1
+    try:
+        follow(started, len(predicted.spans()), errors)
+    except KeyboardInterrupt:
+        started.stop()
+    if started.state == "stopped":
+        errors.print(f"Stopped: the ranks have ended. What they wrote is kept in {started.directory}.")
+        return 130
+    if started.state == "failed":
+        errors.print(f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in {started.directory}.")
+        return 1
+    traces = [predicted, *traces_of(started)]
+    console.print(results(experiment, traces))
+    console.print(said(experiment, traces))
+    tell(console, started)
+    console.print(f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True)
+    return 0
+
+
+def predict(experiment, *, save: Annotated[Path | None, option("also write the predicted trace to this file")] = None) -> int:
+    """Predict an experiment: no processes, instant."""
+    console = screen()
+    console.print(title(experiment))
+    with screen(stderr=True).status("predicting"):
+        trace = experiment.predict()
+    console.print(results(experiment, [trace]))
+    console.print(timeline(trace, console.width))
+    console.print(said(experiment, [trace]))
+    if save:
+        replace(trace, settings={"experiment": experiment.name, **trace.settings}).save(save)
+        console.print(f"The predicted trace is in {save}.", soft_wrap=True)
+    return 0
+
+
+def traces_of(run) -> list:
+    """What a run recorded: the modelled clock, unless it was off, and the measured one."""
+    return [run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))]

@@ -1,0 +1,88 @@
+"""What the command line shows, by rich: tables, the text timeline, a run's progress bar and its last words."""
+
+from itertools import groupby
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from .. import report
+from ..core import CLOCKS, Span, Trace
+from ..figures import palette
+
+LEVELS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def screen(**options) -> Console:
+    """The terminal as it is now; numbers and brackets stay as they are written."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def title(experiment) -> Text:
+    """The question, and what the settings amount to."""
+    amounts_to = experiment.describe()
+    return Text(f"{experiment.name}: {experiment.question}", style="bold") + Text(f"\n{amounts_to}" if amounts_to else "")
+
+
+def columns(heading: str, lines: list[tuple[str, str]]) -> Table:
+    table = Table(title=heading, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, text in lines:
+        table.add_row(Text(name, style="cyan", no_wrap=True), Text(text))
+    return table
+
+
+def results(experiment, traces) -> Table:
+    """The table predicted | modelled | measured | difference, with the clocks that there are."""
+    given = {trace.clock: trace for trace in traces}
+    shown = [clock for clock in CLOCKS if clock in given] + (["difference"] if len(given) > 1 else [])
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("quantity", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in report.rows(experiment.quantities, *given.values()):
+        table.add_row(row.quantity, *(str(getattr(row, name)) for name in shown))
+    return table
+
+
+def timeline(trace: Trace, width: int) -> Group:
+    """One row a rank, one coloured box an action."""
+    names = max((len(name) for name, _ in report.strip(trace, 1).lanes), default=0) + 1
+    lanes, caption = report.strip(trace, max(1, width - names))
+    lines = [Text(caption, style="italic")]
+    for name, cells in lanes:
+        line = Text(f"{name:<{names}}", no_wrap=True)
+        for (kind, odd), box in groupby(cells, key=lambda cell: cell[1:]):
+            paint = palette.phase(kind)
+            style = f"{'bold ' if odd else ''}{palette.ink(paint)} on {paint}" if kind else palette.IDLE
+            line.append("".join(cell.text for cell in box), style)
+        lines.append(line)
+    return Group(*lines)
+
+
+def said(experiment, traces) -> str:
+    """Why the trace looks so: of the modelled clock where there is one, else of the predicted one."""
+    given = {trace.clock: trace for trace in traces}
+    return "\n".join(experiment.explain(given.get("modelled", given["predicted"])))
+
+
+def follow(run, spans: int, errors: Console) -> None:
+    """A progress bar until the run has ended: the ranks' spans so far, of those that the prediction has."""
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+                   console=errors, transient=True, disable=not errors.is_terminal)
+    with bar:
+        task = bar.add_task(f"{run.ranks} ranks", total=spans)
+        for event in run.events():
+            bar.advance(task, isinstance(event, Span))
+
+
+def tell(console: Console, run) -> None:
+    """What the ranks reported, and what the run cost."""
+    for line in [*report.reported(run.trace()), report.summary(run.summary())]:
+        console.print(line)
+
+
+def finding_line(finding) -> Text:
+    """One finding of the doctor."""
+    mend = f". Mend: {finding.mend}" if finding.mend else ""
+    return Text.assemble((f"{finding.level:<5}", LEVELS[finding.level]), f"{finding.name:<9}{finding.says}{mend}")

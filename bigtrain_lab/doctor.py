@@ -1,0 +1,245 @@
+"""Does this machine have what the labs need? One finding a check: ok, warn or fail, with the mend.
+
+A check is a function of the number of ranks that returns a Finding; CHECKS is their order. A check that itself breaks is
+a failed check, never a traceback.
+"""
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+TORCH_BYTES = 600 * 10**6  # a notebook and the ranks' server, each with torch
+RANK_BYTES = 100 * 10**6  # a rank of a small lab: measured 40 MB beyond what it shares with the server
+SPARE_BYTES = 10**9
+WIDGETS = ("ipywidgets", "anywidget", "jupyterlab", "ipykernel")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+class Finding(NamedTuple):
+    level: str  # ok, warn, fail
+    name: str
+    says: str
+    mend: str = ""
+
+
+def findings(ranks: int) -> Iterator[Finding]:
+    """Each check's finding as soon as it is known; `ranks` is how many one means to run."""
+    for name, check in CHECKS.items():
+        try:
+            level, *words = check(ranks)
+        except Exception as error:  # noqa: B902  (a broken part may raise anything)
+            level, words = "fail", [f"could not be checked: {type(error).__name__}: {error}".partition("\n")[0],
+                                    "install the project again (make setup)."]
+        yield Finding(level, name, *words)
+
+
+def python(ranks):
+    return version_finding("Python", "{}.{}.{}".format(*sys.version_info[:3]), metadata.metadata("bigtrain_lab")["Requires-Python"])
+
+
+def torch(ranks):
+    import torch
+
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
+    level, says, *mend = version_finding("torch", torch.__version__, needed()["torch"])
+    if level == "ok" and not torch.version.cuda and nvidia_driver():
+        return "warn", f"{says}, {build}, yet this machine has an NVIDIA GPU", "make setup TORCH=cuda."
+    return level, f"{says}, {build}", *mend
+
+
+def gloo(ranks):
+    """Two real ranks add their numbers over loopback."""
+    from .runtime import RankFailed, launch
+
+    with tempfile.TemporaryDirectory() as directory:
+        run = launch(add_up, 2, directory=Path(directory) / "run", name="doctor", stall_s=20)
+        try:
+            run.wait(timeout=60)
+        except (RankFailed, TimeoutError) as error:
+            run.stop()
+            why = str(error).replace("\n", " ")
+            return "fail", f"two ranks could not reach each other: {why}", "let programs use the loopback interface (firewall, sandbox)."
+        total = run.result["sum"].item()
+    if total != 3:
+        return "fail", f"two ranks added 1 and 2 and got {total:g}", "install the project again (make setup)."
+    return "ok", "two real ranks met over loopback and added their numbers"
+
+
+def add_up(rank):
+    """What the two ranks run: rank 0 brings 1, rank 1 brings 2."""
+    import torch
+
+    number = torch.tensor([float(rank.index + 1)])
+    torch.distributed.all_reduce(number)
+    return {"sum": number}
+
+
+def nccl(ranks):
+    import torch
+
+    if torch.distributed.is_nccl_available() and torch.version.cuda:
+        return "ok", "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
+    if visible_devices():
+        return "warn", "not in this build of torch: GPUs exchange data through gloo, slowly", "make setup TORCH=cuda."
+    return "ok", "not in this build of torch, and not needed without a GPU"
+
+
+def devices(ranks):
+    return devices_finding(ranks, visible_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"), nvidia_driver())
+
+
+def devices_finding(ranks: int, visible: int, variable: str | None, driver: bool):
+    """`variable`: CUDA_VISIBLE_DEVICES, None where it is not set; `driver`: whether this machine has an NVIDIA GPU."""
+    if visible >= ranks:
+        return "ok", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} rank{'s' * (ranks > 1)}"
+    hidden = f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
+    if visible:
+        return ("warn", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} ranks{hidden}: they share, and a program that asks for "
+                        f"cuda:{visible} fails with \"invalid device ordinal\", because devices count from 0",
+                f"ask for {visible} ranks" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
+    if driver and variable is not None:
+        return "warn", f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all", "unset it; devices count from 0."
+    return "ok", "no visible GPU: ranks compute on the CPU"
+
+
+def ports(ranks):
+    """A free port of the loopback interface takes a connection."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+            return "ok", "a free loopback port takes connections"
+    except OSError as error:
+        return "fail", f"no loopback port can be used: {error.strerror or error}", "let programs listen on 127.0.0.1 (firewall, sandbox)."
+
+
+def cores(ranks):
+    from .runtime.launch import cores as usable
+
+    return cores_finding(ranks, usable())
+
+
+def cores_finding(ranks: int, count: int):
+    if count >= ranks:
+        return "ok", f"{count} core{'s' * (count > 1)} for {ranks} rank{'s' * (ranks > 1)}"
+    return ("warn", f"{ranks} ranks share {count} core{'s' * (count > 1)}: results and modelled times stay right, measured times grow",
+            f"ask for {count} rank{'s' * (count > 1)}, or go by the modelled clock.")
+
+
+def memory(ranks):
+    import psutil
+
+    return memory_finding(ranks, min([psutil.virtual_memory().available, *container_limit()]))
+
+
+def memory_finding(ranks: int, available: int):
+    needed_bytes = TORCH_BYTES + ranks * RANK_BYTES
+    says = f"{available / 1e9:.1f} GB free; a small lab on {ranks} rank{'s' * (ranks > 1)} takes about {needed_bytes / 1e9:.1f} GB"
+    if available < needed_bytes:
+        return "fail", says, "close other programs or notebooks, or ask for fewer ranks."
+    if available < needed_bytes + SPARE_BYTES:
+        return "warn", says + ", which leaves little", "close other programs or notebooks."
+    return "ok", says
+
+
+def container_limit() -> list[int]:
+    """Bytes that a container still grants, where there is such a limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        return [int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())]
+    except (OSError, ValueError):  # no such file, or the word "max"
+        return []
+
+
+def widgets(ranks):
+    return widgets_finding({name: installed(name) for name in WIDGETS}, needed())
+
+
+def widgets_finding(found: dict[str, str | None], wanted: dict[str, str]):
+    """`found`: package -> version, None where it is missing; `wanted`: package -> the range it must be in."""
+    wrong = [f"{name} {version or 'is missing'}, needs {wanted[name]}" for name, version in found.items()
+             if version is None or not inside(version, wanted[name])]
+    if wrong:
+        return "fail", "; ".join(wrong), "install the project again (make setup), and restart JupyterLab."
+    return "ok", ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def browser(ranks):
+    named = os.environ.get("BROWSER_PATH")
+    path = named if named and os.access(named, os.X_OK) else next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path := path or playwrights_own():
+        return "ok", f"{path} can run the browser tests"
+    return "warn", "no Chromium: the browser tests are skipped; the labs work in any browser", "install chromium, or make browser."
+
+
+def playwrights_own() -> str | None:
+    """The Chromium that playwright fetched, if it has."""
+    try:
+        from playwright.sync_api import sync_playwright
+        with sync_playwright() as api:
+            path = api.chromium.executable_path
+    except Exception:  # noqa: B902  (not installed, or broken: then there is none)
+        return None
+    return path if os.access(path, os.X_OK) else None
+
+
+def runs(ranks):
+    """Runs are kept under ./runs: it must take files, and the disk must have room."""
+    place = Path("runs") if Path("runs").exists() else Path(".")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as probe:
+            (Path(probe) / "log").write_text("x")
+    except OSError as error:
+        return "fail", f"{place.resolve()} takes no files: {error.strerror or error}", "start in a folder of yours, or use --directory."
+    free = shutil.disk_usage(place).free
+    if free < SPARE_BYTES:
+        return "warn", f"{free / 1e9:.1f} GB free on the disk of {Path('runs').resolve()}", "free some space, or use --directory."
+    return "ok", f"{Path('runs').resolve()} can be written, {free / 1e9:.0f} GB free"
+
+
+CHECKS = {check.__name__: check for check in (python, torch, gloo, nccl, devices, ports, cores, memory, widgets, browser, runs)}
+
+
+# -- what is here --------------------------------------------------------------------------------------------------
+
+
+def version_finding(name: str, version: str, wanted: str):
+    if inside(version, wanted):
+        return "ok", version
+    return "fail", f"{version}, but bigtrain_lab needs {name} {wanted}", f"make setup with {name} {wanted}."
+
+
+def needed() -> dict[str, str]:
+    """Package -> the range of versions that bigtrain_lab asks for."""
+    from packaging.requirements import Requirement
+
+    return {r.name: str(r.specifier) for r in map(Requirement, metadata.requires("bigtrain_lab") or ())}
+
+
+def inside(version: str, wanted: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(wanted).contains(version, prereleases=True)
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def nvidia_driver() -> bool:
+    """Whether the system knows an NVIDIA GPU, seen by torch or not."""
+    known = Path("/proc/driver/nvidia/gpus")
+    return known.is_dir() and any(known.iterdir())
+
+
+def visible_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,189 @@
+"""A run in words: the table predicted | modelled | measured, amounts in human units, the command that repeats it.
+
+Values and text only, shared by the command line and the panel; nothing here draws, starts processes or imports torch.
+Differences of bytes are exact.
+"""
+
+import shlex
+from typing import NamedTuple
+
+from .core import Hardware, Scalar, Trace
+from .figures import words
+from .figures.timeline import row_name, rows_of
+
+TIMES = ("slot", "s")
+
+
+class Amount(NamedTuple):
+    """A number with its unit; as text in human units: 33 slots, 1.53 ms, 27.3%, 1.2 MB."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        if self.unit in TIMES:
+            return words.duration(self.value, self.unit)
+        if self.unit == "B":
+            return words.size(self.value)
+        return f"{self.value:.1f}%" if self.unit == "%" else f"{self.value:,.4g} {self.unit}".rstrip()
+
+
+class Row(NamedTuple):
+    """One quantity on the three clocks, None where there is none; `unit` is the prediction's."""
+
+    quantity: str
+    unit: str
+    predicted: Amount | None
+    modelled: Amount | None
+    measured: Amount | None
+    difference: str
+
+
+def rows(quantities, *traces: Trace | None) -> list[Row]:
+    """A row a quantity of an experiment; each trace goes into the column of its clock."""
+    by_clock = {trace.clock: trace for trace in traces if trace is not None}
+
+    def on(clock, quantity):
+        if (trace := by_clock.get(clock)) is None:
+            return None
+        return Amount(quantity.of(trace), trace.unit if quantity.unit in TIMES else quantity.unit)
+
+    table = []
+    for quantity in quantities:
+        amounts = [on(clock, quantity) for clock in ("predicted", "modelled", "measured")]
+        table.append(Row(quantity.name, quantity.unit, *amounts, difference(*amounts)))
+    return table
+
+
+def difference(predicted: Amount | None, modelled: Amount | None, measured: Amount | None) -> str:
+    """How far reality is from the prediction; first of all, whether the modelled clock is (it must not be)."""
+    if predicted is None:
+        return ""
+    if modelled is not None and modelled != predicted:
+        return f"modelled {gap(predicted, modelled)}"
+    if measured is not None and measured.unit == predicted.unit:
+        return gap(predicted, measured)
+    return "" if modelled is None else "modelled equal"
+
+
+def gap(a: Amount, b: Amount) -> str:
+    """From a to b: exact for bytes, points for shares, a factor from 2 on, else percent."""
+    if a == b:
+        return "equal"
+    change = b.value - a.value
+    if a.unit == "B":
+        return f"{change:+,.0f} B"
+    if a.unit == "%":
+        return f"{change:+.1f} points"
+    if a.value <= 0 or b.value <= 0:
+        return ("+" if change > 0 else "-") + str(Amount(abs(change), a.unit))
+    ratio = b.value / a.value
+    if 0.5 < ratio < 2:
+        return f"{100 * (ratio - 1):+.3g}%"
+    return f"x {ratio:,.0f}" if ratio >= 100 else f"x {ratio:.3g}"
+
+
+def summary(facts: dict) -> str:
+    """What a run cost, from `Run.summary()`, in one sentence."""
+    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", f"{facts['idle_share']:.1%} idle"]
+    if facts["device_hours"] is None:
+        parts.append("device-hours and energy unknown, since slots are no seconds (choose another hardware profile)")
+    else:
+        parts.append(f"{facts['device_hours']:.3g} device-hours")
+        parts.append(energy(facts["energy_wh"]))
+    return f"{facts['clock']}: {', '.join(parts)}."
+
+
+def energy(watt_hours: float | None) -> str:
+    if watt_hours is None:
+        return "energy unknown, since the hardware profile states no watts"
+    return f"{watt_hours:,.3g} Wh" if watt_hours >= 1 else f"{3600 * watt_hours:.3g} J"
+
+
+def reported(trace: Trace) -> list[str]:
+    """Each number that the ranks reported, first and last: "loss 5.56 -> 5.21"."""
+    values: dict[str, list[float]] = {}
+    for event in trace:
+        if isinstance(event, Scalar):
+            values.setdefault(event.name, []).append(event.value)
+    return [f"{name} {of[0]:.4g} -> {of[-1]:.4g} ({len(of)} values)" for name, of in values.items()]
+
+
+def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
+    """A hardware profile in one line; with the source of each number, one line more each."""
+    if profile.textbook:
+        lines = ["slots of the papers' figures: F = 1, B = 2, links free"]
+    else:
+        parts = [", ".join(f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items())]
+        parts += [f"{words.size(profile.memory_bytes)} at {words.size(profile.memory_bytes_per_s)}/s"] if profile.memory_bytes else []
+        parts += [f"{wire.name} {words.size(wire.bytes_per_s)}/s" for wire in (profile.inside, profile.between) if wire]
+        parts += [f"{profile.watts:g} W"] if profile.watts else []
+        lines = ["; ".join(parts)]
+    return lines + [f"- {name}: {source}" for name, source in profile.sources.items() if sources]
+
+
+def settings(experiment, changed_only: bool = False) -> dict[str, object]:
+    """An experiment's settings by name as the command line writes them, in order."""
+    fields = type(experiment).model_fields
+    values = {name: getattr(experiment, name) for name in fields}
+    return {name.replace("_", "-"): value for name, value in values.items()
+            if not (changed_only and value == fields[name].get_default(call_default_factory=True))}
+
+
+def command(experiment, verb: str = "run") -> str:
+    """The shell command that repeats this experiment; settings at their defaults are left out."""
+    parts = ["bigtrain", verb, experiment.name]
+    for name, value in settings(experiment, changed_only=True).items():
+        parts += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    return shlex.join(parts)
+
+
+class Cell(NamedTuple):
+    """One character of a text timeline: what is printed, the action's kind ("" where idle), odd or even box."""
+
+    text: str
+    kind: str
+    odd: bool
+
+
+class Strip(NamedTuple):
+    """A text timeline: (name, cells) a lane, and the sentence that says what it shows."""
+
+    lanes: tuple[tuple[str, tuple[Cell, ...]], ...]
+    caption: str
+
+
+IDLE = Cell("·", "", False)
+
+
+def strip(trace: Trace, columns: int) -> Strip:
+    """The timeline in so many columns: as many of the first training steps as leave a box two columns wide."""
+    spans = [s for s in trace.spans() if s.end > s.start]
+    if not spans:
+        return Strip((), "Nothing has run yet.")
+    begin = min(e.start for e in (*spans, *trace.transfers()))
+    step = trace.step_time * trace.ticks_per_unit
+    small = sorted(s.end - s.start for s in spans)[len(spans) // 4]  # not the smallest: an update may last next to nothing
+    steps = max(1, min(trace.steps, int(columns * small / (2 * step))))
+    scale = columns / (steps * step)
+    if trace.unit == "slot" and scale * trace.ticks_per_unit >= 1:
+        scale = int(scale * trace.ticks_per_unit) / trace.ticks_per_unit  # whole columns a slot: equal boxes look equal
+    columns = min(columns, round(scale * steps * step))
+    labels = words.labels(trace)
+    lanes = []
+    for lane in rows_of(trace):
+        cells, odd = [IDLE] * columns, False
+        for span in (s for s in spans if (s.rank, s.lane) == lane):
+            first, last = round((span.start - begin) * scale), round((span.end - begin) * scale)
+            if first >= columns or (first == last and cells[first] is not IDLE):
+                continue
+            room = max(1, min(last, columns) - first)
+            text = next((t for t in (labels[span.name], span.kind[:1]) if len(t) <= room), " ").ljust(room)
+            cells[first:first + room] = [Cell(character, span.kind[:1], odd) for character in text]
+            odd = not odd
+        lanes.append((row_name(lane), tuple(cells)))
+    of = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
+    shown = of if steps == trace.steps else f"the first of {of}" if steps == 1 else f"the first {steps} of {of}"
+    return Strip(tuple(lanes), f"{trace.clock}: {shown}, {words.duration(steps * trace.step_time, trace.unit)}; · is idle")
+
+
