@@ -5,5 +5,6 @@ Every check returns a list of findings, empty when all is well, so that a caller
 
 from .clocks import clocks_differ
 from .parity import TOLERANCE, tensors_differ
+from .schedules import schedule_findings
 
-__all__ = ["TOLERANCE", "clocks_differ", "tensors_differ"]
+__all__ = ["TOLERANCE", "clocks_differ", "schedule_findings", "tensors_differ"]
