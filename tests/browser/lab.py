@@ -1,0 +1,151 @@
+"""A JupyterLab server and a Chromium on this machine: the fixtures of these tests and the browser benchmark use it."""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")
+LAPTOP = {"width": 1366, "height": 768}
+OWN_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
+               "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
+
+
+@contextmanager
+def lab_server(folder: Path):
+    """Yields (address, token, folder of the notebooks); ends the server, and its kernels with it, by pid."""
+    notebooks = folder / "notebooks"
+    notebooks.mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(8)
+    root = str(Path(__file__).resolve().parents[2])
+    own = {name: str(folder / name.lower()) for name in OWN_FOLDERS}
+    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    quiet = folder / "jupyterlab_settings_dir/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    with open(folder / "server.log", "w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+             f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}", "--LabApp.expose_app_in_browser=True"],
+            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            if server.poll() is not None:
+                raise RuntimeError("JupyterLab ended: " + (folder / "server.log").read_text()[-2000:])
+            try:
+                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        else:
+            raise RuntimeError("JupyterLab did not answer: " + (folder / "server.log").read_text()[-2000:])
+        yield address, token, notebooks
+    finally:
+        server.terminate()
+        try:
+            server.wait(15)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def write_notebook(path: Path, cells: list[str]) -> Path:
+    """A notebook of code cells."""
+    code = [{"cell_type": "code", "id": f"cell-{i}", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
+            for i, text in enumerate(cells)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    path.write_text(json.dumps({"cells": code, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}))
+    return path
+
+
+class Lab:
+    """One page of JupyterLab; keeps what it asked of other machines and what its console complained of."""
+
+    def __init__(self, browser, address: str, token: str, notebooks: Path, viewport=None):
+        self.address, self.token, self.notebooks = address, token, notebooks
+        self.page = browser.new_page(viewport=viewport or LAPTOP)
+        self.outside: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", self._request)
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _request(self, request) -> None:
+        if not request.url.startswith((self.address, self.address.replace("http", "ws"), "data:", "blob:")):
+            self.outside.append(request.url)
+
+    def open(self, name: str, cells: list[str], run: bool = True):
+        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page."""
+        write_notebook(self.notebooks / name, cells)
+        self.page.goto(f"{self.address}/doc/tree/{name}?token={self.token}&reset")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady", timeout=60_000)
+        if run:
+            self.command("notebook:run-all-cells")
+        return self.page
+
+    def command(self, name: str, **arguments) -> None:
+        self.page.evaluate("([name, arguments]) => { window.jupyterapp.commands.execute(name, arguments); }", [name, arguments])
+
+    def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel'):
+        """Open a notebook that shows the pipeline panel, then the other cells; returns the page once the panel is drawn."""
+        self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells])
+        self.page.wait_for_selector(".btl-player[data-revision]", timeout=90_000)
+        return self.page
+
+    @property
+    def player(self):
+        return self.page.locator(".btl-player").first
+
+    def data(self, name: str) -> str:
+        """The player's data-<name>."""
+        return self.player.get_attribute(f"data-{name}")
+
+    def until(self, name: str, condition: str, timeout_s: float = 60) -> str:
+        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns it."""
+        self.page.wait_for_function(
+            f"name => {{ const value = document.querySelector('.btl-player')?.getAttribute('data-' + name); return {condition}; }}",
+            arg=name, timeout=1000 * timeout_s)
+        return self.data(name)
+
+    def slider(self, setting: str):
+        """The handle of a setting's slider."""
+        return self.page.locator(".widget-slider", has=self.page.locator(f".widget-label:text-is('{setting}')")).locator(".noUi-handle")
+
+    def row(self, quantity: str) -> list[str]:
+        """The texts of a row of the table: predicted, modelled, measured, difference."""
+        cells = self.page.locator(".btl-results tr", has=self.page.locator(f"td:text-is('{quantity}')")).locator("td")
+        return cells.all_text_contents()[1:]
+
+    def theme(self, name: str) -> None:
+        self.command("apputils:change-theme", theme=name)
+        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+
+    def close(self) -> None:
+        """End the notebook's kernel, then the page."""
+        self.page.evaluate("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.shutdown()")
+        self.page.close()
+
+
+@contextmanager
+def chromium(executable: str):
+    """The browser that the tests drive."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,130 @@
+"""The pipeline panel in JupyterLab, as a student uses it: move, run, stop, fail, mend."""
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.slow
+
+
+def until_row(lab, quantity, wanted):
+    expect(lab.page.locator(".btl-results")).to_contain_text(wanted, timeout=60_000)
+    return lab.row(quantity)
+
+
+def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
+    page = lab.panel("opens.ipynb")
+    assert (lab.data("clock"), lab.data("end"), lab.data("playing")) == ("predicted", "99", "false")  # three steps of 33 slots
+    assert lab.row("step time") == ["33 slots", "–", "–", ""]
+    assert "Which schedule wastes the least time" in page.locator(".btl-question").text_content()
+    wide = page.evaluate("""() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
+        .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)""")
+    assert wide == []
+
+
+def test_a_slider_redraws_the_prediction_by_keyboard_and_mouse(lab):
+    page = lab.panel("slides.ipynb")
+    lab.slider("micro-batches").focus()
+    page.keyboard.press("ArrowRight")
+    lab.until("end", "value === '108'")
+    assert until_row(lab, "step time", "36 slots")[0] == "36 slots"
+    handle, track = lab.slider("ranks").bounding_box(), page.locator(".widget-slider .noUi-target").first.bounding_box()
+    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(track["x"] + track["width"] + 30, handle["y"], steps=6)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Run on 8 ranks")).to_be_visible()
+    assert lab.row("peak memory, rank 7")[0] and float(lab.until("end", "value === '144'")) == 3 * (9 + 7) * 3
+
+
+def test_run_fills_modelled_and_measured_and_the_player_moves(lab):
+    page = lab.panel("runs.ipynb")
+    page.get_by_role("button", name="Run on 4 ranks").click()
+    step = until_row(lab, "step time", "equal")
+    assert step[:2] == ["33 slots", "33 slots"] and step[2] != "–" and "✓ equal" in step[3]
+    memory = lab.row("peak memory, rank 0")
+    assert memory[0] == memory[1] == memory[2] and "✓ equal" in memory[3] and "measured equal" in memory[3]
+    assert lab.data("clock") == "modelled"
+    page.locator(".btl-player canvas").focus()
+    if lab.data("playing") != "true":  # a slow machine: the run was long enough to be watched
+        page.keyboard.press(" ")
+    lab.until("time", "value > 1 && value < 99")
+    page.get_by_role("button", name="measured", exact=True).click()
+    lab.until("clock", "value === 'measured'")
+    lab.slider("micro-batches").focus()
+    page.keyboard.press("ArrowLeft")
+    lab.until("clock", "value === 'predicted'")
+    expect(page.locator(".btl-results")).to_contain_text("settings changed")
+    page.get_by_role("button", name="modelled", exact=True).click()
+    expect(page.locator(".btl-note")).to_have_text("settings changed since this run")
+
+
+def test_a_long_run_plays_as_it_happens_and_stops(lab):
+    page = lab.panel("long.ipynb", call='show("pipeline", steps=200)')
+    page.get_by_role("button", name="Run on 4 ranks").click()
+    first = float(lab.until("end", "value > 33 && value < 6000"))
+    assert lab.data("clock") == "modelled"
+    lab.until("end", f"value > {first + 30}")  # it grows while the ranks work
+    expect(page.locator(".btl-status")).to_contain_text("of 200")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".btl-status")).to_contain_text("stopped after", timeout=20_000)
+    expect(page.get_by_role("button", name="Run on 4 ranks")).to_be_enabled()
+
+
+def test_a_blocking_cell_does_not_freeze_a_run(lab):
+    page = lab.panel("blocked.ipynb", "import time\npanel.start()\ntime.sleep(12)\nprint('awake')",
+                     call='panel = show("pipeline", steps=50)\npanel')
+    lab.until("clock", "value === 'modelled'")
+    lab.until("end", "value > 99")
+    assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
+
+
+def test_what_cannot_be_says_why_and_offers_a_mend(lab):
+    page = lab.panel("cannot.ipynb", call='show("pipeline", layers=4)')
+    lab.slider("ranks").focus()
+    page.keyboard.press("ArrowRight")
+    trouble = page.locator(".btl-trouble")
+    expect(trouble).to_contain_text("5 stages need at least 5 layers")
+    expect(page.locator(".btl-player")).to_be_hidden()
+    expect(page.get_by_role("button", name="Run on")).to_be_disabled()
+    page.get_by_role("button", name="Use ranks = 4").click()
+    expect(trouble).to_be_hidden()
+    expect(page.locator(".btl-player")).to_be_visible()
+    page.get_by_role("button", name="Copy command").click()
+    expect(page.locator(".btl-command code")).to_have_text("bigtrain run pipeline --layers 4")
+
+
+BROKEN = """
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+class Broken(PipelineExperiment):
+    name = "broken"
+    def program(self, rank):
+        if rank.index == 1:
+            raise ValueError("stage 1 broke")
+        return super().program(rank)
+show(Broken)"""
+
+
+def test_a_failing_rank_is_named_in_the_panel(lab):
+    page = lab.panel("fails.ipynb", call=BROKEN)
+    page.get_by_role("button", name="Run on 4 ranks").click()
+    trouble = page.locator(".btl-trouble")
+    expect(trouble).to_contain_text("stage 1 broke", timeout=60_000)
+    expect(trouble).to_contain_text("ank 1")
+    expect(page.get_by_role("button", name="Run on 4 ranks")).to_be_enabled()
+
+
+TYPED = """
+from bigtrain_lab.schedules.gpipe import GPipe
+class Mine(GPipe):
+    name = "mine"
+"""
+
+
+def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
+    page = lab.panel("typed.ipynb", TYPED)
+    menu = page.locator(".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")).locator("select")
+    expect(menu.locator("option", has_text="mine")).to_have_count(1, timeout=20_000)
+    menu.select_option("mine")
+    expect(page.locator(".btl-results")).to_contain_text("27.3%")
+    page.get_by_role("button", name="Run on 4 ranks").click()
+    assert "✓ equal" in until_row(lab, "step time", "equal")[3]
