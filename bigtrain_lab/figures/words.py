@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -43,14 +44,18 @@ def waits(trace: Trace) -> dict[tuple[int, str, str], Waited]:
 
 def labels(trace: Trace) -> dict[str, str]:
     """Span name -> label. "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2."""
-    names = {s.name: s.rank for s in trace.spans()}
-    homes = defaultdict(set)
-    for name, rank in names.items():
-        homes[rank].update(stage for stage, _, _ in ACTION.findall(name))
-    many = any(len(stages) > 1 for stages in homes.values())
+    names = {span.name: span.rank for span in trace.spans()}
+    homes = {(rank, stage) for name, rank in names.items() for stage in stages_of(name)}
+    many = len(homes) > len({rank for rank, _ in homes})
     return {name: label(name, many) for name in names}
 
 
+@lru_cache(maxsize=1 << 16)
+def stages_of(name: str) -> tuple[str, ...]:
+    return tuple(stage for stage, _, _ in ACTION.findall(name))
+
+
+@lru_cache(maxsize=1 << 16)
 def label(name: str, with_stage: bool = False) -> str:
     """The label of one name; a name that is not made of actions stays as it is."""
     parts = name.split("+")

@@ -1,5 +1,12 @@
 """The panel: one look for every experiment, made from its knobs: controls, Run, three clocks over one player, a table."""
 
+import gc
+
 from .panel import Panel, show
 
 __all__ = ["Panel", "show"]
+
+# The libraries imported above are hundreds of thousands of objects that stay until the kernel ends. Out of the collector's
+# sight, they no longer make one slider move in ten wait a third of a second for a full collection.
+gc.collect()
+gc.freeze()
