@@ -28,9 +28,10 @@ def schedule_findings(cls, ranks: int = 4, micro_batches: int = 8, cap: int | No
         trace = simulate(schedule, {"F": 1, "B": 2})
         findings = live_findings(trace, order, schedule, cap) or time_findings(trace, order, schedule)
         if schedule.asynchronous:
-            findings += version_findings(order, schedule)
-            if hasattr(schedule, "versions_held"):
-                findings += held_findings(cls(ranks, micro_batches + ranks), micro_batches + 1)
+            wrong = version_findings(order, schedule)
+            if not wrong and hasattr(schedule, "versions_held"):  # which are needed follows from which are used
+                wrong = held_findings(cls(ranks, micro_batches + ranks), micro_batches + 1)
+            findings += wrong
         return findings
     except Impossible as error:
         return [str(error)]

@@ -1,0 +1,230 @@
+"""The lessons: each runs from top to bottom as committed, and is fit to be read where no kernel runs."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
+MOST_LINES = 12
+each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def texts(output):
+    yield output.get("text", "")
+    yield from ("".join(value) for name, value in output.get("data", {}).items() if name.startswith("text/"))
+
+
+def is_exercise(cell):
+    return "exercise" in cell.metadata.get("tags", [])
+
+
+def test_there_are_lessons():
+    assert [path.stem for path in LESSONS][:1] == ["00_start_here"]
+
+
+# -- it runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@each_lesson
+def test_runs_as_committed(path, tmp_path):
+    """nbval: no cell fails, and those marked NBVAL_CHECK_OUTPUT print what is committed."""
+    shutil.copy(path, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", "-p", "no:cacheprovider",
+         "-q", path.name], cwd=tmp_path, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"}, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+def solved(path, solutions, tmp_path):
+    """The lesson with these cells' sources, by cell id, as a file of its own."""
+    notebook = read(path)
+    for cell in notebook.cells:
+        if cell.id in solutions:
+            assert is_exercise(cell)
+            cell.source = solutions.pop(cell.id)
+    assert not solutions, f"{path.name} has no cell {solutions}"
+    nbformat.write(notebook, tmp_path / path.name)
+    return tmp_path / path.name
+
+
+ONE_F_ONE_B = """
+from bigtrain_lab.schedule import B, F, Schedule
+
+class MyOneFOneB(Schedule):
+    name = "my-1f1b"
+
+    def steps(self, rank):
+        order, alive, last = [], self.ranks - rank, self.micro_batches
+        for m in range(last + alive):
+            order += [B(rank, m - alive)] if 0 <= m - alive < last else []
+            order += [F(rank, m)] if m < last else []
+        return order
+"""
+STASHING = """
+from bigtrain_lab.schedules.pipedream import PipeDream
+
+class MyPipeDream(PipeDream):
+    name = "my-pipedream"
+
+    def version(self, action):
+        delay = 0 if action.kind == "U" else self.ranks - 1 - action.stage
+        return max(0, action.micro_batch - delay)
+
+    def versions_held(self, stage, updates):
+        return range(max(0, updates - (self.ranks - 1 - stage)), updates + 1)
+"""
+
+
+@pytest.mark.slow
+def test_the_exercises_of_11_can_be_solved(tmp_path, monkeypatch):
+    """With a student's right answers every check says so, and the cells that train with them pass."""
+    from nbclient import NotebookClient
+
+    path = solved(NOTEBOOKS / "11_pipeline.ipynb", {"exercise-1f1b": ONE_F_ONE_B, "exercise-stash": STASHING}, tmp_path)
+    notebook = read(path)
+    from_here = next(i for i, cell in enumerate(notebook.cells) if cell.id == "exercise-text")
+    needed = {"naive", "fit", "modelled", "simulate"}  # names that the exercises use
+    notebook.cells = [cell for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"
+                      and (cell.id in needed or cell.id == "predict" or i > from_here)]
+    monkeypatch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells}
+    for check in ("exercise-check", "exercise-stash-check"):
+        assert printed[check].count("right.") == 3, printed[check]
+    assert "First the check" not in printed["exercise-run"] + printed["exercise-stash-run"]
+
+
+@pytest.mark.slow
+def test_my_script_changed_trains_as_before(tmp_path):
+    """Both sides of the lesson's diff run, one process and torchrun, and print the same losses."""
+    source = "\n".join(cell.source for cell in read(NOTEBOOKS / "11_pipeline.ipynb").cells if cell.cell_type == "markdown")
+    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
+    assert sum(line.startswith("+") for line in lines) <= 12
+    for name, sign in (("before", "-"), ("after", "+")):
+        (tmp_path / f"{name}.py").write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    printed = [subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=True).stdout
+               for words in (["before.py"], [*torchrun, "after.py"])]
+    losses = [[float(line.split()[1]) for line in text.splitlines()] for text in printed]
+    assert len(losses[0]) == 20 and losses[0][-1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # float32, another order of sums
+
+
+# -- it can be read -------------------------------------------------------------------------------------------------------
+
+
+@each_lesson
+def test_shows_its_outputs_without_a_kernel(path):
+    cells = code_cells(path)
+    pictures = 0
+    for cell in cells:
+        assert cell.execution_count, f"{cell.id} was never run"
+        for output in cell.outputs:
+            assert output.output_type != "error", f"{cell.id} failed"
+            assert output.get("name") != "stderr", f"{cell.id} warns"
+            data = output.get("data", {})
+            assert WIDGET not in data, f"{cell.id} shows a widget, which is blank without a kernel"
+            assert PLOTLY not in data or PNG in data, f"{cell.id} has a figure without a picture"
+            pictures += PNG in data
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "not run from top to bottom"
+    assert pictures >= 1
+    assert path.stat().st_size < 4_000_000
+
+
+@each_lesson
+def test_tells_nothing_of_the_machine_it_ran_on(path):
+    notebook = read(path)
+    assert notebook.metadata == METADATA
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+        for output in cell.get("outputs", []):
+            for text in texts(output):
+                assert not (found := VOLATILE.search(text)), f"{cell.id} tells {found[0]}"
+
+
+@each_lesson
+def test_code_is_short_and_defines_nothing(path):
+    for cell in code_cells(path):
+        assert len(cell.source.splitlines()) <= MOST_LINES, f"{cell.id} is longer than {MOST_LINES} lines"
+        assert max(map(len, cell.source.splitlines())) <= 130, f"{cell.id} has a line too long to read"
+        tree = ast.parse(cell.source)
+        defines = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        assert not defines or is_exercise(cell), f"{cell.id} defines {defines[0].name}: put it into the library"
+
+
+@each_lesson
+def test_ends_each_cell_in_something_seen(path):
+    """One value, figure or assert; an exercise may end in its class."""
+    for cell in code_cells(path):
+        last = ast.parse(cell.source).body[-1]
+        assert isinstance(last, (ast.Expr, ast.Assert, ast.For, ast.If, ast.ClassDef)), f"{cell.id} ends in nothing to look at"
+
+
+@each_lesson
+def test_prose_comes_first_and_links_lead_somewhere(path):
+    cells = read(path).cells
+    assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
+    assert re.search(r"\*\*Time: \d+ minutes", cells[0].source), "a lesson states its time"
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\(([^)\s]+)\)", cell.source):
+                assert target.startswith("https://") or (NOTEBOOKS / target.partition("#")[0]).is_file(), f"{cell.id}: no file {target}"
+
+
+def test_the_map_leads_to_every_lesson():
+    linked = {target for cell in read(NOTEBOOKS / "00_start_here.ipynb").cells if cell.id in ("map", "doors")
+              for target in re.findall(r"\]\(([^)\s]+)\)", cell.source)}
+    assert linked == {path.name for path in LESSONS} - {"00_start_here.ipynb"}
+
+
+@each_lesson
+def test_names_files_that_exist(path):
+    """Paths of this repository in the prose."""
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown":
+            for name in re.findall(r"`((?:bigtrain_lab|docs|notebooks)/[\w./]+)`", cell.source):
+                assert (NOTEBOOKS.parent / name).exists(), f"{cell.id} names {name}"
+
+
+# -- the tool -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tool_refuses_what_others_should_not_read():
+    from nbformat.v4 import new_output
+    from tools.build_notebooks import Unfit, joined, normal
+
+    for text in ("kept in /home/ada/runs/1", "<object at 0x7f0a1b2c3d4e>", "see /tmp/x"):
+        with pytest.raises(Unfit):
+            normal(new_output("stream", name="stdout", text=text), "cell 1", {})
+        with pytest.raises(Unfit):
+            normal(new_output("execute_result", data={"text/plain": text}), "cell 1", {})
+    with pytest.raises(Unfit, match="warns"):
+        normal(new_output("stream", name="stderr", text="a warning"), "cell 1", {})
+    with pytest.raises(Unfit, match="says nothing in text"):
+        normal(new_output("display_data", data={WIDGET: {"model_id": "1"}}), "cell 1", {})
+    shown = normal(new_output("display_data", data={WIDGET: {"model_id": "1"}, "text/plain": "a panel"}), "cell 1", {})
+    assert shown.data == {"text/plain": "a panel"}
+    cut = [new_output("stream", name="stdout", text=part) for part in ("33 ", "slots\n")]
+    assert [output.text for output in joined(cut)] == ["33 slots\n"]
