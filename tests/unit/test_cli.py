@@ -1,0 +1,485 @@
+"""The command line: each command through main(), its words, its exit codes, its sentences."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigtrain_lab import report
+from bigtrain_lab.cli import labs, main
+from bigtrain_lab.core import Hardware, Impossible, Scalar, Span, Trace, knob
+from bigtrain_lab.experiments import Experiment, Quantity
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.schedule import F, Schedule
+
+SMALL = ["--ranks", "2", "--micro-batches", "2", "--steps", "1", "--layers", "2", "--width", "16", "--sequence", "8"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, tmp_path):
+    """Run one command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*words):
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+    return call
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """The directory of a small run that is done."""
+    directory = tmp_path_factory.mktemp("runs") / "done"
+    assert main(["run", "pipeline", *SMALL, "--directory", str(directory)]) == 0
+    return directory
+
+
+@pytest.fixture
+def family():
+    """The registries as they were, afterwards."""
+    before = list(Experiment._members), list(Schedule._members)
+    yield
+    Experiment._members[:], Schedule._members[:] = before
+
+
+def row(out: str, quantity: str) -> list[str]:
+    """The cells of one line of the table."""
+    line = next(line for line in out.splitlines() if line.startswith(quantity))
+    return re.split(r"\s{2,}", line.strip())[1:]
+
+
+def refused(answer, *words: str):
+    """Exit code 2, nothing but one sentence on stderr, which holds these words."""
+    code, _, err = answer
+    assert code == 2 and err.startswith("bigtrain: ") and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+
+
+# -- help and lists ----------------------------------------------------------------------------------------------
+
+
+def test_help_names_the_commands_and_imports_nothing_heavy():
+    code = ("import sys\nfrom bigtrain_lab.cli import main\ncode = main(['--help'])\n"
+            "print('HEAVY', [m for m in ('torch', 'numpy', 'plotly', 'IPython') if m in sys.modules], code)")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert "HEAVY [] 0" in out
+    for name in ("list", "run", "predict", "show", "export", "doctor"):
+        assert re.search(rf"│ {name} ", out), name
+
+
+def test_python_m_is_the_same_program_and_hands_on_the_exit_code():
+    here = subprocess.run([sys.executable, "-m", "bigtrain_lab", "dance"], capture_output=True, text=True, cwd=ROOT)
+    assert (here.returncode, here.stdout) == (2, "") and "dance" in here.stderr
+
+
+def test_version(cli):
+    assert cli("--version")[:2] == (0, "0.1.0\n")
+
+
+def test_list_says_what_there_is(cli):
+    code, out, _ = cli("list")
+    assert code == 0
+    assert PipelineExperiment.question in out
+    assert re.search(r"settings: schedule, ranks, micro-batches", out)
+    for name, cls in Schedule.all().items():
+        assert re.search(rf"^{name} .*{re.escape(sys.modules[cls.__module__].__doc__.split()[0])}", out, re.M)
+    assert "312 TFLOP/s" in out and "NVLink 3 300 GB/s" in out and "data sheet" not in out
+
+
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_list_gives_the_sources_when_asked(cli, flag):
+    out = cli("list", flag)[1]
+    assert "NVIDIA A100 80GB SXM data sheet: 400 W" in out
+
+
+def test_help_of_an_experiment_has_each_knob_with_range_unit_and_menu(cli):
+    code, out, _ = cli("predict", "pipeline", "--help")
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+    assert code == 0
+    for name, about in PipelineExperiment.knobs().items():
+        assert f"--{name.replace('_', '-')} " in text
+        assert about.help in text
+    assert "(1 to 8)" in text and "(4 to 1,024 tokens)" in text and "(0 to 2,147,483,647)" in text
+    assert "[choices: " + ", ".join(Schedule.all()) + "]" in text
+    assert "--stashing --no-stashing" in text and "--save PATH" in text and "--directory" not in text
+
+
+def test_help_of_run_has_the_options_of_a_run(cli):
+    text = cli("run", "pipeline", "--help")[1]
+    assert "--directory" in text and "--stall-s" in text and "--no-clock" in text and "--save" not in text
+
+
+# -- predict -----------------------------------------------------------------------------------------------------
+
+
+def test_predict_gives_the_papers_numbers_the_timeline_and_the_sentences(cli):
+    code, out, err = cli("predict", "pipeline")
+    assert (code, err) == (0, "")
+    assert row(out, "step time") == ["33 slots"] and row(out, "idle share") == ["27.3%"]
+    assert "predicted: the first of 3 steps, 33 slots" in out
+    lanes = [line for line in out.splitlines() if re.match(r"rank \d ", line)]
+    assert lanes[3] == "rank 3 ······F0B0  F1B1  F2B2  F3B3  F4B4  F5B5  F6B6  F7B7  ············"
+    assert "Rank 3 idles 3 slots first" in out and "27.3% of the ranks' time is idle" in out
+
+
+@pytest.mark.parametrize("columns", [40, 57, 80, 200])
+def test_the_timeline_fits_the_terminal(cli, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = cli("predict", "pipeline", "--schedule", "pipedream", "--hardware", "a100-nvlink", "--micro-batches", "32")[1]
+    lanes = [line for line in out.splitlines() if re.match(r"rank \d ", line)]
+    assert len(lanes) == 4 and max(map(len, lanes)) <= columns
+
+
+def test_numbers_pass_as_they_are_written(cli):
+    assert row(cli("predict", "pipeline", "--learning-rate", "1e-4", "--micro-batches", "32")[1], "idle share") == ["8.6%"]
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--ranks", "four"], "ranks is 'four': it must be a number from 1 to 8."),
+    (["--ranks", "99"], "ranks is 99: it must be a number from 1 to 8."),
+    (["--ranks", "-1"], "ranks is -1: it must be a number from 1 to 8."),
+    (["--steps", "1.5"], "steps is 1.5: it must be a number from 1 to 200."),
+    (["--heads", "5"], "5 heads cannot share a width of 64"),
+    (["--micro-batches", "0"], "micro-batches is 0"),
+    (["--ranks", "8", "--layers", "1"], "layers"),
+    (["--text", "/no/such/file"], "/no/such/file"),
+    (["--schedule", "gpip"], 'Did you mean "gpipe"?'),
+    (["--rnks", "2"], "Did you mean --ranks?"),
+    (["--ranks"], "--ranks requires an argument"),
+    (["--save", "/no/such/folder/t"], "Cannot write /no/such/folder/t"),
+])
+def test_what_cannot_be_is_one_sentence(cli, words, said):
+    refused(cli("predict", "pipeline", *words), said)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["pipelin"], 'Did you mean "pipeline"?'),
+    (["pipeline", "--stall-s", "soon"], "--stall-s"),
+    (["pipeline", "--stall-s", "0"], "stall_s is 0.0"),
+])
+def test_run_refuses_in_a_sentence(cli, words, said):
+    refused(cli("run", *words), said)
+    assert not Path("runs").exists()
+
+
+# -- run, show, export -------------------------------------------------------------------------------------------
+
+
+def test_run_compares_the_three_clocks(cli):
+    code, out, err = cli("run", "pipeline", "--ranks", "2", "--steps", "2", "--layers", "2", "--width", "16", "--sequence", "8")
+    assert (code, err) == (0, "")
+    predicted, modelled, measured, difference = row(out, "step time")
+    assert predicted == modelled == "27 slots" and re.fullmatch(r"[\d.,]+ (µs|ms|s)", measured) and difference == "modelled equal"
+    for quantity in ("peak memory, rank 0", "peak memory, rank 1", "bytes sent, all ranks"):
+        assert row(out, quantity)[-1] == "equal"
+    assert re.search(r"^loss [\d.]+ -> [\d.]+ \(16 values\)$", out, re.M)
+    assert "modelled: 27 slots a step, 11.1% idle, device-hours and energy unknown" in out
+    (directory,) = Path("runs").iterdir()
+    assert str(directory) in out and Run.open(directory).state == "done"
+
+
+def test_run_tells_device_hours_and_energy_of_a_profile_that_states_watts(cli):
+    out = cli("run", "pipeline", *SMALL, "--hardware", "a100-nvlink", "--directory", "here")[1]
+    assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.e-]+ device-hours, [\d.]+ J\.$", out, re.M)
+    assert row(out, "step time")[-1].startswith("x ")
+
+
+def test_run_without_the_modelled_clock(cli):
+    out = cli("run", "pipeline", *SMALL, "--no-clock", "--directory", "here")[1]
+    assert re.search(r"^quantity +predicted +measured +difference", out, re.M) and len(row(out, "idle share")) == 3
+
+
+def test_run_keeps_what_a_directory_holds(cli, done):
+    before = {p.name: p.stat().st_mtime_ns for p in done.iterdir()}
+    refused(cli("run", "pipeline", *SMALL, "--directory", done), str(done))
+    assert {p.name: p.stat().st_mtime_ns for p in done.iterdir()} == before
+
+
+def test_show_reopens_a_run(cli, done):
+    code, out, _ = cli("show", done)
+    assert code == 0
+    assert re.search(r"pipeline on 2 ranks, started .*: done", out)
+    assert f"\nAgain: bigtrain run pipeline {' '.join(SMALL)}\n" in out
+    assert row(out, "step time")[:2] == ["9 slots", "9 slots"] and "modelled: 1 step, 9 slots" in out
+    assert re.search(r"^loss .* \(2 values\)$", out, re.M)
+
+
+def test_the_command_that_show_gives_makes_the_same_settings(cli, done):
+    line = next(line for line in cli("show", done)[1].splitlines() if line.startswith("Again: "))
+    words = line.removeprefix("Again: bigtrain run ").split()
+    code, out, _ = cli("predict", *words)
+    assert code == 0 and row(out, "peak memory, rank 0") == row(cli("show", done)[1], "peak memory, rank 0")[:1]
+
+
+def test_show_reopens_a_saved_prediction(cli):
+    assert cli("predict", "pipeline", "--schedule", "gpipe", "--save", "t.jsonl")[0] == 0
+    code, out, _ = cli("show", "t.jsonl")
+    assert code == 0 and row(out, "step time") == ["33 slots"] and "Again: bigtrain run pipeline --schedule gpipe\n" in out
+
+
+def test_show_of_an_experiment_that_is_not_here_shows_what_there_is(cli, done):
+    trace = Trace.load(Run.open(done).trace("measured").save("t.jsonl"))
+    Trace(trace.events, trace.clock, trace.unit, trace.ticks_per_unit, 2, 1, {"experiment": "gone"}).save("t.jsonl")
+    code, out, _ = cli("show", "t.jsonl")
+    assert code == 0 and "measured: 1 step" in out and "quantity" not in out
+
+
+@pytest.mark.parametrize("clock, unit", [("modelled", "slot"), ("measured", "s"), ("predicted", "slot")])
+def test_export_writes_what_perfetto_opens(cli, done, clock, unit):
+    code, out, _ = cli("export", done, "--chrome", "out.json", "--clock", clock)
+    written = json.loads(Path("out.json").read_text())
+    assert code == 0 and f"The {clock} trace is in out.json" in out
+    assert (written["otherData"]["clock"], written["otherData"]["unit"]) == (clock, unit)
+    assert {"0F0", "1B1"} <= {event["name"] for event in written["traceEvents"]}
+
+
+def test_export_takes_a_runs_modelled_times_unless_told(cli, done):
+    assert "The modelled trace" in cli("export", done, "--chrome", "out.json")[1]
+
+
+def test_export_refuses_in_a_sentence(cli, done):
+    cli("predict", "pipeline", "--save", "t.jsonl")
+    refused(cli("export", "t.jsonl", "--chrome", "o.json", "--clock", "measured"), "t.jsonl has no measured times: choose predicted.")
+    refused(cli("export", done, "--chrome", "o.json", "--clock", "wall"), '"predicted", "modelled", "measured"')
+    refused(cli("export", done, "--chrome", "no/o.json"), "Cannot write no/o.json")
+    refused(cli("export", done), "--chrome")
+    assert not Path("o.json").exists()
+
+
+@pytest.mark.parametrize("file, text, said", [
+    ("settings.json", '{"bigtrain-run": 9}', "version 9"),
+    ("settings.json", '{"bigtrain-run": 1}', "damaged"),
+    ("settings.json", "{", "not a run directory"),
+    ("end.json", '{"sta', "damaged"),
+    ("events-0.jsonl", '["bigtrain-run", 7, {}]\n', "version 7"),
+    (None, '["bigtrain-trace", 7, {}]\n', "version 7"),
+    (None, "a poem\n", "not a trace"),
+    (None, '["bigtrain-trace", 1, {"clock": "modelled"}]\n["span", 0, "com', "damaged"),
+    (None, None, "There is no"),
+])
+@pytest.mark.parametrize("command", [["show"], ["export", "--chrome", "o.json"]], ids=["show", "export"])
+def test_what_cannot_be_reopened_is_one_sentence(cli, done, tmp_path, command, file, text, said):
+    place = tmp_path / "broken"
+    if file:
+        place.mkdir()
+        for source in done.iterdir():
+            (place / source.name).write_bytes(source.read_bytes())
+    if text:
+        (place / file if file else place).write_text(text)
+    refused(cli(command[0], place, *command[1:]), said)
+
+
+# -- ends other than well ----------------------------------------------------------------------------------------
+
+
+def gone(directory) -> bool:
+    """Whether nothing of the run is left: it is not running, and the ranks' processes have ended."""
+    import psutil
+    ranks = [p for p in psutil.Process().children(recursive=True) if str(directory) in str([f.path for f in p.open_files()])]
+    return Run.open(directory).state != "running" and not ranks
+
+
+def define_failing() -> None:
+    """An experiment as typed in a notebook; in a function of its own, since pydantic keeps the names around a class."""
+    class Failing(PipelineExperiment):
+        __module__ = "__main__"  # so it travels by value
+        name = "failing"
+
+        def program(self, rank):
+            if rank.index == 1:
+                raise ValueError("on [bold]purpose[/] :boom:")
+            return PipelineExperiment.program(self, rank)
+
+
+def test_a_failing_run_tells_the_diagnosis_and_exits_1(cli, family):
+    define_failing()
+    code, out, err = cli("run", "failing", *SMALL, "--directory", "here")
+    assert code == 1, err
+    assert "Rank 1 failed: ValueError: on [bold]purpose[/] :boom:" in err and "here" in err and "Traceback" not in err
+    assert "step time" not in out and gone("here")
+    code, out, _ = cli("show", "here")
+    assert code == 0 and ": failed" in out and "Rank 1 failed: ValueError: on [bold]purpose[/] :boom:" in out and "step time" not in out
+
+
+def test_ctrl_c_stops_the_ranks_and_says_so(cli, monkeypatch):
+    def interrupted(run, spans, errors):
+        next(run.events())  # the ranks are at work
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+
+    monkeypatch.setattr(labs, "follow", interrupted)
+    code, out, err = cli("run", "pipeline", "--ranks", "2", "--steps", "200", "--directory", "here")
+    assert code == 130 and "Stopped: the ranks have ended." in err and "step time" not in out
+    assert Run.open("here").state == "stopped" and gone("here")
+
+
+def test_an_interrupt_elsewhere_is_told_too(cli, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PipelineExperiment, "predict", interrupted)
+    assert cli("predict", "pipeline") == (130, f"{cli_title()}\n", "bigtrain: interrupted.\n")
+
+
+def cli_title() -> str:
+    chosen = PipelineExperiment()
+    return f"pipeline: {chosen.question}\n{chosen.describe()}"
+
+
+def test_under_torchrun_only_rank_0_speaks(cli, monkeypatch, tmp_path):
+    from bigtrain_lab.runtime import border
+
+    directory = tmp_path / "shared"
+    launch(work, 2, directory=directory, cost={"F": 1}, settings={}, name="pipeline").wait()
+    monkeypatch.setattr(PipelineExperiment, "run", lambda self, **options: Run.open(directory))
+    for index, speaks in ((0, True), (1, False)):
+        monkeypatch.setattr(border, "place_given", lambda index=index: border.Place(index, 2))
+        code, out, err = cli("run", "pipeline", "--ranks", "2")
+        assert (code, bool(out), err) == (0, speaks, "")
+
+
+def work(rank):
+    """A program for two ranks that is importable where they are."""
+
+
+# -- a new member appears by itself ------------------------------------------------------------------------------
+
+
+def test_a_new_experiment_gains_its_commands(cli, family):
+    class Tiny(Experiment):
+        __module__ = "__main__"
+        name = "tiny"
+        question = "How long are three slots?"
+        quantities = (Quantity("slots", "slot", lambda trace: trace.makespan), Quantity("things", "pairs", lambda trace: 2))
+        ranks: int = knob(1, "processes", low=1, high=2)
+        steps: int = knob(1, "steps", low=1, high=2)
+        long_wait: float = knob(3.0, "how long", low=0.5, high=9.5, unit="slots", more=True)
+        fast: bool = knob(False, "do not wait")
+
+        def cost(self):
+            return None
+
+        def predict(self):
+            return Trace.of([Span(0, "compute", "nap", "nap", 0, int(1000 * self.long_wait))], "predicted")
+
+        def program(self, rank):
+            return {}
+
+        def reference(self):
+            return {}
+
+    assert "How long are three slots?" in cli("list")[1]
+    out = cli("run", "tiny", "--help")[1]
+    assert "--fast --no-fast" in out and "how long (0.5 to 9.5 slots) [default: 3.0]" in out
+    out = cli("predict", "tiny", "--long-wait", "4.5")[1]
+    assert row(out, "slots") == ["4.5 slots"] and row(out, "things") == ["2 pairs"] and "rank 0 nap" in out
+    refused(cli("predict", "tiny", "--long-wait", "10"), "long-wait is 10: it must be a number from 0.5 to 9.5.")
+    assert report.command(Tiny(fast=True, ranks=2)) == "bigtrain run tiny --ranks 2 --fast"
+
+
+def test_a_new_schedule_joins_the_menu(cli, family):
+    class Only(Schedule):
+        """One forward a rank, and no more."""
+        __module__ = "__main__"
+        name = "only"
+
+        def steps(self, rank):
+            return [F(rank, m) for m in range(self.micro_batches)]
+
+    assert "only" in cli("predict", "pipeline", "--help")[1]
+    assert re.search(r"^only +One forward a rank, and no more\.", cli("list")[1], re.M)
+    refused(cli("predict", "pipeline", "--schedule", "onl"), '"only"')
+
+
+# -- the report --------------------------------------------------------------------------------------------------
+
+
+A, S = report.Amount, "slot"
+
+
+@pytest.mark.parametrize("amount, text", [
+    (A(33, S), "33 slots"), (A(1, S), "1 slot"), (A(28.5, S), "28.5 slots"), (A(0.00153, "s"), "1.53 ms"), (A(146.8e-6, "s"), "146.8 µs"),
+    (A(27.2727, "%"), "27.3%"), (A(640, "B"), "640 B"), (A(1536, "B"), "1.536 kB"), (A(999_960, "B"), "1 MB"), (A(373e6, "B"), "373 MB"),
+    (A(12345, "pairs"), "1.234e+04 pairs"), (A(3, ""), "3"),
+])
+def test_amounts_in_human_units(amount, text):
+    assert str(amount) == text
+
+
+@pytest.mark.parametrize("predicted, modelled, measured, text", [
+    (A(33, S), A(33, S), A(0.2, "s"), "modelled equal"),
+    (A(33, S), A(34, S), A(0.2, "s"), "modelled +3.03%"),
+    (A(33, S), None, A(0.2, "s"), ""),
+    (A(33, S), None, None, ""),
+    (None, A(33, S), A(33, S), ""),
+    (A(5000, "B"), A(5000, "B"), A(5000, "B"), "equal"),
+    (A(5_000_000, "B"), A(5_000_000, "B"), A(5_000_016, "B"), "+16 B"),
+    (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "+7.8 points"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "+50%"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "-25%"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "x 33"),
+    (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "x 1,294"),
+    (A(0, "s"), A(0, "s"), A(2e-3, "s"), "+2 ms"),
+])
+def test_the_difference_says_first_whether_the_model_holds(predicted, modelled, measured, text):
+    assert report.difference(predicted, modelled, measured) == text
+
+
+def test_a_strip_leaves_out_what_does_not_fit_and_says_so():
+    spans = [Span(0, "compute", "F", "0F0", 0, 1000), Span(0, "compute", "U", "0U0", 1000, 1001),
+             Span(0, "compute", "W", "0W0", 1001, 1002), Span(0, "compute", "B", "0B0", 2000, 4000)]
+    lanes, caption = report.strip(Trace.of(spans, "measured", steps=1), 20)
+    assert "".join(cell.text for cell in lanes[0][1]) == "F0   U····B0        "
+    assert [cell.kind for cell in lanes[0][1]] == ["F"] * 5 + ["U"] + [""] * 4 + ["B"] * 10
+    assert caption.startswith("measured: 1 step, 4 slots")
+    lanes, caption = report.strip(Trace.of(spans, "measured", steps=2), 4)
+    assert "".join(cell.text for cell in lanes[0][1]) == "F0U·" and "the first of 2 steps, 2 slots" in caption
+    assert report.strip(Trace.of([], "measured"), 20) == ((), "Nothing has run yet.")
+
+
+def test_what_the_ranks_reported():
+    events = [Scalar(1, "compute", "scalar", "loss", 10 * i, value) for i, value in enumerate((5.6344, 5.3, 5.19))]
+    assert report.reported(Trace.of(events, "measured")) == ["loss 5.634 -> 5.19 (3 values)"]
+
+
+@pytest.mark.parametrize("hours, watt_hours, text", [
+    (0.5, 200.0, "0.5 device-hours, 200 Wh."), (1e-6, 0.0004, "1e-06 device-hours, 1.44 J."),
+    (1e-6, None, "energy unknown, since the hardware profile states no watts."), (None, None, "slots are no seconds"),
+])
+def test_a_summary_says_what_a_run_cost(hours, watt_hours, text):
+    facts = {"clock": "modelled", "unit": "s" if hours else "slot", "steps": 1, "step_time": 0.002, "idle_share": 0.273,
+             "device_hours": hours, "energy_wh": watt_hours}
+    assert text in report.summary(facts) and "27.3% idle" in report.summary(facts)
+
+
+def test_the_command_repeats_an_experiment():
+    chosen = PipelineExperiment(schedule="gpipe", stashing=False, learning_rate=0.5)
+    assert report.command(chosen) == "bigtrain run pipeline --schedule gpipe --no-stashing --learning-rate 0.5"
+    assert report.command(PipelineExperiment(), "predict") == "bigtrain predict pipeline"
+
+
+def test_a_profile_without_sources_or_watts_is_still_told():
+    bare = Hardware("bare", flops_per_s={"float32": 1e12})
+    assert report.hardware_lines(bare, sources=True) == ["float32 1 TFLOP/s"]
+
+
+def test_impossible_is_all_that_a_command_line_refuses_by():
+    """A defect shows its traceback: only Impossible and the parser's own errors are sentences."""
+    assert issubclass(Impossible, ValueError)
+    with pytest.raises(ZeroDivisionError):
+        from bigtrain_lab.cli import app
+        try:
+            app.command(lambda: 1 / 0, name="defect")
+            main(["defect"])
+        finally:
+            del app["defect"]

@@ -1,0 +1,164 @@
+"""The doctor: each check's ok, warn and fail, with a mend wherever something is wrong."""
+
+import socket
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+
+from bigtrain_lab import doctor
+from bigtrain_lab.cli import main
+
+WANTED = {"ipywidgets": ">=8.1", "anywidget": ">=0.11", "jupyterlab": ">=4.6", "ipykernel": ">=7.4"}
+FOUND = {"ipywidgets": "8.1.9", "anywidget": "0.11.0", "jupyterlab": "4.6.6", "ipykernel": "7.4.0"}
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Let the doctor make these checks only."""
+    return lambda **checks: monkeypatch.setattr(doctor, "CHECKS", checks)
+
+
+def test_this_machine_can_run_the_labs(monkeypatch, tmp_path, capsys):
+    """All checks for real: two ranks meet, ports, packages. One line each; where tests run, nothing may fail."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--ranks", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["python", "torch", "gloo", "nccl", "devices", "ports", "cores", "memory", "widgets",
+                                                   "browser", "runs"]
+    assert all(line.split()[0] in ("ok", "warn") for line in lines)
+    assert "two real ranks met" in lines[2] and "ipykernel 7." in lines[8]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_check_makes_exit_code_1_and_one_long_line(only, capsys):
+    only(fine=lambda ranks: ("ok", "good"), bad=lambda ranks: ("fail", "x" * 200, f"ask for {ranks} ranks."))
+    assert main(["doctor", "--ranks", "3"]) == 1
+    assert capsys.readouterr().out == f"ok   fine     good\nfail bad      {'x' * 200}. Mend: ask for 3 ranks.\n"
+
+
+def test_a_warning_is_no_failure(only, capsys):
+    only(odd=lambda ranks: ("warn", "slow", "wait."))
+    assert main(["doctor"]) == 0
+
+
+def test_a_check_that_breaks_is_a_finding(only, capsys):
+    only(torch=lambda ranks: 1 / 0, next=lambda ranks: ("ok", "still asked"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "could not be checked: ZeroDivisionError" in out and "Mend: " in out and "still asked" in out
+
+
+def test_no_ranks_is_refused(capsys):
+    assert main(["doctor", "--ranks", "0"]) == 2
+    assert "ranks is 0: ask for at least 1." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("visible, variable, driver, level, words", [
+    (0, None, False, "ok", "no visible GPU: ranks compute on the CPU"),
+    (4, None, True, "ok", "4 visible GPUs for 4 ranks"),
+    (8, "0,1,2,3,4,5,6,7", True, "ok", "8 visible GPUs"),
+    (1, None, True, "warn", 'asks for cuda:1 fails with "invalid device ordinal"'),
+    (2, "0,1", True, "warn", "CUDA_VISIBLE_DEVICES='0,1' hides the others"),
+    (0, "7", True, "warn", "CUDA_VISIBLE_DEVICES='7' hides all"),
+    (0, "", False, "ok", "no visible GPU"),
+])
+def test_devices(visible, variable, driver, level, words):
+    found = doctor.devices_finding(4, visible, variable, driver)
+    assert found[0] == level and words in found[1]
+    assert (len(found) == 3) == (level != "ok")
+
+
+@pytest.mark.parametrize("ranks, count, level", [(4, 4, "ok"), (1, 1, "ok"), (4, 8, "ok"), (4, 3, "warn")])
+def test_cores(ranks, count, level):
+    found = doctor.cores_finding(ranks, count)
+    assert found[0] == level and (level == "ok" or "ask for 3 ranks" in found[2])
+
+
+@pytest.mark.parametrize("available, level", [(0.9e9, "fail"), (1.1e9, "warn"), (2.1e9, "ok")])
+def test_memory(available, level):
+    found = doctor.memory_finding(4, int(available))
+    assert found[0] == level and "on 4 ranks takes about 1.0 GB" in found[1]
+
+
+@pytest.mark.parametrize("wrong, words", [({"ipykernel": "7.3.1"}, "ipykernel 7.3.1, needs >=7.4"), ({"anywidget": None}, "anywidget is missing")])
+def test_widgets(wrong, words):
+    assert doctor.widgets_finding(FOUND, WANTED)[0] == "ok"
+    level, says, mend = doctor.widgets_finding({**FOUND, **wrong}, WANTED)
+    assert level == "fail" and words in says and mend
+
+
+def test_the_ranges_are_those_of_the_package():
+    needed = doctor.needed()
+    assert set(doctor.WIDGETS) <= set(needed) and doctor.inside("7.4.0", needed["ipykernel"]) and not doctor.inside("7.3.9", needed["ipykernel"])
+    assert doctor.inside("2.13.0+cpu", needed["torch"]) and not doctor.inside("2.14.0", needed["torch"])
+
+
+def test_an_old_version_fails_with_the_range():
+    level, says, mend = doctor.version_finding("Python", "3.10.2", ">=3.11")
+    assert level == "fail" and "needs Python >=3.11" in says and mend
+
+
+def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(doctor, "nvidia_driver", lambda: True)
+    level, says, mend = doctor.torch(4)
+    assert level == "warn" and "yet this machine has an NVIDIA GPU" in says and "TORCH=cuda" in mend
+
+
+def test_nccl_is_missed_only_where_gpus_are(monkeypatch):
+    import torch
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(doctor, "visible_devices", lambda: 2)
+    assert doctor.nccl(4)[0] == "warn"
+    monkeypatch.setattr(doctor, "visible_devices", lambda: 0)
+    assert doctor.nccl(4)[0] == "ok"
+
+
+def test_gloo_tells_why_ranks_do_not_meet(monkeypatch):
+    monkeypatch.setattr(doctor, "add_up", lambda rank: 1 / 0)
+    level, says, mend = doctor.gloo(2)
+    assert level == "fail" and "ZeroDivisionError" in says and "\n" not in says and mend
+
+
+def test_gloo_checks_the_sum(monkeypatch):
+    monkeypatch.setattr(doctor, "add_up", lambda rank: {"sum": 2.0})
+    assert doctor.gloo(2)[0] == "fail"
+
+
+def test_ports(monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    assert doctor.ports(2)[0] == "ok"
+    monkeypatch.setattr(socket, "create_server", refuse)
+    level, says, mend = doctor.ports(2)
+    assert level == "fail" and "Operation not permitted" in says and "127.0.0.1" in mend
+
+
+def test_a_folder_that_takes_no_files(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.chdir(tmp_path)
+    assert doctor.runs(2)[0] == "ok"
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    level, says, mend = doctor.runs(2)
+    assert level == "fail" and "Read-only file system" in says and "--directory" in mend
+
+
+def test_a_disk_that_is_nearly_full(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**8))
+    assert doctor.runs(2)[0] == "warn"
+
+
+def test_a_browser_is_only_for_the_tests(monkeypatch):
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "playwrights_own", lambda: None)
+    level, says, mend = doctor.browser(2)
+    assert level == "warn" and "labs work in any browser" in says and mend
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/x" if name == "chromium" else None)
+    assert doctor.browser(2)[0] == "ok"
