@@ -7,6 +7,8 @@
 // ---- controls --------------------------------------------------------------------------------------------------------
 
 const PLAY_SECONDS = 12, SPEEDS = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8];  // at x1 the whole trace takes 12 seconds
+const CLOCKS = { predicted: "simulated: no process ran", modelled: "real processes, on the clock of the hardware profile",
+  measured: "real processes, on this machine's wall clock" };
 const HELP = "space plays and pauses; arrows step from event to event; Home and End; + and - change the speed; "
   + "z and x zoom, f fits all; v shows weight versions";
 
@@ -51,7 +53,7 @@ function drawHead(d, v, note) {
   };
   d.head.replaceChildren();
   if (scene) {
-    const badge = element("span", "btl-badge", scene.clock, { title: { predicted: "simulated: no process ran", modelled: "real processes, the modelled clock of the hardware profile", measured: "wall clock of this machine" }[scene.clock] || "" });
+    const badge = element("span", "btl-badge", scene.clock, { title: CLOCKS[scene.clock] || "" });
     badge.style.background = look.clocks[scene.clock] || "#555";
     d.head.append(badge);
     if (v.lens) d.head.append(element("span", "btl-key", "boxes show the weight version they used (v0, v1, ...)"));
@@ -200,7 +202,10 @@ function render({ model, el }) {
       const times = v.scene.times, i = lastBefore(times, v.t, (t) => t);
       act.seek(times[Math.max(0, Math.min(times.length - 1, by > 0 ? i + 1 : times[i] < v.t ? i : i - 1))]);
     },
-    faster(by) { speed = Math.max(0, Math.min(SPEEDS.length - 1, speed + by)); d.speed.textContent = SPEEDS[speed] < 1 ? `×1/${1 / SPEEDS[speed]}` : `×${SPEEDS[speed]}`; data.speed = SPEEDS[speed]; },
+    faster(by) {
+      speed = Math.max(0, Math.min(SPEEDS.length - 1, speed + by));
+      data.speed = SPEEDS[speed]; d.speed.textContent = SPEEDS[speed] < 1 ? `×1/${1 / SPEEDS[speed]}` : `×${SPEEDS[speed]}`;
+    },
     window(from, range) {
       if (!v.scene) return;
       range = Math.min(v.scene.end, Math.max(v.scene.end / 5000, range));

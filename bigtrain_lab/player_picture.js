@@ -2,6 +2,7 @@
  *
  * The picture is painted once into a hidden layer, and again only when trace, zoom, size or theme change; a frame copies
  * that layer, veils what has not happened yet and draws the playhead, so its price does not grow with the boxes.
+ * Above 300 lines because a widget is one module, which can import no other.
  */
 
 // ---- scene -----------------------------------------------------------------------------------------------------------
@@ -147,8 +148,12 @@ function paintBoxes(c, v) {
     const x = xOf(v, s.start), w = xOf(v, s.end) - x, y = L.rowY(s.row), [fill, ink] = colourOf(v, s);
     c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
     if (!write || w < 9) continue;
-    const tag = v.lens && s.version != null ? `v${s.version}` : "";
-    const text = [tag ? `${s.label} ${tag}` : s.label, tag || s.label, tag.slice(1)].find((t) => t && wide(t) <= w - 3);
+    const tag = v.lens && s.version != null ? `v${s.version}` : "", whole = tag ? `${s.label} ${tag}` : s.label;
+    if (tag && L.row >= 22 && wide(whole) > w - 3 && Math.max(wide(s.label), wide(tag)) <= w - 3) {  // in two lines
+      c.fillStyle = ink; c.fillText(s.label, x + (w - 1) / 2, y + L.row / 2 - 5); c.fillText(tag, x + (w - 1) / 2, y + L.row / 2 + 6);
+      continue;
+    }
+    const text = [whole, tag || s.label, (tag || s.label).replace(/^[A-Za-z](?=\d+$)/, "")].find((t) => wide(t) <= w - 3);
     if (text) { c.fillStyle = ink; c.fillText(text, x + (w - 1) / 2, y + L.row / 2 + 0.5); }
   }
 }

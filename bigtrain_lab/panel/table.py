@@ -22,7 +22,7 @@ body[data-jp-theme-light="false"] .btl-equal { color: #4ADE9A; } body[data-jp-th
 .btl-results .btl-soft { color: var(--jp-ui-font-color2, #666); }
 .btl-why { flex: 1 1 300px; min-width: 260px; max-height: 250px; overflow: auto; } .btl-why p { margin: 0 0 4px; }
 .btl-why summary { cursor: pointer; color: var(--jp-ui-font-color2, #666); }
-.btl-status { font-size: 12px; line-height: 1.3; color: var(--jp-ui-font-color1, #333); max-height: 32px; overflow: hidden; }
+.btl-status { font-size: 12px; line-height: 1.3; color: var(--jp-ui-font-color1, #333); overflow: hidden; }
 .btl-status progress { width: 90px; vertical-align: middle; margin-right: 8px; accent-color: var(--jp-brand-color1, #1976d2); }
 .btl-trouble { border-left: 4px solid #C2410C; background: var(--jp-layout-color2, #f4f4f4); padding: 8px 12px; font-size: 13px;
   line-height: 1.45; color: var(--jp-ui-font-color0, #111); white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow: auto; }
