@@ -2,12 +2,13 @@
 
 from .cost import Cost
 from .family import Family
+from .files import write_whole
 from .hardware import Hardware
 from .impossible import Impossible
 from .knob import Knob, knob
 from .lane import FREE, Lane, Link
 from .mesh import Mesh
-from .trace import CLOCKS, MEMORY_KINDS, Histogram, Memory, Scalar, Span, Trace, Transfer, write_whole
+from .trace import CLOCKS, MEMORY_KINDS, Histogram, Memory, Scalar, Span, Trace, Transfer
 
 __all__ = ["CLOCKS", "FREE", "MEMORY_KINDS", "Cost", "Family", "Hardware", "Histogram", "Impossible", "Knob", "Lane", "Link",
            "Memory", "Mesh", "Scalar", "Span", "Trace", "Transfer", "knob", "write_whole"]

@@ -19,6 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from .files import write_whole
 from .impossible import Impossible
 
 CLOCKS = ("predicted", "modelled", "measured")
@@ -259,8 +260,11 @@ class Trace:
             raise Impossible(f"{path} is not a trace: choose a file that Trace.save wrote.") from error
         if version != VERSION:
             raise Impossible(f"{path} has trace version {version}, this library reads {VERSION}: save it again with this one.")
-        events = (json.loads(line) for line in lines[1:])
-        return cls(tuple(event_of(name, values) for name, *values in events), **header)
+        try:
+            events = tuple(event_of(name, values) for name, *values in map(json.loads, lines[1:]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Impossible(f"{path} is cut off or damaged: save the trace again.") from error
+        return cls(events, **header)
 
     def to_chrome(self, path) -> Path:
         """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as counters."""
@@ -285,16 +289,3 @@ class Trace:
 def event_of(name: str, values: list):
     """An event from its JSON array."""
     return EVENTS[name](*(tuple(v) if isinstance(v, list) else v for v in values))
-
-
-def write_whole(path, text: str) -> Path:
-    """Write a text file so that it is there whole or not at all; Impossible, in a sentence, where it cannot be."""
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise Impossible(f"Cannot write {path}: {error.strerror or error}; free some space or choose another place.") from error
-    return path
