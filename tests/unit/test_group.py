@@ -24,6 +24,8 @@ def test_messages_arrive_whatever_their_shape_dtype_and_order(mode, tmp_path):
                 group.isend(tensor, 1, name=f"m{i}", site=f"s{i}")
             for i in range(100):
                 group.isend(torch.full((1000,), i), 1, site="many")
+            for i, name in enumerate("abc"):
+                group.isend(torch.tensor(i), 1, name=name, site="named")
             group.finish()
             return {"big": sent[-1]}
         got = {i: group.recv(0, name=f"m{i}", site=f"s{i}") for i in reversed(range(len(sent)))}  # not the order of sending
@@ -31,6 +33,7 @@ def test_messages_arrive_whatever_their_shape_dtype_and_order(mode, tmp_path):
             assert got[i].dtype == sent[i].dtype and torch.equal(got[i], sent[i].detach()) and not got[i].requires_grad
             assert got[i].untyped_storage().nbytes() == got[i].nbytes
         assert [int(group.recv(0, site="many")[0]) for _ in range(100)] == list(range(100))
+        assert [int(group.recv(0, name=name, site="named")) for name in "cab"] == [2, 0, 1]
         return {"got": got[6]}
 
     result = launch(program, 2, directory=tmp_path / "run", **mode).result

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.diagnose import Doing, deadlock
+from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import fails, step, warm_up
 
@@ -135,6 +137,33 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
     run = fails(program, stall_s=1000, within_s=-1000 + 5)
     assert run.diagnosis == ("Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
                              "Meanwhile rank 2 waits for late from rank 0.")
+
+
+@pytest.mark.parametrize("logs, told", [
+    ({0: ["wait 1 7"], 1: ["wait 0 8"]}, "Deadlock: rank 0 waits for m from rank 1; rank 1 waits for m from rank 0"),
+    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, None),  # on its way
+    ({0: ["wait 1 7", "got 7", "wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, "Deadlock"),  # one was sent, two are wanted
+    ({0: ["wait 1 7"], 1: ["send 0 6", "wait 0 8"]}, "Deadlock"),  # another channel
+    ({0: ["wait 1 7"], 1: ["wait 2 8"], 2: ["send 0 7", "wait 1 9"]}, "Deadlock: rank 1 waits for m from rank 2; rank 2"),
+    ({0: ["wait 1 7"], 1: ["wait 0 8", "got 8", "enter F"]}, None),  # at work
+    ({0: ["wait 1 7"], 1: []}, None),  # not begun
+    ({0: ["wait 1 7"], 1: ["finish"]}, "Rank 0 waits for m from rank 1, which has ended its part without sending it."),
+    ({0: ["wait 1 7"], 1: ["finish", "got -1", "done"]}, "Rank 0 waits for m from rank 1, which has finished without sending it."),
+    ({0: ["finish"], 1: ["done"]}, None),
+    ({0: ["done"], 1: ["done"]}, None),
+])
+def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
+    for rank, marks in logs.items():
+        log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
+        for mark in marks:
+            what, *about = mark.split()
+            numbers = [int(word) if word.lstrip("-").isdigit() else word for word in about]
+            log.write("@" + what, 0, *numbers, *(["m"] if what in ("wait", "send") else []))
+    doings = [Doing(tmp_path, rank) for rank in logs]
+    for doing in doings:
+        doing.follow()
+    found = deadlock(doings)
+    assert found is None if told is None else found.startswith(told)
 
 
 def test_messages_on_their_way_are_no_deadlock(tmp_path):
