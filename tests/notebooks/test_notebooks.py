@@ -42,18 +42,22 @@ def test_there_are_lessons():
 # -- it runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@each_lesson
-def test_runs_as_committed(path, tmp_path):
-    """nbval: no cell fails, and those marked NBVAL_CHECK_OUTPUT print what is committed."""
-    shutil.copy(path, tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+def run_nbval(path):
+    """Run a notebook, from the folder that it is in, and compare what it says to compare."""
+    (path.parent / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", "-p", "no:cacheprovider",
-         "-q", path.name], cwd=tmp_path, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"}, capture_output=True, text=True, timeout=550)
+         "-q", path.name], cwd=path.parent, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"}, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@each_lesson
+def test_runs_as_committed(path, tmp_path):
+    """nbval: no cell fails, and those tagged nbval-check-output print what is committed."""
+    run_nbval(Path(shutil.copy(path, tmp_path)))
 
 
 def solved(path, solutions, tmp_path):
@@ -197,6 +201,22 @@ def test_the_map_leads_to_every_lesson():
     linked = {target for cell in read(NOTEBOOKS / "00_start_here.ipynb").cells if cell.id in ("map", "doors")
               for target in re.findall(r"\]\(([^)\s]+)\)", cell.source)}
     assert linked == {path.name for path in LESSONS} - {"00_start_here.ipynb"}
+
+
+@each_lesson
+def test_nbval_compares_some_numbers(path):
+    assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in code_cells(path))
+
+
+@pytest.mark.slow
+def test_a_changed_number_is_noticed(tmp_path):
+    """The tag does what it says: the run fails where the committed output says 34 slots."""
+    path = tmp_path / "00_start_here.ipynb"
+    text = (NOTEBOOKS / path.name).read_text()
+    assert "33 slots (you said" in text
+    path.write_text(text.replace("33 slots (you said", "34 slots (you said"))
+    with pytest.raises(AssertionError, match="mismatch"):
+        run_nbval(path)
 
 
 @each_lesson
