@@ -111,6 +111,8 @@ def start(ranks: int, job: Job, travelling: bytes) -> list:
                 process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
                 process.start()
                 processes.append(process)
+                # Its exit is read once, by the watch: multiprocessing's own clean-up, in another thread, would take it away.
+                getattr(multiprocessing.process, "_children", set()).discard(process)
         except BaseException:
             for process in processes:
                 process.kill()

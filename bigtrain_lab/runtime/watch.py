@@ -118,19 +118,20 @@ class Watch:
         time.sleep(STACKS_S)
 
     def _end(self, state: str, diagnosis: str | None) -> None:
-        for rank, process in enumerate(self._processes):
-            if rank not in self._exits:
-                process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        shutil.rmtree(Path(self._job.store).parent, ignore_errors=True)
         try:
+            for rank, process in enumerate(self._processes):
+                if rank not in self._exits:
+                    process.kill()
+            for process in self._processes:
+                process.join()
+                process.close()
+            shutil.rmtree(Path(self._job.store).parent, ignore_errors=True)
             write_whole(self._directory / "end.json", json.dumps({"state": state, "diagnosis": diagnosis}))
         except Impossible:
             pass  # the disk is full, which the diagnosis says; this Run still knows it
-        with self._lock:
-            self.state, self.diagnosis = state, diagnosis
-            self.finished.set()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        finally:  # whoever waits must go on
+            with self._lock:
+                self.state, self.diagnosis = state, diagnosis
+                self.finished.set()
+                os.close(self._wake_read)
+                os.close(self._wake_write)
