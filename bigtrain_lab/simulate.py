@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 
 from .core import Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .plan import Compute, Plan, Recv, Send, Wait, collector_paused, lower
-from .schedule import kind_of, name_of
+from .schedule import Schedule, kind_of, name_of
 
 
 @collector_paused()
@@ -19,6 +19,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
     Impossible where the plan deadlocks, or repeats or forgets an action; the sentence names rank and action.
     """
+    settings = {"schedule": plan.name, "ranks": plan.ranks, "micro_batches": plan.micro_batches} if isinstance(plan, Schedule) else {}
     plan, cost = lower(plan, steps), Cost.of(cost)
     lanes = {key: Lane() for key in plan.lanes}
     at = dict.fromkeys(plan.lanes, 0)
@@ -82,7 +83,8 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
     if stuck:
         raise Impossible(deadlock(stuck))
-    return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps)
+    return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps,
+                    settings=settings)
 
 
 def deadlock(stuck: dict) -> str:

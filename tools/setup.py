@@ -201,7 +201,16 @@ def install(choice):
     print("Installing the project and what it needs; the first time this takes minutes ...", flush=True)
     if pip_install("-e", ".[test]"):
         raise Refused(FAILED)
+    keep_lab_quiet()
     return "cuda" if "!=" in requirement else "cpu" if "+cpu" in requirement else "plain"
+
+
+def keep_lab_quiet():
+    """JupyterLab asks no other machine for news or updates, and covers no lesson with the question whether it may."""
+    settings = VENV / "share/jupyter/lab/settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    news = {"fetchNews": "false", "checkForUpdates": False}
+    (settings / "overrides.json").write_text(json.dumps({"@jupyterlab/apputils-extension:notification": news}))
 
 
 def prepare(python, choice):

@@ -19,7 +19,8 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
 
 
 def heading(trace: Trace) -> str:
-    return f"{trace.clock}: {words.duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle"
+    schedule = trace.settings.get("schedule")
+    return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {words.duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle"
 
 
 def look(title: str, height: int) -> dict:

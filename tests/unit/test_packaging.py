@@ -122,6 +122,11 @@ def test_a_second_installation_does_nothing(project):
     assert calls == []
 
 
+def test_jupyterlab_asks_no_other_machine_for_news(project):
+    told = json.loads((setup.VENV / "share/jupyter/lab/settings/overrides.json").read_text())
+    assert told["@jupyterlab/apputils-extension:notification"] == {"fetchNews": "false", "checkForUpdates": False}
+
+
 def test_an_installation_without_its_stamp_is_made_anew(project):
     calls, _ = project
     setup.STAMP.unlink()
