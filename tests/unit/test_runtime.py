@@ -13,6 +13,7 @@ import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh, Scalar, Span
 from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.runtime.log import Tail
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import step, warm_up
 
@@ -202,8 +203,21 @@ def test_a_cut_off_log_is_read_as_far_as_it_goes(tmp_path):
         log.write_bytes(whole[:size])
         counts.append(len(Run.open(directory).trace()))
     assert counts == sorted(counts) and set(counts) == {0, 1, 2, 3}
-    log.write_bytes(whole[:-200] + b"\0" * 100 + b"\n" + whole[-100:])
-    assert 0 < len(Run.open(directory).trace()) < 3
+    lines = whole.splitlines(keepends=True)
+    spans = [i for i, line in enumerate(lines) if b'"span"' in line]
+    log.write_bytes(b"".join([*lines[:spans[1]], b"\0" * 100 + b"\n", *lines[spans[1] + 1:]]))
+    assert len(Run.open(directory).trace()) == 1  # nothing after a lost line is trusted
+
+
+def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
+    lines = [b'["bigtrain-run",1,{"rank":0}]\n', b'["scalar",5,0,"compute","scalar","loss",1,0.5]\n', b'["@done",9]\n']
+    path, tail, found = tmp_path / "events-0.jsonl", Tail(tmp_path / "events-0.jsonl"), []
+    assert tail.new() == []
+    for byte in b"".join(lines):
+        with open(path, "ab") as file:
+            file.write(bytes([byte]))
+        found += tail.new()
+    assert [type(item).__name__ for item in found] == ["Logged", "Mark"] and found[0].measured.start == 5
 
 
 def test_other_versions_and_other_directories_are_refused(tmp_path):
