@@ -3,6 +3,7 @@
     F  + saved activations            U  - gradients, + optimizer state at the first one,
     B  - saved activations,              and the old weights stay as a stashed version
        + gradients at the first B        while an action still to come uses them
+    I  - saved activations, + queued, + the gradients it makes;    W  - queued, + the other gradients
 
 A weight version lives from the update that makes it until its last use, or until the next update if that is later.
 """
@@ -14,12 +15,17 @@ from .schedule import Action, Schedule
 
 
 class StageBytes(NamedTuple):
-    """Bytes of one stage: weights, their gradients, optimizer state, and activations saved for one micro-batch."""
+    """Bytes of one stage: weights, their gradients, optimizer state, and activations saved for one micro-batch.
+
+    Where a backward is split: what is queued between I and W for one micro-batch, and the gradients that I makes.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    queued: int = 0
+    early_gradients: int = 0
 
 
 def uses_of_versions(schedule: Schedule, order: list) -> Counter:
@@ -36,10 +42,10 @@ def footprint(schedule: Schedule, stages: list[StageBytes], steps: int = 1) -> t
     for order in schedule.over(steps):
         uses = uses_of_versions(schedule, order)
         version: Counter = Counter()  # stage -> its newest version
-        has_gradient, has_state = set(), set()
-        split = {(a.stage, a.micro_batch) for step in order for a in step if a.kind == "W"}
+        gradients: Counter = Counter()  # stage -> bytes that it holds
+        has_state = set()
         for action in (a for step in order for a in step):
-            kind, stage, micro_batch = action
+            kind, stage, _ = action
             sizes, change = stages[stage], []
             if kind in "FBI":
                 used = (stage, schedule.version(action))
@@ -48,14 +54,17 @@ def footprint(schedule: Schedule, stages: list[StageBytes], steps: int = 1) -> t
                     change.append(("stashed", -sizes.weights))
             if kind == "F":
                 change.append(("activations", sizes.activations))
-            if kind == "W" or (kind == "B" and (stage, micro_batch) not in split):
+            if kind in "BI":
                 change.append(("activations", -sizes.activations))
-                if stage not in has_gradient:
-                    has_gradient.add(stage)
-                    change.append(("gradients", sizes.gradients))
+            if kind in "IW":
+                change.append(("queued", sizes.queued if kind == "I" else -sizes.queued))
+            if kind in "BIW":
+                made = sizes.early_gradients if kind == "I" else sizes.gradients
+                if made > gradients[stage]:
+                    change.append(("gradients", made - gradients[stage]))
+                    gradients[stage] = made
             if kind == "U":
-                has_gradient.discard(stage)
-                change.append(("gradients", -sizes.gradients))
+                change.append(("gradients", -gradients.pop(stage)))
                 if stage not in has_state:
                     has_state.add(stage)
                     change.append(("optimizer", sizes.optimizer))

@@ -51,7 +51,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     """Subclass, set `name`, write `steps(rank)`; a schedule with more settings is a frozen dataclass of its own.
 
     A synchronous schedule ends each batch of `micro_batches` with one U a stage, added where it is left out. An asynchronous one sets
-    `asynchronous = True`: it never drains between batches, and updates after each micro-batch.
+    `asynchronous = True`: it never drains between batches, and updates every `update_size` micro-batches (one).
     """
 
     ranks: int
@@ -101,12 +101,16 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     def over(self, batches: int) -> "list[list[Step]]":
         """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
         if self.asynchronous:
-            return replace(self, micro_batches=self.micro_batches * batches)._order()
+            return self.lengthened(batches)._order()
         shift = self.micro_batches
         return [
             [step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
             for once in self._order()
         ]
+
+    def lengthened(self, batches: int) -> "Schedule":
+        """An asynchronous schedule over several batches as one stream, which drains at its end only."""
+        return replace(self, micro_batches=self.micro_batches * batches)
 
     def _order(self) -> "list[list[Step]]":
         """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""

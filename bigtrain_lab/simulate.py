@@ -8,7 +8,7 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 
 from collections import defaultdict, deque
 
-from .core import Cost, Impossible, Lane, Memory, Span, Trace, Transfer
+from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .plan import Compute, Plan, Recv, Send, Wait, collector_paused, lower
 from .schedule import Schedule, kind_of, name_of
 
@@ -19,7 +19,10 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
     Impossible where the plan deadlocks, or repeats or forgets an action; the sentence names rank and action.
     """
-    settings = {"schedule": plan.name, "ranks": plan.ranks, "micro_batches": plan.micro_batches} if isinstance(plan, Schedule) else {}
+    settings = {}
+    if isinstance(plan, Schedule):
+        name = getattr(plan, "name", type(plan).__name__)
+        settings = {"schedule": name, "ranks": plan.ranks, "micro_batches": plan.micro_batches}
     plan, cost = lower(plan, steps), Cost.of(cost)
     lanes = {key: Lane() for key in plan.lanes}
     at = dict.fromkeys(plan.lanes, 0)
@@ -31,7 +34,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     def change_memory(rank, lane_name, name, changes, now):
         for kind, change in changes:
             held[rank][kind] += change
-        for kind in dict.fromkeys(kind for kind, _ in changes):
+        for kind in sorted({kind for kind, _ in changes}, key=MEMORY_KINDS.index):
             events.append(Memory(rank, lane_name, kind, name, now, held[rank][kind]))
 
     for rank in range(plan.ranks):

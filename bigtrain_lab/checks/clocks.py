@@ -28,5 +28,4 @@ def by_lane(trace: Trace) -> dict[tuple[int, str], list]:
         if isinstance(e, (Span, Transfer)) or (isinstance(e, Memory) and not e.inside):
             version = (e.version,) if isinstance(e, Span) else ()
             lanes[e.rank, e.lane].append((type(e).__name__, e.kind, e.name, e.start, e.end, getattr(e, "bytes", None), *version))
-    # What happens at one instant has no order in time; two Memory kinds may be told either way round.
-    return {lane: sorted(events, key=lambda e: (e[3], e[0] == "Memory" and (e[2], e[1]) or ("", ""))) for lane, events in lanes.items()}
+    return dict(lanes)

@@ -100,4 +100,52 @@ PROFILES = {h.name: h for h in (
             "inside": "NVIDIA A100 data sheet: NVLink 600 GB/s in both directions, 300 each way. " + _ALPHA,
             "between": "NVIDIA DGX A100 data sheet: one 200 Gb/s HDR port a GPU = 25 GB/s each way. " + _ALPHA,
             "watts": "NVIDIA A100 80GB SXM data sheet: 400 W"}),
+    Hardware(
+        "titan-rtx-nvlink",
+        flops_per_s={"float64": 0.51e12, "float32": 16.3e12, "float16": 130.5e12},
+        memory_bytes=24 * 2**30, memory_bytes_per_s=672e9,
+        inside=Wire("NVLink bridge", 5e-6, 50e9), between=Wire("10 Gb Ethernet", 30e-6, 1.25e9),
+        node_size=2, watts=280,
+        sources={
+            "flops_per_s": "NVIDIA Turing GPU architecture whitepaper, appendix on TITAN RTX (FP16 tensor cores with FP32 accumulate; FP64 = 1/32 of FP32)",
+            "memory": "NVIDIA TITAN RTX specification: 24 GB GDDR6, 672 GB/s",
+            "inside": "NVIDIA TITAN RTX specification: two cards by one NVLink bridge, 100 GB/s in both directions. " + _ALPHA,
+            "between": "10GBASE: 10 Gb/s = 1.25 GB/s. " + _ALPHA,
+            "watts": "NVIDIA TITAN RTX specification: 280 W"}),
+    Hardware(
+        "v100-nvlink",
+        flops_per_s={"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12},
+        memory_bytes=32 * 2**30, memory_bytes_per_s=900e9,
+        inside=Wire("NVLink 2", 4e-6, 150e9), between=Wire("InfiniBand EDR", 5e-6, 12.5e9),
+        node_size=8, watts=300,
+        sources={
+            "flops_per_s": "NVIDIA V100 data sheet, SXM2 (float16 on tensor cores)",
+            "memory": "NVIDIA V100 data sheet: 32 GB HBM2, 900 GB/s",
+            "inside": "NVIDIA V100 data sheet: NVLink 300 GB/s in both directions. " + _ALPHA,
+            "between": "one 100 Gb/s EDR port a GPU = 12.5 GB/s each way, as in DGX-2 (8 ports for 16 GPUs have half). " + _ALPHA,
+            "watts": "NVIDIA V100 data sheet: 300 W"}),
+    Hardware(
+        "h100-nvlink",
+        flops_per_s={"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12},
+        memory_bytes=80 * 10**9, memory_bytes_per_s=3350e9,
+        inside=Wire("NVLink 4", 3e-6, 450e9), between=Wire("InfiniBand NDR", 5e-6, 50e9),
+        node_size=8, watts=700,
+        sources={
+            "flops_per_s": "NVIDIA H100 data sheet, SXM5 (dense: half the figures with sparsity; float32 without TF32)",
+            "memory": "NVIDIA H100 data sheet: 80 GB HBM3, 3.35 TB/s",
+            "inside": "NVIDIA H100 data sheet: NVLink 900 GB/s in both directions. " + _ALPHA,
+            "between": "NVIDIA DGX H100 data sheet: one 400 Gb/s NDR port a GPU = 50 GB/s each way. " + _ALPHA,
+            "watts": "NVIDIA H100 data sheet: up to 700 W"}),
+    Hardware(
+        "h200-nvlink",
+        flops_per_s={"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12},
+        memory_bytes=141 * 10**9, memory_bytes_per_s=4800e9,
+        inside=Wire("NVLink 4", 3e-6, 450e9), between=Wire("InfiniBand NDR", 5e-6, 50e9),
+        node_size=8, watts=700,
+        sources={
+            "flops_per_s": "NVIDIA H200 data sheet, SXM5: the compute of H100",
+            "memory": "NVIDIA H200 data sheet: 141 GB HBM3e, 4.8 TB/s",
+            "inside": "NVIDIA H200 data sheet: NVLink 900 GB/s in both directions. " + _ALPHA,
+            "between": "NVIDIA DGX H200 data sheet: one 400 Gb/s NDR port a GPU = 50 GB/s each way. " + _ALPHA,
+            "watts": "NVIDIA H200 data sheet: up to 700 W"}),
 )}

@@ -23,7 +23,7 @@ from .files import write_whole
 from .impossible import Impossible
 
 CLOCKS = ("predicted", "modelled", "measured")
-MEMORY_KINDS = ("weights", "stashed", "gradients", "optimizer", "activations")
+MEMORY_KINDS = ("weights", "stashed", "gradients", "optimizer", "activations", "queued")
 
 
 class Span(NamedTuple):

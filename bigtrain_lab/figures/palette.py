@@ -14,7 +14,7 @@ TRANSFER = "#6B7280"
 
 VERSIONS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
-MEMORY = dict(zip(MEMORY_KINDS, ("#4477AA", "#88CCEE", "#CC6677", "#DDCC77", "#44AA99"), strict=True))
+MEMORY = dict(zip(MEMORY_KINDS, ("#4477AA", "#88CCEE", "#CC6677", "#DDCC77", "#44AA99", "#117733"), strict=True))
 INSIDE = "#882255"
 
 CLOCKS = {"predicted": "#6D4AA8", "modelled": "#0B6E4F", "measured": "#B3470B"}

@@ -1,7 +1,7 @@
 """Small real models, and exact accounts of what each stage of them costs."""
 
-from .account import (Matmul, Movement, Saved, boundary_bytes, matmul_flops, matmuls, moved_bytes, movements,
-                      parameter_bytes, parameter_shapes, parameters, saved_bytes)
+from .account import (Matmul, Movement, Saved, boundary_bytes, early_gradient_bytes, matmul_flops, matmuls, moved_bytes, movements,
+                      parameter_bytes, parameter_shapes, parameters, queued_bytes, saved_bytes)
 from .blocks import cross_entropy
 from .config import GPTConfig, split
 from .dropout import Dropout, Noise
@@ -9,5 +9,5 @@ from .gpt import GPT, GPTStage
 from .mlp import MLPStage, layered_mlp
 
 __all__ = ["GPT", "Dropout", "GPTConfig", "GPTStage", "MLPStage", "Matmul", "Movement", "Noise", "Saved", "boundary_bytes",
-           "cross_entropy", "layered_mlp", "matmul_flops", "matmuls", "moved_bytes", "movements", "parameter_bytes",
+           "early_gradient_bytes", "queued_bytes",           "cross_entropy", "layered_mlp", "matmul_flops", "matmuls", "moved_bytes", "movements", "parameter_bytes",
            "parameter_shapes", "parameters", "saved_bytes", "split"]

@@ -198,6 +198,29 @@ def saved_bytes(config: GPTConfig, first: int, last: int, batch: int, loss: bool
     return [row for row in table if row.name not in given]
 
 
+def queued_bytes(config: GPTConfig, first: int, last: int, batch: int, loss: bool = True) -> list[Saved]:
+    """What waits between the halves of a split backward (I, then W): input and output gradient of each Linear and of the
+    token table, less the stage's ids. The products' inputs are those of `saved_bytes`; everything else is freed by I."""
+    require_count("batch", batch)
+    z, hidden = config.dtype.itemsize, batch * config.sequence * config.width
+
+    def pair(name, rows_in, rows_out):
+        return [Saved(f"{name}.input", rows_in * z), Saved(f"{name}.output gradient", rows_out * z)]
+
+    block = [*pair("attention.qkv", hidden, 3 * hidden), *pair("attention.out", hidden, hidden),
+             *pair("mlp.up", hidden, 4 * hidden), *pair("mlp.down", 4 * hidden, hidden)]
+    head = pair("logits", hidden, batch * config.sequence * config.vocabulary)
+    embedding = [Saved("token.output gradient", hidden * z)]
+    return _named({"embedding": embedding, "block": block, "head": head}, config, first, last)
+
+
+def early_gradient_bytes(config: GPTConfig, first: int, last: int) -> int:
+    """Bytes of the gradients that a split backward makes in I: those of norms and of the position table."""
+    late = (".qkv.", ".out.", ".up.", ".down.", ".logits.", ".token.")
+    shapes = parameter_shapes(config, first, last)
+    return sum(prod(shape) for name, shape in shapes.items() if not any(part in name for part in late)) * config.dtype.itemsize
+
+
 def _pieces(config, first, last):
     require_slice(first, last, config.pieces)
     kinds = ["embedding", *["block"] * config.layers, "head"]

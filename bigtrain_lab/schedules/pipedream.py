@@ -16,6 +16,13 @@ from ..schedule import Schedule, U
 from .one_f_one_b import one_forward_one_backward
 
 
+def updating(steps: list, every: int) -> list:
+    """The order with an update behind each backward that completes `every` micro-batches."""
+    ends = [(step, [U(a.stage, a.micro_batch)] if a.kind == "B" and (a.micro_batch + 1) % every == 0 else [])
+            for step in steps for a in step]
+    return [part for step, update in ends for part in (step, *update)]
+
+
 @dataclass(frozen=True)
 class PipeDream(Schedule):
     stashing: bool = True
@@ -24,9 +31,7 @@ class PipeDream(Schedule):
     asynchronous = True
 
     def steps(self, rank):
-        order = one_forward_one_backward(rank, self.ranks, self.micro_batches)
-        return [step for action in order for step in ([action, U(rank, action[0].micro_batch)]
-                                                      if action[0].kind == "B" else [action])]
+        return updating(one_forward_one_backward(rank, self.ranks, self.micro_batches), every=1)
 
     def version(self, action):
         if action.kind == "F" or (action.kind == "B" and self.stashing):

@@ -5,6 +5,7 @@
 
 Any torch optimizer stands in for "- lr *". `delayed` is PipeDream's published recurrence, with a list of past weights
 and no pipeline; without stashing each stage's backward meets the newest weights w_s(t) instead of those of its forward.
+Other delays (vertical sync, 2BW) are other functions from (stage, micro-batch) to versions.
 Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
@@ -50,33 +51,39 @@ def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]]
     return Training(losses, named_weights(stages), [])
 
 
-def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Callable, optimizer: Callable, stashing: bool = True) -> Training:
-    """Each micro-batch t makes one update a stage, by the gradient at weights that are p-1-s updates old on stage s.
+def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Callable, optimizer: Callable, stashing: bool = True,
+            *, versions: Callable | None = None, update_size: int = 1) -> Training:
+    """Micro-batch t is computed on weights of past versions, and every `update_size` micro-batches make an update a stage.
 
-    `gradient_errors` holds |g - g'| / |g'| of each update, g the gradient used and g' that of the weights its forward
-    saw: zeros with stashing.
+    `versions(s, t)` gives the versions of stage s that the forward and the backward of micro-batch t use; without it they
+    are PipeDream's: p-1-s updates old, for the backward too if `stashing`, else the newest.
+    `gradient_errors` holds |g - g'| / |g'| of each micro-batch, g the gradient used and g' that of the weights its forward
+    saw: zeros where both use the same.
     """
     last = len(stages) - 1
+    versions = versions or (lambda s, t: (max(0, t - (last - s)), max(0, t - (last - s)) if stashing else t))
     updates = [optimizer(list(stage.parameters())) for stage in stages]
-    history = [[snapshot(stage)] for stage in stages]  # history[s][t] = w_s(t)
+    history = [{0: snapshot(stage)} for stage in stages]  # history[s][t] = w_s(t)
     losses, errors = [], []
     for t, sample in enumerate(samples):
-        seen = [history[s][max(0, t - (last - s))] for s in range(len(stages))]
-        loss, gradient = chain_gradient(stages, seen, seen, sample, loss_fn)
-        if not stashing:
-            newest = [versions[-1] for versions in history]
-            _, used = chain_gradient(stages, seen, newest, sample, loss_fn)
-            errors.append(relative_error(used, gradient))
-            gradient = used
+        forward, backward = ([held[versions(s, t)[half]] for s, held in enumerate(history)] for half in (0, 1))
+        loss, gradient = chain_gradient(stages, forward, forward, sample, loss_fn)
         losses.append(loss)
-        for stage, update, versions, gradients in zip(stages, updates, history, gradient):
+        errors.append(0.0)
+        if any(f is not b for f, b in zip(forward, backward)):
+            _, used = chain_gradient(stages, forward, backward, sample, loss_fn)
+            errors[-1], gradient = relative_error(used, gradient), used
+        for s, (stage, update) in enumerate(zip(stages, updates)):
             for name, parameter in stage.named_parameters():
-                parameter.grad = gradients[name]
-            update.step()
-            versions.append(snapshot(stage))
-            if len(versions) > len(stages):
-                versions[-len(stages) - 1] = None  # nothing looks further back
-    return Training(losses, named_weights(stages), errors if not stashing else [0.0] * len(losses))
+                part = gradient[s][name] / update_size
+                parameter.grad = part if parameter.grad is None else parameter.grad + part
+            if (t + 1) % update_size == 0:
+                update.step()
+                update.zero_grad()
+                newest = (t + 1) // update_size
+                history[s][newest] = snapshot(stage)
+                history[s].pop(newest - len(stages) - 1, None)  # nothing looks further back
+    return Training(losses, named_weights(stages), errors)
 
 
 def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, loss_fn) -> tuple[float, list[dict[str, Tensor]]]:

@@ -2,17 +2,18 @@
 
     F   y = stage(w, x)                        x arrives from the stage before, y goes to the next
     B   (dL/dx, dL/dw) = vjp of that F         dL/dy arrives from the next stage, dL/dx goes to the one before
+    I W   B in two halves: dL/dx at once, dL/dw later (split_backward.py)
     U   w' = optimizer(w, dL/dw)               dL/dw summed over the update's micro-batches, each loss divided by their number
 
-A weight version is a value. F calls the stage as a function of its weights (torch.func.functional_call), so an F and
-its B hold the version they used, and an update that finds the old version still in use makes a new one beside it:
-that is weight stashing. The order itself is not here: it is data (schedules/), lowered to operations (plan.py).
+A weight version is a value (weight_versions.py): F calls the stage as a function of its weights, so an F and its B hold
+the version they used. The order itself is not here: it is data (schedules/), lowered to operations (plan.py).
 
 Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch and boundary.
 Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from ..footprint import holds_copies, uses_of_versions
 from ..plan import Compute, Recv, Send, lower
 from ..runtime.group import Group
 from ..schedule import Action, Schedule
+from .split_backward import WeightGradientsLater
+from .weight_versions import WeightVersions
 
 
 class Pipeline:
@@ -61,10 +64,12 @@ class Pipeline:
             raise Impossible(f"Rank {self.group.rank} holds stages {own} and got {len(modules)} modules: give one a stage.")
         self.modules = dict(zip(own, modules))
         self.optimizers = {s: optimizer(list(m.parameters())) for s, m in self.modules.items()} if optimizer else {}
-        self.updates = dict.fromkeys(own, 0)  # stage -> number of its newest weight version
-        self.weights = {stage: {0: leaves(module)} for stage, module in self.modules.items()}  # stage -> version -> weights
+        self.versions = {stage: WeightVersions(module, holds_copies(schedule)) for stage, module in self.modules.items()}
         self.values: dict[Action, Tensor] = {}  # results on their way: received or not yet sent
-        self.graphs: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch) -> (input, where its backward begins)
+        self.graphs: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch) -> (input, weights, where its backward begins)
+        halved = {(a.stage, a.micro_batch) for step in self.order for a in step if a.kind == "W"}
+        self.later = {place: WeightGradientsLater() for place in halved}  # (stage, micro-batch) -> what W will do
+        self.halves: dict[tuple[int, int], dict] = {}  # (stage, micro-batch) -> weights whose I is done and W is not
         self.inputs: list[Tensor] = []
         self.targets: list[Tensor] = []
         self.losses: list[Tensor] = []
@@ -79,9 +84,10 @@ class Pipeline:
         self.inputs = self._micro_batches("inputs", inputs) if 0 in self.modules else []
         self.targets = self._micro_batches("targets", targets) if self.schedule.stages - 1 in self.modules else []
         self.losses = []
-        self.uses = uses_of_versions(self.schedule, self.order)
-        self.first_version = dict(self.updates)
-        run = {"F": self._forward, "B": self._backward, "U": self._update}
+        self.first_version = {stage: versions.newest for stage, versions in self.versions.items()}
+        for (stage, version), count in uses_of_versions(self.schedule, self.order).items():
+            self.versions[stage].uses[version + self.first_version[stage]] += count
+        run = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weight_gradients, "U": self._update}
         for op in self.operations:
             match op:
                 case Recv(src, action):
@@ -89,76 +95,68 @@ class Pipeline:
                 case Compute(actions, version):
                     with self.group.span(tuple(map(self._numbered, actions)), version + self.first_version[actions[0].stage]):
                         for action in actions:
-                            run[action.kind](action.stage, action.micro_batch)
+                            run[action.kind](action)
                 case Send(dst, action):
                     self.group.isend(self.values.pop(action), dst, **self._message(action))
         self.group.finish()
         self.steps_done += 1
         return torch.stack(self.losses).mean() if self.losses else None
 
-    def _forward(self, stage: int, micro_batch: int) -> None:
-        action = Action("F", stage, micro_batch)
-        x = self.inputs[micro_batch] if stage == 0 else self.values.pop(Action("F", stage - 1, micro_batch)).requires_grad_()
-        weights = self.weights[stage][self.first_version[stage] + self.schedule.version(action)]
-        y = functional_call(self.modules[stage], weights, (x, *self.context(self._numbered(action).micro_batch)))
+    def _forward(self, action: Action) -> None:
+        _, stage, micro_batch = action
+        x = self.inputs[micro_batch] if stage == 0 else self.values.pop(action._replace(stage=stage - 1)).requires_grad_()
+        weights = self.versions[stage][self._version(action)]
+        with self.later.get(action[1:], nullcontext()):
+            y = functional_call(self.modules[stage], weights, (x, *self.context(self._numbered(action).micro_batch)))
         if stage == self.schedule.stages - 1:
             loss = self.loss_fn(y, self.targets[micro_batch])
             self.losses.append(loss.detach())
             y = loss / self.schedule.update_size
         else:
             self.values[action] = y.detach()
-        self.graphs[stage, micro_batch] = (x, weights, get_gradient_edge(y))  # the edge, not y: the output may be freed
-        self._release(action)
+        self.graphs[action[1:]] = (x, weights, get_gradient_edge(y))  # the edge, not y: the output may be freed
+        self.versions[action.stage].release(self._version(action))
 
-    def _backward(self, stage: int, micro_batch: int) -> None:
-        x, weights, y = self.graphs.pop((stage, micro_batch))
-        dy = self.values.pop(Action("B", stage + 1, micro_batch), None)  # None: y is the loss
+    def _backward(self, action: Action) -> None:
+        x, weights, y = self.graphs.pop(action[1:])
+        dy = self.values.pop(action._replace(stage=action.stage + 1), None)  # None: y is the loss
+        with self._adding_up(action.stage, weights):
+            torch.autograd.backward(y, dy)
+        if action.kind == "I":
+            self.halves[action[1:]] = weights
+        if action.stage > 0:
+            self.values[action] = x.grad
+        self.versions[action.stage].release(self._version(action))
+
+    def _weight_gradients(self, action: Action) -> None:
+        with self._adding_up(action.stage, self.halves.pop(action[1:])):
+            self.later[action[1:]].run()
+
+    @contextmanager
+    def _adding_up(self, stage: int, weights: dict[str, Tensor]):
+        """Gradients add up on the stage's parameters, whichever version of the weights they are taken at."""
         parameters = dict(self.modules[stage].named_parameters())
-        for name, weight in weights.items():  # gradients add up on the parameters, whichever version they are taken at
+        for name, weight in weights.items():
             weight.grad = parameters[name].grad
-        torch.autograd.backward(y, dy)
+        yield
         for name, weight in weights.items():
             parameters[name].grad, weight.grad = weight.grad, None
-        if stage > 0:
-            self.values[Action("B", stage, micro_batch)] = x.grad
-        self._release(Action("B", stage, micro_batch))
 
-    def _update(self, stage: int, micro_batch: int) -> None:
-        old = self.updates[stage]
-        if self.optimizers:
-            if self._in_use(stage, old):  # a backward on the old value is still to come: leave that value alone
-                for parameter in self.modules[stage].parameters():
-                    parameter.data = parameter.data.clone()
-            self.optimizers[stage].step()
-            self.optimizers[stage].zero_grad()
-        self.updates[stage] = old + 1
-        self.weights[stage][old + 1] = leaves(self.modules[stage])
-        if not self._in_use(stage, old):
-            del self.weights[stage][old]
-
-    def _in_use(self, stage: int, version: int) -> bool:
-        """Whether an action still to come computes with this version, and the schedule keeps it for that action."""
-        return self.uses[stage, version - self.first_version[stage]] > 0 and holds_copies(self.schedule)
-
-    def _release(self, action: Action) -> None:
-        """One use of the action's version is over; a version that is neither needed nor the newest is dropped."""
-        stage, relative = action.stage, self.schedule.version(action)
-        version = relative + self.first_version[stage]
-        self.uses[stage, relative] -= 1
-        if version != self.updates[stage] and not self._in_use(stage, version):
-            self.weights[stage].pop(version, None)
+    def _update(self, action: Action) -> None:
+        self.versions[action.stage].update(self.optimizers.get(action.stage))
 
     def holdings(self) -> dict[str, list[Tensor]]:
         """The tensors that this rank holds now, by kind; what autograd saved belongs to the graphs and is not listed."""
         parameters = [p for m in self.modules.values() for p in m.parameters()]
-        versions = [w for stage, held in self.weights.items() for v, w in held.items() if v != self.updates[stage]]
         states = [v for o in self.optimizers.values() for state in o.state.values() for v in state.values()]
         return {
             "weights": parameters,
-            "stashed": [tensor for weights in versions for tensor in weights.values()],
+            "stashed": [tensor for versions in self.versions.values() for tensor in versions.stashed()],
+            "queued": [tensor for later in self.later.values() for tensor in later.tensors()],
             "gradients": [p.grad for p in parameters if p.grad is not None],
             "optimizer": [v for v in states if isinstance(v, Tensor)],
-            "inputs": [*self.inputs, *self.targets, *self.values.values(), *(x for x, _, _ in self.graphs.values())],
+            "inputs": [*self.inputs, *self.targets, *(x for x, _, _ in self.graphs.values()),
+                       *(value for action, value in self.values.items() if action.stage not in self.modules)],
             "buffers": [b for m in self.modules.values() for b in m.buffers()],
         }
 
@@ -167,6 +165,10 @@ class Pipeline:
     def _numbered(self, action: Action) -> Action:
         """The action with its micro-batch numbered on through the whole run."""
         return action._replace(micro_batch=action.micro_batch + self.steps_done * self.schedule.micro_batches)
+
+    def _version(self, action: Action) -> int:
+        """The number, in the whole run, of the weight version that the action uses."""
+        return self.schedule.version(action) + self.first_version[action.stage]
 
     def _message(self, action: Action) -> dict:
         """How a result is announced: its name, the place in the program that it comes from, a tag of its own."""
@@ -184,8 +186,3 @@ class Pipeline:
         if len(batch) != m:
             raise Impossible(f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make them equal.")
         return list(batch)
-
-
-def leaves(module: nn.Module) -> dict[str, Tensor]:
-    """The module's weights as a value: leaf tensors of their own on the same storage."""
-    return {name: p.data.requires_grad_(p.requires_grad) for name, p in module.named_parameters()}

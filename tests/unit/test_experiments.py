@@ -5,6 +5,7 @@ import pytest
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.schedule import Schedule
 
 BAD = [
     (dict(ranks=9), "ranks is 9: it must be a number from 1 to 8"),
@@ -39,9 +40,9 @@ def test_knobs_describe_every_field():
     assert Experiment.named("pipeline") is PipelineExperiment
     for name, knob in PipelineExperiment.knobs().items():
         assert knob.help and not knob.help.endswith("."), name
-    assert PipelineExperiment.knobs()["schedule"].menu() == ["gpipe", "naive", "1f1b", "pipedream"]
+    assert PipelineExperiment.knobs()["schedule"].menu() == list(Schedule.all())
     assert [n for n, k in PipelineExperiment.knobs().items() if not k.more] == [
-        "schedule", "ranks", "micro_batches", "hardware", "stashing"]
+        "schedule", "ranks", "micro_batches", "hardware", "stashing", "chunks"]
 
 
 def test_changed_settings_are_checked_again():

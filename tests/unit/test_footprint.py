@@ -2,7 +2,7 @@
 
 import pytest
 
-from bigtrain_lab.core import Cost
+from bigtrain_lab.core import MEMORY_KINDS, Cost
 from bigtrain_lab.footprint import StageBytes, footprint
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
@@ -39,14 +39,16 @@ def test_stashing_holds_p_minus_s_versions(p):
 
 def test_everything_but_weights_and_state_is_gone_at_the_end():
     for name, cls in Schedule.all().items():
-        trace = traced(cls(3, 4))
+        trace = traced(cls(3, 6))
         for r in range(3):
-            ends = {k: trace.levels(r, k)[-1][1] for k in ("weights", "stashed", "gradients", "optimizer", "activations")}
-            assert ends == {"weights": 1000, "stashed": 0, "gradients": 0, "optimizer": 10, "activations": 0}, name
+            chunks = cls(3, 6).stages // 3
+            ends = {k: trace.levels(r, k)[-1][1] for k in MEMORY_KINDS}
+            assert ends == {"weights": 1000 * chunks, "stashed": 0, "gradients": 0, "optimizer": 10 * chunks, "activations": 0,
+                            "queued": 0}, name
 
 
 def test_one_micro_batch_of_two_ranks_event_by_event():
     trace = traced(Schedule.named("gpipe")(2, 1), steps=1)
     held = [(e.name, e.kind, e.bytes) for e in trace.events if e.rank == 1 and hasattr(e, "inside")]
-    assert held == [("start", "weights", 1000), ("1F0", "activations", 1), ("1B0", "activations", 0),
-                    ("1B0", "gradients", 100), ("1U0", "gradients", 0), ("1U0", "optimizer", 10)]
+    assert held == [("start", "weights", 1000), ("1F0", "activations", 1), ("1B0", "gradients", 100),
+                    ("1B0", "activations", 0), ("1U0", "gradients", 0), ("1U0", "optimizer", 10)]

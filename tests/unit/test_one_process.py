@@ -1,11 +1,13 @@
 """The recurrence of delayed weights against a literal transcription, and the instruments of comparison."""
 
 import numpy as np
+import pytest
 import torch
 
 from bigtrain_lab.checks import clocks_differ, tensors_differ
 from bigtrain_lab.core import Memory, Span, Trace
 from bigtrain_lab.models import layered_mlp
+from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.techniques import one_process
 from bigtrain_lab.techniques.one_process import Sample
 
@@ -36,13 +38,20 @@ def stages():
     return layered_mlp(STAGES, WIDTH, STAGES, dtype=torch.float64)
 
 
-def transcribed(samples, lr):
-    """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(t-p+1), ..., w_{p-1}(t)), written with plain matrices."""
+PUBLISHED = {  # the version that stage s of p uses for micro-batch t
+    "pipedream": lambda s, t: t - (STAGES - 1) + s,  # w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)
+    "pipedream-vertical-sync": lambda s, t: t - (STAGES - 1),  # every argument of time t-p+1
+    "pipedream-2bw": lambda s, t: t - 1,  # w(t+1) = w(t) - lr grad f(w(t-1)), here with one micro-batch a batch
+}
+
+
+def transcribed(samples, lr, version=PUBLISHED["pipedream"]):
+    """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(version(0, t)), ..., w_{p-1}(version(p-1, t))), with plain matrices."""
     p = STAGES
     w = [[dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()] for s, stage in enumerate(stages())]
     losses = []
     for t, sample in enumerate(samples):
-        leaves = [w[s][max(0, t - (p - 1) + s)].clone().requires_grad_() for s in range(p)]
+        leaves = [w[s][max(0, version(s, t))].clone().requires_grad_() for s in range(p)]
         x = sample.inputs
         for s, leaf in enumerate(leaves):
             x = x @ leaf.T
@@ -60,6 +69,34 @@ def test_delayed_training_is_the_published_recurrence():
     assert not tensors_differ(found.weights, weights)
     assert not tensors_differ({"loss": found.losses}, {"loss": losses})
     assert found.gradient_errors == [0.0] * len(losses)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_each_schedule_s_versions_are_those_of_its_paper(name):
+    """From the schedule's own versions to the recurrence as printed."""
+    losses, weights = transcribed(task(), 0.5, PUBLISHED[name])
+    m = 4 if name == "pipedream-2bw" else 1  # 2BW needs p micro-batches in an update: the t-th update's first stands for it
+    schedule = Schedule.named(name)(STAGES, 24 * m, **({"batch": m} if m > 1 else {}))
+    found = one_process.delayed(stages(), task(), loss_fn, sgd(0.5),
+                                versions=lambda s, t: tuple(schedule.version(Action(k, s, t * m)) for k in "FB"))
+    assert not tensors_differ(found.weights, weights) and not tensors_differ({"l": found.losses}, {"l": losses})
+
+
+def test_2bw_in_batches_of_four():
+    """w(t+1) = w(t) - lr * grad of the mean of batch t's losses at w(t-1), by hand."""
+    samples, lr, m = task(16), 0.5, 4
+    schedule = Schedule.named("pipedream-2bw")(STAGES, 16, batch=m)
+    found = one_process.delayed(stages(), samples, loss_fn, sgd(lr), update_size=m,
+                                versions=lambda s, t: tuple(schedule.version(Action(k, s, t)) for k in "FB"))
+    w = [[dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone() for s, stage in enumerate(stages())]]
+    for t in range(4):
+        leaves = [x.clone().requires_grad_() for x in w[max(0, t - 1)]]
+        x = torch.cat([s.inputs for s in samples[t * m:(t + 1) * m]])
+        for s, leaf in enumerate(leaves):
+            x = x @ leaf.T if s == STAGES - 1 else torch.tanh(x @ leaf.T)
+        loss = loss_fn(x, torch.cat([s.targets for s in samples[t * m:(t + 1) * m]]))
+        w.append([old - lr * g for old, g in zip(w[t], torch.autograd.grad(loss, leaves))])
+    assert not tensors_differ(found.weights, {f"layers.{s}.weight": x for s, x in enumerate(w[-1])})
 
 
 def test_the_delay_shows_at_this_rate():
@@ -98,7 +135,7 @@ def test_differences_are_told():
 def test_clocks_are_compared_event_for_event():
     span, held = Span(0, "compute", "F", "0F0", 0, 5, 0), Memory(0, "compute", "weights", "start", 0, 8)
     a = Trace.of([held, span], "predicted")
-    assert clocks_differ(a, Trace.of([span, held], "modelled")) == []
-    for changed in ([held], [held, span._replace(end=6)], [held, span._replace(version=1)], [held._replace(bytes=9), span],
+    assert clocks_differ(a, Trace.of([held, span], "modelled")) == []
+    for changed in ([held], [span, held], [held, span._replace(end=6)], [held, span._replace(version=1)], [held._replace(bytes=9), span],
                     [held, span, span._replace(rank=1)]):
         assert len(clocks_differ(a, Trace.of(changed, "modelled"))) == 1

@@ -1,0 +1,99 @@
+"""What do old weights do to the gradient, the memory and the loss?
+
+Stages of small tanh layers learn a fixed random network, each micro-batch an update (2BW: each batch), on ranks that use
+the versions their schedule gives them. A delay of tau updates is stable on a quadratic of curvature lambda only for
+    lr * lambda < 2 sin(pi / (2 (2 tau + 1))):     2, 1, 0.618, 0.445 for tau = 0, 1, 2, 3.
+Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is that of w(t+1) = w(t) - lr lambda w(t-tau).
+"""
+
+from fractions import Fraction
+from functools import lru_cache
+from math import pi, sin
+from typing import ClassVar
+
+import torch
+
+from ..core import Impossible, knob
+from ..core.hardware import PROFILES
+from ..footprint import StageBytes
+from ..models import layered_mlp
+from ..schedule import Action, Schedule
+from ..techniques import one_process
+from .pipelined import Pipelined
+
+ITEM = torch.float64.itemsize
+
+
+class Staleness(Pipelined):
+    name: ClassVar[str] = "staleness"
+    question: ClassVar[str] = "What do old weights do to the gradient, the memory and the loss?"
+
+    schedule: str = knob("pipedream", "which versions a micro-batch uses", choices=lambda: Schedule.all())
+    ranks: int = knob(4, "stages, one a rank", low=1, high=8)
+    learning_rate: float = knob(1.0, "step size of plain SGD", low=0.01, high=16, logarithmic=True)
+    micro_batches: int = knob(8, "micro-batches in a batch", low=1, high=32)
+    stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward")
+    steps: int = knob(5, "batches of a run", low=1, high=100, more=True)
+    width: int = knob(16, "width of each layer", low=2, high=256, more=True)
+    rows: int = knob(32, "samples in a micro-batch", low=1, high=512, unit="samples", more=True)
+    seed: int = knob(0, "seed of weights, teacher and samples", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, _):
+        if self.order.stages != self.ranks:
+            raise Impossible(f"{self.schedule} holds several stages on a rank, and this experiment has one: take another schedule.")
+
+    @property
+    def profile(self):
+        return PROFILES["unit"]
+
+    @property
+    def make_optimizer(self):
+        return lambda parameters: torch.optim.SGD(parameters, self.learning_rate)
+
+    @property
+    def stage_bytes(self) -> list[StageBytes]:
+        """A stage of one layer saves its output, for tanh or for the loss; its input is the message that it was sent."""
+        weights, output = self.width**2 * ITEM, self.rows * self.width * ITEM
+        return [StageBytes(weights, weights, 0, output, 2 * output) for _ in range(self.ranks)]
+
+    @property
+    def message_bytes(self) -> int:
+        return self.rows * self.width * ITEM
+
+    def durations(self) -> dict:
+        return {"F": 1, "B": 2, "I": 1, "W": 1, "U": Fraction(0)}
+
+    def stage(self, number: int):
+        return layered_mlp(self.ranks, self.width, self.ranks, self.seed, torch.float64)[number]
+
+    def samples(self, micro_batch: int) -> one_process.Sample:
+        """The teacher has the student's shape and other weights."""
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + micro_batch)
+        inputs = torch.randn(self.rows, self.width, generator=draw, dtype=torch.float64)
+        with torch.no_grad():
+            return one_process.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
+
+    def loss_fn(self, output, target):
+        return torch.nn.functional.mse_loss(output, target)
+
+    def describe(self) -> str:
+        delays = [self.delay(stage) for stage in range(self.ranks)]
+        return f"delay of each stage, in updates: {', '.join(map(str, delays))}"
+
+    def delay(self, stage: int) -> int:
+        """Updates that a stage's weights are behind in the steady state: of its newest version, which its forward uses."""
+        if not self.order.asynchronous:
+            return 0
+        stream = self.order.lengthened(4 * self.ranks)
+        late = stream.micro_batches // self.order.update_size * self.order.update_size - 1
+        return stream.version(Action("U", stage, late)) - stream.version(Action("F", stage, late))
+
+
+def largest_stable_rate(delay: int) -> float:
+    """lr * lambda below which w(t+1) = w(t) - lr lambda w(t - delay) goes to zero: 2 sin(pi / (2 (2 delay + 1)))."""
+    return 2 * sin(pi / (2 * (2 * delay + 1)))
+
+
+@lru_cache(maxsize=4)
+def teacher_of(layers: int, width: int, seed: int):
+    return layered_mlp(layers, width, seed=seed + 100, dtype=torch.float64)[0]

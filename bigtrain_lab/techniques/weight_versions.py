@@ -1,0 +1,59 @@
+"""Weight stashing: a stage's weights as numbered values, each kept while a computation still needs it.
+
+    version v = the weights after v updates;   newest = v of the last update
+
+An update that finds the newest version still in use leaves it alone and makes a new value beside it; otherwise it writes
+in place. Without stashing it always writes in place, and a backward then meets other weights than its forward did.
+Memory: as many copies as versions in use, p - s on stage s of PipeDream.
+Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
+"""
+
+from collections import Counter
+
+from torch import Tensor, nn
+
+
+class WeightVersions:
+    """The versions of one stage's weights. The module's parameters are always the newest."""
+
+    def __init__(self, module: nn.Module, stashing: bool = True):
+        self.module, self.stashing, self.newest = module, stashing, 0
+        self.held: dict[int, dict[str, Tensor]] = {0: leaves(module)}
+        self.uses: Counter = Counter()  # version -> computations to come that need it
+
+    def __getitem__(self, version: int) -> dict[str, Tensor]:
+        """The weights of a version by name: leaf tensors that gradients may be taken at."""
+        return self.held[version]
+
+    def in_use(self, version: int) -> bool:
+        return self.stashing and self.uses[version] > 0
+
+    def release(self, version: int) -> None:
+        """One use of the version is over; one that is neither needed nor the newest is dropped."""
+        self.uses[version] -= 1
+        if version != self.newest and not self.in_use(version):
+            self.held.pop(version, None)
+
+    def update(self, optimizer=None) -> None:
+        """The next version: by the optimizer, or in the user's own way after `Pipeline.step` where there is none."""
+        old = self.newest
+        if optimizer is not None:
+            if self.in_use(old):
+                for parameter in self.module.parameters():
+                    parameter.data = parameter.data.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+        self.newest = old + 1
+        self.held[self.newest] = leaves(self.module)
+        if not self.in_use(old):
+            del self.held[old]
+
+    def stashed(self) -> list[Tensor]:
+        """The tensors of all versions but the newest."""
+        return [tensor for version, weights in self.held.items() if version != self.newest for tensor in weights.values()]
+
+
+def leaves(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights as a value: leaf tensors of their own on the same storage. (`.data`: a write in place later
+    goes unnoticed by autograd, as it must to show what training without stashing does.)"""
+    return {name: p.data.requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
