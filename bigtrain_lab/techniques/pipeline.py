@@ -135,7 +135,7 @@ class Pipeline:
     @contextmanager
     def _adding_up(self, stage: int, weights: dict[str, Tensor]):
         """Gradients add up on the stage's parameters, whichever version of the weights they are taken at."""
-        parameters = dict(self.modules[stage].named_parameters())
+        parameters = self.versions[stage].parameters
         for name, weight in weights.items():
             weight.grad = parameters[name].grad
         yield

@@ -17,8 +17,8 @@ class WeightVersions:
     """The versions of one stage's weights. The module's parameters are always the newest."""
 
     def __init__(self, module: nn.Module, stashing: bool = True):
-        self.module, self.stashing, self.newest = module, stashing, 0
-        self.held: dict[int, dict[str, Tensor]] = {0: leaves(module)}
+        self.parameters, self.stashing, self.newest = dict(module.named_parameters()), stashing, 0
+        self.held: dict[int, dict[str, Tensor]] = {0: leaves(self.parameters)}
         self.uses: Counter = Counter()  # version -> computations to come that need it
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
@@ -39,12 +39,12 @@ class WeightVersions:
         old = self.newest
         if optimizer is not None:
             if self.in_use(old):
-                for parameter in self.module.parameters():
+                for parameter in self.parameters.values():
                     parameter.data = parameter.data.clone()
             optimizer.step()
             optimizer.zero_grad()
         self.newest = old + 1
-        self.held[self.newest] = leaves(self.module)
+        self.held[self.newest] = leaves(self.parameters)
         if not self.in_use(old):
             del self.held[old]
 
@@ -53,7 +53,7 @@ class WeightVersions:
         return [tensor for version, weights in self.held.items() if version != self.newest for tensor in weights.values()]
 
 
-def leaves(module: nn.Module) -> dict[str, Tensor]:
-    """The module's weights as a value: leaf tensors of their own on the same storage. (`.data`: a write in place later
-    goes unnoticed by autograd, as it must to show what training without stashing does.)"""
-    return {name: p.data.requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
+def leaves(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The parameters as a value: leaf tensors of their own on the same storage. (`.data`: a write in place later goes
+    unnoticed by autograd, as it must to show what training without stashing does.)"""
+    return {name: p.data.requires_grad_(p.requires_grad) for name, p in parameters.items()}
