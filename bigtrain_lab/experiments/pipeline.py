@@ -16,11 +16,10 @@ from ..footprint import StageBytes
 from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, early_gradient_bytes, matmul_flops, moved_bytes,
                       parameter_bytes, parameter_shapes, queued_bytes, saved_bytes, split)
 from ..runtime import this_machine
+from ..runtime.calibrate import NAME as MACHINE
 from ..schedule import Schedule
 from ..techniques import one_process
 from .pipelined import Pipelined
-
-MACHINE = "this-machine"
 OPTIMIZERS = {
     # name: values of state a weight, bytes of state a tensor, values read and written a weight, how to make it
     "sgd": (0, 0, 3, lambda lr: lambda params: torch.optim.SGD(params, lr)),

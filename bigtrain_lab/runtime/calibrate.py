@@ -17,12 +17,12 @@ from ..core import Hardware, Impossible, write_whole
 from ..core.hardware import Wire
 from .border import cache_directory
 
-NAME, VERSION = "this machine", 1
+NAME, VERSION = "this-machine", 1
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
 
 
 def this_machine(measure: bool = True) -> Hardware | None:
-    """The profile "this machine": the one that was kept, else measured now; with measure=False the kept one or None."""
+    """The profile "this-machine": the one that was kept, else measured now; with measure=False the kept one or None."""
     path = Path(cache_directory()) / "bigtrain_lab" / "this-machine.json"
     try:
         kept = json.loads(path.read_text())

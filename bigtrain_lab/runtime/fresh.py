@@ -36,6 +36,8 @@ def drop() -> None:
 def enter(index: int, root: str, current: bool, payload: bytes) -> None:
     """The target of a rank's process: `payload` is a pickled (job, program in bytes), read once the modules are right."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
+    if hasattr(signal, "pthread_sigmask"):  # which the server holds back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if not current or root != ROOT:
         drop()
     process = import_module(f"{PACKAGE}.runtime.process")

@@ -13,6 +13,7 @@ import platform
 import re
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -82,10 +83,15 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         return run_in_place(given, program, job, lambda: new_directory(directory, name, about))
     place = new_directory(directory, name, about)
     job = replace(job, directory=str(place), store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
-    watch = Watch(start(ranks, job, travelling), job, stall_s)
-    run = Run(place, watch)
-    watch.start()
-    _live.add(watch)
+    try:
+        with interrupts_held():
+            watch = Watch(start(ranks, job, travelling), job, stall_s)
+            run = Run(place, watch)
+            watch.start()
+            _live.add(watch)
+    except KeyboardInterrupt:  # it came meanwhile, and is heard now that all ranks are watched
+        watch.stop("The run was interrupted.")
+        raise
     return run
 
 
@@ -94,8 +100,9 @@ def warm() -> None:
     with _lock:
         context = _context()
         if context.get_start_method() == "forkserver":
-            from multiprocessing import forkserver  # not on Windows
-            with hidden_main():
+            from multiprocessing import forkserver, resource_tracker  # not on Windows
+            resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
+            with hidden_main(), interrupts_held():
                 forkserver.ensure_running()
 
 
@@ -103,6 +110,7 @@ def start(ranks: int, job: Job, travelling: bytes) -> list:
     """The ranks' processes, started; none of them where one cannot start."""
     processes = []
     payload = pickle.dumps((job, travelling))
+    warm()
     with _lock, hidden_main():
         context = _context()
         current = fresh.fingerprint() == _preloaded
@@ -133,6 +141,24 @@ def _context():
     if _preloaded is None:
         _preloaded = fresh.fingerprint()
     return context
+
+
+@contextmanager
+def interrupts_held():
+    """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens again (fresh.py)."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield  # Python interrupts its main thread only; Windows has no mask to inherit
+        return
+    heard = []
+    listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, listener or signal.SIG_DFL)
+    if heard:
+        raise KeyboardInterrupt
 
 
 @contextmanager
