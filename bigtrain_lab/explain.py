@@ -1,7 +1,9 @@
 """Why a rank waits: one sentence for each bubble, read off the trace and the schedule's needs."""
 
 from .core import Trace
+from .core.trace import ACTION
 from .schedule import Action, Schedule
+from .words import duration
 
 
 def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
@@ -44,7 +46,9 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
 
 
 def told(name: str, schedule: Schedule) -> bool:
-    return schedule.asynchronous or Action.parse(name.split("+")[0]).micro_batch < schedule.micro_batches
+    """Whether the span is an action of the schedule, and of the batch that is told."""
+    first = ACTION.match(name)
+    return bool(first) and (schedule.asynchronous or int(first[3]) < schedule.micro_batches)
 
 
 def ranks_before(action: Action, schedule: Schedule) -> list[int]:
@@ -67,11 +71,5 @@ def listed(ranks: list[int]) -> str:
 
 
 def amount(trace: Trace, ticks: int) -> str:
-    """Ticks in words: slots, or seconds with a fitting prefix."""
-    value = trace.units(ticks)
-    if trace.unit == "slot":
-        return f"{value:g} slot{'' if value == 1 else 's'}"
-    for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        if value >= size:
-            break
-    return f"{value / size:.3g} {unit}"
+    """Ticks in words."""
+    return duration(trace.units(ticks), trace.unit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .core import Impossible
-from .schedule import Action, Schedule, Step
+from .schedule import KINDS, Action, Schedule, Step
 
 
 class Compute(NamedTuple):
@@ -60,6 +60,8 @@ def lower(plan, steps: int = 1) -> Plan:
     """A Schedule, over this many training steps, as a Plan; a Plan as it is. Impossible where it cannot run."""
     if isinstance(plan, Plan):
         return plan
+    if not isinstance(steps, int) or steps < 1:
+        raise Impossible(f"steps is {steps!r}: plan a whole number of training steps, at least 1.")
     if isinstance(plan, Schedule):
         return lower_schedule(plan, steps)
     raise Impossible(f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), or a Plan.")
@@ -93,6 +95,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
         for step in work:
             for action in step:
                 kind, stage, micro_batch = action
+                if kind not in KINDS:
+                    raise Impossible(f"Rank {rank} runs {action}, and there is no kind {kind}: use {', '.join(KINDS)}.")
                 if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
                     raise Impossible(f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
                                      f"and micro-batches 0 to {micro_batches - 1}.")
@@ -101,7 +105,7 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                 if action in homes:
                     raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
                 homes[action] = rank
-                if kind == "U":  # an update needs only what its own stage did
+                if kind == "U":  # it needs only what its own stage did, see refuse_missing
                     continue
                 for need in needs(action):
                     src = rank_of(need.stage, need.micro_batch)
@@ -125,8 +129,11 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
 
 
 def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:
-    """Impossible, naming rank and action, unless every action that there must be is there."""
+    """Impossible, naming rank and action, unless every action that there must be is there, and updates follow gradients."""
     halves = {(a.stage, a.micro_batch) for a in homes if a.kind in "IW"}
+    for action, rank in homes.items():
+        if action.kind == "B" and action[1:] in halves:
+            raise Impossible(f"Rank {rank} runs {action} and a half of it too: run B, or I and W, for a micro-batch of a stage.")
     for micro_batch in range(micro_batches):
         for stage in range(schedule.stages):
             for kind in ("F", "I", "W") if (stage, micro_batch) in halves else ("F", "B"):
@@ -134,9 +141,19 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
                     nothing = "" if homes else "Nothing runs: "
                     raise Impossible(f"{nothing}{missing} is missing on rank {schedule.rank_of(stage, micro_batch)}: "
                                      "every stage needs the forward and the backward of every micro-batch.")
+    for action, rank in homes.items():
+        if action.kind in "BI" and (need := schedule.needs(action)[-1]) not in homes:
+            raise Impossible(f"Rank {rank} runs {action}, which needs {need}, and no rank runs that: let all stages of a "
+                             "micro-batch run B, or all run I and W.")
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):
         if updates[stage] != expected:
             raise Impossible(f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
                              f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}.")
+    position = {action: number for number, action in enumerate(homes)}  # homes keeps each rank's order
+    for action in [a for a in homes if a.kind == "U"]:
+        for need in schedule.needs(action):
+            made = need if need in homes else need._replace(kind="W")
+            if position[made] > position[action]:
+                raise Impossible(f"Rank {homes[action]} runs {action} before {made}, whose gradient it applies: swap them.")

@@ -86,7 +86,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         return action.micro_batch // self.micro_batches
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results this one uses."""
+        """The actions whose results this one uses (of U: the backwards, or their W where they are split)."""
         kind, stage, micro_batch = action
         if kind == "F":
             return [Action("F", stage - 1, micro_batch)] if stage else []
@@ -114,11 +114,25 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     def _order(self) -> "list[list[Step]]":
         """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
-        order = [[(s,) if isinstance(s, Action) else tuple(s) for s in self.steps(r)] for r in range(self.ranks)]
+        order = [self._checked(rank) for rank in range(self.ranks)]
         if not self.asynchronous and not any(a.kind == "U" for steps in order for step in steps for a in step):
             for stage in range(self.stages if any(order) else 0):
                 order[self.rank_of(stage, 0)].append(U(stage, self.micro_batches - 1))
         return order
+
+    def _checked(self, rank: int) -> "list[Step]":
+        """steps(rank), with every step a tuple; Impossible, in a sentence, where that is not a list of actions."""
+        who = f"{type(self).__name__}.steps({rank})"
+        try:
+            steps = [(step,) if isinstance(step, Action) else tuple(step) for step in self.steps(rank)]
+        except Impossible:
+            raise
+        except Exception as error:
+            raise Impossible(f"{who} failed with {type(error).__name__}: {error}; let it return a list of steps.") from error
+        for step in steps:
+            if not step or not all(isinstance(action, Action) for action in step):
+                raise Impossible(f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several of them.")
+        return steps
 
     @classmethod
     def options(cls) -> set[str]:

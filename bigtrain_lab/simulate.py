@@ -27,7 +27,8 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     lanes = {key: Lane() for key in plan.lanes}
     at = dict.fromkeys(plan.lanes, 0)
     posted: dict = {}  # message or signal -> its time
-    waiting: dict = {}  # message or signal -> the lane that waits for it
+    sent: set = set()
+    waiting: dict = defaultdict(list)  # message or signal -> the lanes that wait for it
     held: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     events: list = []
 
@@ -76,13 +77,15 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
             else:  # Launch
                 message = (op.label, rank)
                 posted[message] = lane.now
-            if message in waiting:
-                ready.append(waiting.pop(message))
+            if message in sent:
+                raise Impossible(f"Rank {rank} sends or launches {message[0]} twice: give each message a name of its own.")
+            sent.add(message)
+            ready.extend(waiting.pop(message, ()))
         else:
             position = len(ops)
         at[key] = position
         if position < len(ops):
-            waiting[message] = key
+            waiting[message].append(key)
     stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
     if stuck:
         raise Impossible(deadlock(stuck))
@@ -99,5 +102,5 @@ def deadlock(stuck: dict) -> str:
     if path and (last := waits[path[-1]].src) in path:
         path = path[path.index(last):]
     tell = [f"rank {rank} waits for {waits[rank].action} from rank {waits[rank].src}" for rank in path]
-    tell = tell or [f"rank {rank} waits for {op.label}, which nobody launches" for (rank, _), op in stuck.items()]
+    tell = tell or [f"rank {rank} waits on lane {lane} for {op.label}, which nobody launches before" for (rank, lane), op in stuck.items()]
     return f"This plan deadlocks: {'; '.join(tell)}. Change the order so that one of them can go first."

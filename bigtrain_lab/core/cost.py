@@ -15,7 +15,10 @@ from .lane import FREE, Link
 
 def exact(value) -> Fraction:
     """A number as the decimal it was written as: 0.1 is 1/10, not the nearest binary fraction."""
-    return value if isinstance(value, Fraction) else Fraction(repr(value) if isinstance(value, float) else value)
+    try:
+        return value if isinstance(value, Fraction) else Fraction(repr(float(value)) if isinstance(value, float) else value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Impossible(f"{value!r} is no cost: give a finite number.") from error
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Cost:
     ticks_per_unit: int = 1000
 
     def __post_init__(self):
-        for name, table in (("duration", self.durations), ("message", self.messages)):
+        for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown)):
             for kind, prices in table.items():
                 for price in prices if isinstance(prices, (tuple, list)) else (prices,):
                     if exact(price) < 0:
@@ -66,7 +69,7 @@ class Cost:
             if len(step) > 1 and together in self.durations:
                 total = self._price(self.durations[together], step[0].stage)
             else:
-                total = sum(self._price(self.durations.get(a.kind, 0), a.stage) for a in step)
+                total = sum(self._price(self._of(a.kind), a.stage) for a in step)
             total *= exact(self.slowdown.get(rank, 1)) * self.ticks_per_unit
             self._ticks[key] = -(-total.numerator // total.denominator)
         return self._ticks[key]
@@ -85,6 +88,15 @@ class Cost:
     def link(self, src: int, dst: int) -> Link:
         return self.links.get((src, dst), FREE)
 
+    def _of(self, kind: str):
+        if kind not in self.durations and kind in "FBIW":  # an update may be free, work is not
+            raise Impossible(f'The cost has no duration for {kind}: add one to {dict(self.durations)}.')
+        return self.durations.get(kind, 0)
+
     @staticmethod
     def _price(prices, stage: int) -> Fraction:
-        return exact(prices[stage] if isinstance(prices, (tuple, list)) else prices)
+        if not isinstance(prices, (tuple, list)):
+            return exact(prices)
+        if stage >= len(prices):
+            raise Impossible(f"The cost names {len(prices)} stages and there is a stage {stage}: give one number a stage.")
+        return exact(prices[stage])

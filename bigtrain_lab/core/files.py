@@ -1,5 +1,6 @@
 """A file that is there whole or not at all."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from .impossible import Impossible
@@ -13,6 +14,7 @@ def write_whole(path, text: str) -> Path:
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise Impossible(f"Cannot write {path}: {error.strerror or error}; free some space or choose another place.") from error
     return path

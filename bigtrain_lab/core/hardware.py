@@ -2,7 +2,7 @@
 
 A profile only prices work; it never runs anything. "unit" is the textbook device: F = 1 slot, B = 2 slots, free links.
 Peaks are the vendor's dense figures: no program reaches them, so a modelled time is a lower bound in seconds and
-right in its proportions.
+right in its proportions. A vendor's GB of memory is taken as 2^30 bytes, his GB/s as 10^9 bytes a second.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ PROFILES = {h.name: h for h in (
     Hardware(
         "a100-nvlink",
         flops_per_s={"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
-        memory_bytes=80 * 10**9, memory_bytes_per_s=2039e9,
+        memory_bytes=80 * 2**30, memory_bytes_per_s=2039e9,
         inside=Wire("NVLink 3", 3e-6, 300e9), between=Wire("InfiniBand HDR", 5e-6, 25e9),
         node_size=8, watts=400,
         sources={
@@ -127,7 +127,7 @@ PROFILES = {h.name: h for h in (
     Hardware(
         "h100-nvlink",
         flops_per_s={"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12},
-        memory_bytes=80 * 10**9, memory_bytes_per_s=3350e9,
+        memory_bytes=80 * 2**30, memory_bytes_per_s=3350e9,
         inside=Wire("NVLink 4", 3e-6, 450e9), between=Wire("InfiniBand NDR", 5e-6, 50e9),
         node_size=8, watts=700,
         sources={
@@ -139,7 +139,7 @@ PROFILES = {h.name: h for h in (
     Hardware(
         "h200-nvlink",
         flops_per_s={"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12},
-        memory_bytes=141 * 10**9, memory_bytes_per_s=4800e9,
+        memory_bytes=141 * 2**30, memory_bytes_per_s=4800e9,
         inside=Wire("NVLink 4", 3e-6, 450e9), between=Wire("InfiniBand NDR", 5e-6, 50e9),
         node_size=8, watts=700,
         sources={

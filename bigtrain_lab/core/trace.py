@@ -10,6 +10,8 @@ Two measures of a pipeline's bubble are in use, so each answer says which:
 """
 
 import json
+import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -100,7 +102,8 @@ class Histogram(NamedTuple):
 
 EVENTS = {cls.__name__.lower(): cls for cls in (Span, Transfer, Memory, Scalar, Histogram)}
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
-VERSION = 1
+MAGIC, VERSION = "bigtrain-trace", 1
+ACTION = re.compile(r"(?<![^+])(\d+)([A-Z])(\d+)(?![^+])")  # in a span's name: "2F0", or several joined by "+"
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,10 @@ class Trace:
     # -- choosing -------------------------------------------------------------------------------------------
 
     def where(self, type=None, **fields) -> "Trace":
-        """The trace of the events of this type whose named fields have these values: where(rank=0, kind="F")."""
+        """The trace of the events of this type whose named fields have these values: where(rank=0, kind="F").
+
+        A transfer's rank is its receiver. Ask the whole trace, not a part, for idle shares and for bytes sent.
+        """
         kept = tuple(
             e for e in self.events
             if (type is None or isinstance(e, type))
@@ -215,15 +221,11 @@ class Trace:
         return max((level for _, level in self.levels(rank, kind)), default=0)
 
     def peak_live(self, rank: int) -> int:
-        """Most forwards whose backward has not yet freed them, at any action boundary (chunks count each)."""
-        split = {s.name.split("+")[0].replace("W", "B") for s in self.spans(rank) if "W" in s.kind}
+        """Most forwards whose backward (its W, where it is split) is still to come, at any action boundary; chunks count each."""
         live = peak = 0
         for span in self.spans(rank):
-            for name in span.name.split("+"):
-                if "F" in name:
-                    live += 1
-                elif "W" in name or ("B" in name and name not in split):
-                    live -= 1
+            for _, kind, _ in ACTION.findall(span.name):
+                live += (kind == "F") - (kind in "BW")
             peak = max(peak, live)
         return peak
 
@@ -243,7 +245,7 @@ class Trace:
 
     def save(self, path) -> Path:
         """Write one JSON array a line, a header first; the file appears whole or not at all."""
-        lines = [json.dumps(["bigtrain-trace", VERSION, self.header()])]
+        lines = [json.dumps([MAGIC, VERSION, self.header()])]
         lines += [json.dumps([type(e).__name__.lower(), *e]) for e in self.events]
         return write_whole(path, "\n".join(lines) + "\n")
 
@@ -253,18 +255,18 @@ class Trace:
         try:
             lines = Path(path).read_text().splitlines()
             magic, version, header = json.loads(lines[0])
-            assert magic == "bigtrain-trace"
+            if magic != MAGIC:
+                raise ValueError(magic)
         except OSError as error:
             raise Impossible(f"Cannot read the trace {path}: {error.strerror or error}.") from error
-        except (ValueError, IndexError, TypeError, AssertionError) as error:
+        except (ValueError, IndexError, TypeError) as error:
             raise Impossible(f"{path} is not a trace: choose a file that Trace.save wrote.") from error
         if version != VERSION:
             raise Impossible(f"{path} has trace version {version}, this library reads {VERSION}: save it again with this one.")
         try:
-            events = tuple(event_of(name, values) for name, *values in map(json.loads, lines[1:]))
+            return cls(tuple(event_of(name, values) for name, *values in map(json.loads, lines[1:])), **header)
         except (ValueError, KeyError, TypeError) as error:
             raise Impossible(f"{path} is cut off or damaged: save the trace again.") from error
-        return cls(events, **header)
 
     def to_chrome(self, path) -> Path:
         """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as counters."""
@@ -281,9 +283,9 @@ class Trace:
                 out.append({**at, **lane, "ph": "f", "bp": "e", "tid": e.lane, "ts": e.end * us})
             elif isinstance(e, Memory):
                 out.append({**at, "ph": "C", "name": "bytes " + e.kind, "args": {e.kind: e.bytes}})
-            elif isinstance(e, Scalar):
+            elif isinstance(e, Scalar) and math.isfinite(e.value):  # JSON has no nan
                 out.append({**at, "ph": "C", "args": {e.name: e.value}})
-        return write_whole(path, json.dumps({"traceEvents": out, "otherData": self.header()}))
+        return write_whole(path, json.dumps({"traceEvents": out, "otherData": self.header()}, allow_nan=False))
 
 
 def event_of(name: str, values: list):

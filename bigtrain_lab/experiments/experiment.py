@@ -53,6 +53,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Power of one device, for the energy of a run; None where the profile states none."""
         return None
 
+    @classmethod
+    def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
+        """The settings that have no effect beside these values of the others: a panel greys them."""
+        return set()
+
     @abstractmethod
     def cost(self) -> Cost:
         """What each action costs, for the prediction and for the ranks' virtual clocks."""
@@ -93,10 +98,13 @@ def sentence(error: ValidationError, cls: type) -> str:
     if field not in cls.model_fields:
         return f"{cls.name} has no setting {field!r}: choose from {', '.join(cls.model_fields)}."
     knob = cls.knobs()[field]
-    if knob.low is not None and knob.high is not None:
-        allowed = f"a number from {knob.low:g} to {knob.high:g}"
+    kind = cls.model_fields[field].annotation
+    if kind is bool:
+        allowed = "true or false"
+    elif knob.low is not None and knob.high is not None:
+        allowed = f"a {'whole ' if kind is int else ''}number from {knob.low:,} to {knob.high:,}"
     elif knob.menu():
         allowed = "one of " + ", ".join(map(str, knob.menu()))
     else:
-        allowed = first["msg"]
+        allowed = first["msg"].removeprefix("Input should be ")
     return f"{field.replace('_', '-')} is {first['input']!r}: it must be {allowed}."

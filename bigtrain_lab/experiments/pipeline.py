@@ -3,6 +3,7 @@
 A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your choice.
 """
 
+import os
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal
@@ -60,7 +61,7 @@ class PipelineExperiment(Pipelined):
                 raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
         self.order, self.slices  # noqa: B018  (both raise Impossible)
         if self.text:
-            text_of(self.text).batch(0, 0, 0, 1, self.sequence)
+            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -131,13 +132,22 @@ class PipelineExperiment(Pipelined):
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The n-th micro-batch is the same text whatever the size of a batch."""
-        inputs, targets = text_of(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
+        inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
         return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
 
     def loss_fn(self, output, target):
         return cross_entropy(output, target)
 
 
+def chosen_text(path: str) -> ByteText:
+    """The file, as it is now; Python's help where no path is given."""
+    try:
+        about = os.stat(path)
+        return text_of(path, about.st_mtime_ns, about.st_size)
+    except (OSError, ValueError):
+        return text_of(path, 0, 0)  # says what is wrong with the path
+
+
 @lru_cache(maxsize=4)
-def text_of(path: str) -> ByteText:
+def text_of(path: str, changed_ns: int, size: int) -> ByteText:
     return read_text(path) if path else help_text()

@@ -35,6 +35,13 @@ class Pipelined(Experiment):
         options = {name: getattr(self, name) for name in chosen.options() if name in type(self).model_fields}
         return chosen(self.ranks, self.micro_batches, **options)
 
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        """Options of other schedules than the chosen one."""
+        schedules = Schedule.all()
+        used = schedules[settings["schedule"]].options() if settings["schedule"] in schedules else set()
+        return set().union(*(each.options() for each in schedules.values())) - used & set(cls.model_fields)
+
     # -- what a subclass says -------------------------------------------------------------------------------
 
     @property

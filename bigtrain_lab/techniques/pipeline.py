@@ -84,6 +84,8 @@ class Pipeline:
         self.inputs = self._micro_batches("inputs", inputs) if 0 in self.modules else []
         self.targets = self._micro_batches("targets", targets) if self.schedule.stages - 1 in self.modules else []
         self.losses = []
+        for versions in self.versions.values():
+            versions.refresh()
         self.first_version = {stage: versions.newest for stage, versions in self.versions.items()}
         for (stage, version), count in uses_of_versions(self.schedule, self.order).items():
             self.versions[stage].uses[version + self.first_version[stage]] += count
@@ -114,14 +116,16 @@ class Pipeline:
             y = loss / self.schedule.update_size
         else:
             self.values[action] = y.detach()
-        self.graphs[action[1:]] = (x, weights, get_gradient_edge(y))  # the edge, not y: the output may be freed
+        # The edge, not y: the output may be freed. A stage whose weights are all frozen, on ids, has no backward.
+        self.graphs[action[1:]] = (x, weights, get_gradient_edge(y) if y.requires_grad else None)
         self.versions[action.stage].release(self._version(action))
 
     def _backward(self, action: Action) -> None:
         x, weights, y = self.graphs.pop(action[1:])
         dy = self.values.pop(action._replace(stage=action.stage + 1), None)  # None: y is the loss
         with self._adding_up(action.stage, weights):
-            torch.autograd.backward(y, dy)
+            if y is not None:
+                torch.autograd.backward(y, dy)
         if action.kind == "I":
             self.halves[action[1:]] = weights
         if action.stage > 0:

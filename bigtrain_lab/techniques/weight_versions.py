@@ -17,9 +17,15 @@ class WeightVersions:
     """The versions of one stage's weights. The module's parameters are always the newest."""
 
     def __init__(self, module: nn.Module, stashing: bool = True):
-        self.parameters, self.stashing, self.newest = dict(module.named_parameters()), stashing, 0
-        self.held: dict[int, dict[str, Tensor]] = {0: leaves(self.parameters)}
+        self.module, self.stashing, self.newest = module, stashing, 0
+        self.held: dict[int, dict[str, Tensor]] = {}
         self.uses: Counter = Counter()  # version -> computations to come that need it
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the newest version from the module, whose parameters its owner may have replaced between two steps."""
+        self.parameters = dict(self.module.named_parameters())
+        self.held[self.newest] = leaves(self.parameters)
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
         """The weights of a version by name: leaf tensors that gradients may be taken at."""

@@ -164,3 +164,32 @@ def test_a_schedule_typed_in_a_notebook_runs(tmp_path):
         assert "reversed" in PipelineExperiment.knobs()["schedule"].menu()
     finally:
         Schedule._members.remove(Reversed)
+
+
+def replaced_and_frozen(rank):
+    """The owner replaces the weights between two steps, and freezes the first stage: the next step sees both."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 6, generator=draw, dtype=torch.float64)
+    stage = torch.nn.Linear(6, 6, dtype=torch.float64)
+    pipeline = Pipeline(stage, Schedule.named("1f1b")(2, 2), torch.nn.functional.mse_loss, rank.group())
+    pipeline.step(x, x)
+    for parameter in stage.parameters():
+        parameter.data = torch.full_like(parameter, 0.1 * (rank.index + 1))
+    stage.zero_grad()
+    stage.requires_grad_(rank.index == 1)
+    loss = pipeline.step(x, x)
+    gradients = [p.grad for p in stage.parameters()]
+    assert (gradients[0] is None) == (rank.index == 0)
+    return {"loss": loss.numpy(), "gradient": gradients[0].numpy()} if rank.index else {}
+
+
+def test_a_step_takes_the_weights_as_their_owner_left_them(tmp_path):
+    run = launch(replaced_and_frozen, ranks=2, directory=tmp_path / "run")
+    run.wait(timeout=60)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = [torch.full((6, 6), 0.1 * n, dtype=torch.float64) for n in (1, 2)]
+    weights[1].requires_grad_()
+    y = x @ weights[0].T + 0.1
+    loss = torch.nn.functional.mse_loss(y @ weights[1].T + 0.2, x)
+    loss.backward()
+    assert tensors_differ(run.result, {"loss": loss.detach().numpy(), "gradient": weights[1].grad.numpy()}) == []

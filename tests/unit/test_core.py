@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from bigtrain_lab.core import Cost, Family, Hardware, Impossible, Link, Memory, Mesh, Scalar, Span, Trace, Transfer
@@ -75,7 +76,11 @@ def test_durations_are_exact_and_rounded_up_once():
     both = (Action("F", 0, 1), Action("B", 0, 0))
     assert Cost({"F": 1, "B": 2}).duration(both, 0) == 3000 and Cost({"F": 1, "B": 2, "F+B": 2.5}).duration(both, 0) == 2500
     assert Cost({"F": 1}, slowdown={1: 1.5}).duration(step, 1) == 1500
-    for kind in ({"durations": {"F": -1}}, {"durations": {"F": 1}, "messages": {"F": -5}}):
+    assert Cost({"F": np.float64(0.1)}).duration(step, 0) == 100
+    for wrong in (float("inf"), float("nan"), "x"):
+        with pytest.raises(Impossible, match="is no cost"):
+            Cost({"F": wrong})
+    for kind in ({"durations": {"F": -1}}, {"durations": {"F": 1}, "messages": {"F": -5}}, {"durations": {"F": 1}, "slowdown": {0: -1}}):
         with pytest.raises(Impossible, match="must not be negative"):
             Cost(**kind)
 
@@ -91,6 +96,7 @@ def test_hardware_profiles_say_where_each_number_is_from():
             assert {"flops_per_s", "memory", "inside", "between", "watts"} <= set(profile.sources)
             assert profile.links(9)[0, 1] == profile.inside.link() and profile.links(9)[0, 8] == profile.between.link()
             assert profile.seconds(profile.flops_per_s["float32"], 0, "float32") == 1
+            assert profile.seconds(profile.flops_per_s["float32"], 2 * profile.memory_bytes_per_s, "float32") == 3
     with pytest.raises(Impossible, match="no speed for int3"):
         PROFILES["a100-nvlink"].seconds(1, 1, "int3")
     assert Hardware("x").links(2) == {(0, 1): Link(), (1, 0): Link()}
@@ -124,8 +130,9 @@ def test_saving_is_whole_or_not_at_all(tmp_path):
     with pytest.raises(Impossible, match="Cannot write"):
         trace.save(tmp_path / "no" / "t")
     (tmp_path / "dir").mkdir()
-    with pytest.raises(Impossible, match="Cannot write"):
-        trace.save(tmp_path / "dir")
+    for place in (tmp_path / "dir", "/dev/null/x", tmp_path / ("n" * 252)):
+        with pytest.raises(Impossible, match="Cannot write"):
+            trace.save(place)
     assert [p.name for p in tmp_path.iterdir()] == ["dir"]
 
 
@@ -137,6 +144,16 @@ def test_the_chrome_file_has_every_span_and_both_ends_of_each_message(tmp_path):
     assert [(e["ph"], e["pid"], e["ts"]) for e in events if e["ph"] in "sf"] == [("s", 0, 1000), ("f", 1, 1500)]
     assert [(e["name"], e["args"]) for e in events if e["ph"] == "C"] == [
         ("bytes weights", {"weights": 7}), ("loss", {"loss": 0.5}), ("bytes activations", {"activations": 9})]
+
+
+def test_a_loss_that_is_not_a_number_makes_no_invalid_file(tmp_path):
+    trace = Trace.of([*EVENTS, Scalar(1, "compute", "loss", "loss", 2600, float("nan"))], "modelled", ranks=2)
+    assert "NaN" not in trace.to_chrome(tmp_path / "c.json").read_text()
+
+
+def test_only_actions_count_as_live():
+    spans = [Span(0, "compute", "Feed", "Feed", 0, 1), Span(0, "compute", "F", "0F0+0F1", 1, 2), Span(0, "compute", "B", "0B0", 2, 3)]
+    assert Trace.of(spans, "modelled").peak_live(0) == 2
 
 
 def test_memory_at_one_action_s_end_is_one_level():

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.schedule import Schedule
 
 BAD = [
-    (dict(ranks=9), "ranks is 9: it must be a number from 1 to 8"),
-    (dict(micro_batches=0), "micro-batches is 0: it must be a number from 1 to 32"),
+    (dict(ranks=9), "ranks is 9: it must be a whole number from 1 to 8"),
+    (dict(micro_batches=0), "micro-batches is 0: it must be a whole number from 1 to 32"),
     (dict(ranks=4, layers=3), "4 stages need at least 4 layers; the model has 3: take 3 stages or 4 layers"),
     (dict(schedule="x"), "no schedule called 'x': choose one of .*1f1b"),
     (dict(nope=1), "pipeline has no setting 'nope'"),
@@ -19,6 +19,9 @@ BAD = [
     (dict(dtype="float8"), "dtype is 'float8': it must be one of float32, float64"),
     (dict(tied=True), "tied=False or 1 stage"),
     (dict(text="/nowhere/at all"), "cannot be read"),
+    (dict(ranks=2.5), "ranks is 2.5: it must be a whole number from 1 to 8"),
+    (dict(stashing="x"), "stashing is 'x': it must be true or false"),
+    (dict(seed=-1), "a whole number from 0 to 2,147,483,647"),
     (dict(learning_rate="fast"), "learning-rate is 'fast'"),
 ]
 
@@ -34,6 +37,14 @@ def test_a_short_text_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "t").write_text("short")
     with pytest.raises(Impossible, match="a sequence of at most 4 or a longer text"):
         PipelineExperiment(text=str(tmp_path / "t"))
+
+
+def test_a_text_that_changed_is_read_again(tmp_path):
+    (tmp_path / "t").write_text("a" * 100)
+    asked = PipelineExperiment(text=str(tmp_path / "t"))
+    before = asked.samples(0).inputs
+    (tmp_path / "t").write_text("b" * 101)
+    assert (asked.samples(0).inputs != before).all()
 
 
 def test_knobs_describe_every_field():
@@ -74,4 +85,12 @@ def test_every_bubble_is_explained():
     assert "Rank 3 idles 3 slots first: nothing reaches it before F0 has crossed ranks 0, 1 and 2." in sentences
     assert any(s.startswith("Rank 0 idles 6 slots before B0") and "ranks 3, 2 and 1" in s for s in sentences)
     assert any(s.startswith("Rank 3 idles 6 slots at the end") for s in sentences)
+    from bigtrain_lab.core import Span
+    spans = [Span(0, "compute", "F", f"0F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))]
+    spans += [Span(1, "compute", "F", "1F0", 0, 7), Span(0, "compute", "validate", "validate", 7, 8)]
+    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(Trace.of(spans, "modelled", ranks=2))
+    assert any(s.startswith("Rank 0") for s in told) is False  # stage 0 waits for no other rank's forward
+    spans = [Span(1, "compute", "F", f"1F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))] + [Span(0, "compute", "F", "0F0", 0, 7)]
+    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(Trace.of(spans, "modelled", ticks_per_unit=1, ranks=2))
+    assert told[0].startswith("Rank 1 idles 3 slots before F2") and "2 such waits take 4 slots" in told[0]  # the longest is told
     assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []

@@ -12,7 +12,7 @@ SIZES = StageBytes(weights=1000, gradients=100, optimizer=10, activations=1)
 
 def traced(schedule, steps=2):
     changes, resident = footprint(schedule, [SIZES] * schedule.stages, steps)
-    return simulate(schedule, Cost({"F": 1, "B": 2}, changes=changes, resident=resident), steps)
+    return simulate(schedule, Cost({"F": 1, "B": 2, "I": 1, "W": 1}, changes=changes, resident=resident), steps)
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])

@@ -102,6 +102,10 @@ def test_sizes_are_checked(settings, words):
         Schedule.named("gpipe")(**settings)
 
 
+def halves(rank, micro_batch):
+    return [(Action("I", rank, micro_batch),), (Action("W", rank, micro_batch),)]
+
+
 WRONG = {
     "empty": (lambda r: [], "Nothing runs: 0F0 is missing on rank 0"),
     "forgets": (lambda r: [F(r, 0), F(r, 1), B(r, 0)] + [B(r, 1)] * (r == 0), "1B1 is missing on rank 1"),
@@ -110,6 +114,17 @@ WRONG = {
     "beyond": (lambda r: [F(r, 0), F(r, 1), F(r, 2), B(r, 0), B(r, 1)], "0F2, but there are only"),
     "backward first": (lambda r: [B(r, 0), F(r, 0), F(r, 1), B(r, 1)], "Rank 0 runs 0B0 before 0F0"),
     "updates twice": (lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 0), B(r, 1), U(r, 1)], "Rank 0 updates stage 0 2 times"),
+    "updates early": (lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 1), B(r, 1)], "Rank 0 runs 0U1 before 0B1, whose gradient it applies"),
+    "updates before its W": (lambda r: [F(r, 0), F(r, 1), *halves(r, 0), *halves(r, 1)[:1], U(r, 1), *halves(r, 1)[1:]],
+                             "Rank 0 runs 0U1 before 0W1, whose gradient"),
+    "whole and half": (lambda r: [F(r, 0), F(r, 1), B(r, 0), B(r, 1), *halves(r, 1)], "0B1 and a half of it too"),
+    "whole below half": (lambda r: [F(r, 0), F(r, 1), *((B(r, 0), B(r, 1)) if r == 0 else (*halves(r, 0), *halves(r, 1)))],
+                         "Rank 0 runs 0B0, which needs 1B0, and no rank runs that"),
+    "unknown kind": (lambda r: [F(r, 0), F(r, 1), (Action("X", r, 0),), B(r, 0), B(r, 1)], "0X0, and there is no kind X"),
+    "fails": (lambda r: 1 // 0, "Wrong.steps.0. failed with ZeroDivisionError"),
+    "returns nothing": (lambda r: None, "Wrong.steps.0. failed with TypeError"),
+    "returns words": (lambda r: ["0F0"], "has the step .'0', 'F', '0'."),
+    "an empty step": (lambda r: [()], "has the step ..:"),
     "deadlock": (lambda r: [F(0, 0), B(0, 0), F(0, 1), B(0, 1)] if r == 0 else [F(1, 0), F(1, 1), B(1, 0), B(1, 1)],
                  "rank 0 waits for 1B0 from rank 1; rank 1 waits for 0F1 from rank 0"),
 }
@@ -184,8 +199,29 @@ def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
     cost = Cost({"F": 1}, slowdown={})
     starts = {s.name: s.start for s in simulate(Plan(lanes, 1), cost).spans()}
     assert starts == {"0F0": 0, "0F1": 1000, "0F2": 1000, "0F3": 2000}
-    with pytest.raises(Impossible, match="rank 0 waits for done, which nobody launches"):
+    with pytest.raises(Impossible, match="rank 0 waits on lane compute for done, which nobody launches"):
         simulate(Plan({(0, "compute"): (Wait("done"),)}, 1), cost)
+
+
+def test_a_wait_holds_until_the_launch_and_several_lanes_may_wait():
+    work = [(Action("F", 0, i),) for i in range(3)]
+    lanes = {(0, "a"): (Wait("go"), Compute(work[0])), (0, "b"): (Wait("go"), Compute(work[1])),
+             (0, "compute"): (Compute(work[2]), Launch("go"))}
+    assert {s.name: s.start for s in simulate(Plan(lanes, 1), {"F": 1}).spans()} == {"0F0": 1000, "0F1": 1000, "0F2": 0}
+    late = {(0, "compute"): (Launch("go"),), (0, "a"): (Compute(work[0]), Wait("go"), Compute(work[1]))}
+    assert [s.start for s in simulate(Plan(late, 1), {"F": 1}).spans()] == [0, 1000]  # a wait never goes back in time
+    twice = {(0, "compute"): (Launch("go"), Launch("go"))}
+    with pytest.raises(Impossible, match="sends or launches go twice"):
+        simulate(Plan(twice, 1), {"F": 1})
+
+
+def test_steps_and_prices_must_be_there():
+    with pytest.raises(Impossible, match="steps is 0"):
+        simulate(Schedule.named("gpipe")(1, 1), COST, steps=0)
+    with pytest.raises(Impossible, match="no duration for I"):
+        simulate(Schedule.named("zb-h1")(2, 2), COST)
+    with pytest.raises(Impossible, match="names 1 stages and there is a stage 1"):
+        simulate(Schedule.named("gpipe")(2, 2), {"F": [1], "B": 2})
 
 
 def test_order_of_visiting_lanes_changes_nothing():
