@@ -6,6 +6,7 @@ posted and never waited for until `finish`: gloo's send is a rendezvous, and two
 """
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,17 @@ from .message import Outbox, Shape, channel
 OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
 
 
+LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "socket closed", "timed out")
+
+
 class PeerLost(RuntimeError):
     """The connection to another rank broke: that rank failed first."""
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """Whether an error says that a connection broke: a PeerLost, or what gloo's transport says of it."""
+    text = str(error).lower()
+    return isinstance(error, PeerLost) or isinstance(error, RuntimeError) and "gloo" in text and any(words in text for words in LOST)
 
 
 class Handle:
@@ -32,6 +42,23 @@ class Handle:
         return self._tensor
 
 
+class _Receive:
+    """One message that is wanted: posted once its site's shape is known, and never where `like` is another shape."""
+
+    __slots__ = "way", "like", "wire", "work"
+
+    def __init__(self, way: int, like):
+        self.way, self.like = way, None if like is None else Shape.of(like)
+
+
+class _Announcement(NamedTuple):
+    """The shape of a site's messages, on its way, and the receives that it will let be posted, in their order."""
+
+    work: dist.Work
+    code: torch.Tensor
+    receives: list[_Receive]
+
+
 class Group:
     """Ranks that talk. `name` names a message (an Action, or text), `site` the place in the program it comes from; both
     sides say the same. Messages of one (site, name, tag) are taken in the order they were sent, others in any order.
@@ -44,7 +71,8 @@ class Group:
         self.rank, self.size = dist.get_rank(self._pg), dist.get_world_size(self._pg)
         self._outbox = Outbox()
         self._said: dict[tuple, Shape] = {}  # (peer, site) -> what was announced to the peer
-        self._heard: dict[tuple, Shape] = {}
+        self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
+        self._coming: dict[tuple, _Announcement] = {}  # what it will announce
 
     @classmethod
     def of(cls, group=None) -> "Group":
@@ -59,9 +87,9 @@ class Group:
         Impossible, naming the ranks, where the site's messages had another shape before.
         """
         site, way = self._way(dst, name, site, tag)
-        self._announce(tensor, dst, site)
-        wire = self._wire(tensor, dst, name, way)
         with self._watching(dst, name):
+            self._announce(tensor, dst, site)
+            wire = self._wire(tensor, dst, name, way)
             self._outbox.add(dist.isend(wire, group=self._pg, group_dst=dst, tag=way), wire)
 
     def recv(self, src: int, name="", site: str = "", tag: int = 0, like=None) -> torch.Tensor:
@@ -71,34 +99,21 @@ class Group:
         """
         site, way = self._way(src, name, site, tag)
         with self._waiting(src, way, name, site):
-            shape = self._heard.get((src, site)) or self._hear(src, site)()
-            self._refuse_unlike(shape, like, src, name, site)
-            wire = self._room(shape)
-            dist.irecv(wire, group=self._pg, group_src=src, tag=way).wait()
-        return self._take(wire, shape, src, name)
+            receive = self._expect(src, site, way, like)
+            shape = self._arrive(receive, src, site, name)
+        return self._take(receive.wire, shape, src, name)
 
     def irecv(self, buffer: torch.Tensor, src: int, name="", site: str = "", tag: int = 0) -> Handle:
         """Post a receive into `buffer`; `.wait()` returns it, filled. Impossible, in wait, where the message is unlike it."""
         site, way = self._way(src, name, site, tag)
-        shape, wire, first = Shape.of(buffer), None, None
-        if (src, site) in self._heard:
-            self._refuse_unlike(self._heard[src, site], buffer, src, name, site)
-            wire = self._room(shape)
-            work = dist.irecv(wire, group=self._pg, group_src=src, tag=way)
-        else:  # data is posted when the announcement is in: gloo ends a process whose buffer is too small
-            first = self._hear(src, site)
+        with self._watching(src, name):
+            receive = self._expect(src, site, way, buffer)
 
         def wait():
             with self._waiting(src, way, name, site):
-                if first:
-                    self._refuse_unlike(first(), buffer, src, name, site)
-                    room = self._room(shape)
-                    dist.irecv(room, group=self._pg, group_src=src, tag=way).wait()
-                else:
-                    room = wire
-                    work.wait()
+                shape = self._arrive(receive, src, site, name)
             with torch.no_grad():
-                buffer.copy_(self._take(room, shape, src, name))
+                buffer.copy_(self._take(receive.wire, shape, src, name))
             return buffer
         return Handle(wait)
 
@@ -164,34 +179,54 @@ class Group:
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)
-        said = self._said.setdefault((dst, site), shape)
-        if said is shape:
+        said = self._said.get((dst, site))
+        if said is None:
             code = shape.encode()
             self._outbox.add(dist.isend(code, group=self._pg, group_dst=dst, tag=channel(site, "shape", -1)), code)
+            self._said[dst, site] = shape
         elif said != shape:
             raise Impossible(f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where it sent {said} before"
                              f"{f' (site {site})' if site else ''}: give messages of another shape a site= of their own.")
 
-    def _hear(self, src: int, site: str):
-        code = Shape((torch.int64, (16,))).empty()
-        work = dist.irecv(code, group=self._pg, group_src=src, tag=channel(site, "shape", -1))
+    def _expect(self, src: int, site: str, way: int, like) -> _Receive:
+        """Post a receive now, or when its site's announcement is in: gloo ends a process whose buffer is too small."""
+        receive = _Receive(way, like)
+        if shape := self._heard.get((src, site)):
+            self._post(receive, src, shape)
+            return receive
+        if (src, site) not in self._coming:  # it is sent once, whoever waits for it
+            code = Shape((torch.int64, (16,))).empty()
+            work = dist.irecv(code, group=self._pg, group_src=src, tag=channel(site, "shape", -1))
+            self._coming[src, site] = _Announcement(work, code, [])
+        self._coming[src, site].receives.append(receive)
+        return receive
 
-        def shape() -> Shape:
-            work.wait()
-            return self._heard.setdefault((src, site), Shape.decode(code))
-        return shape
+    def _post(self, receive: _Receive, src: int, shape: Shape) -> None:
+        if receive.like in (None, shape):
+            receive.wire = self._room(shape)
+            receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
-    def _refuse_unlike(self, shape: Shape, like, src: int, name, site: str) -> None:
-        if like is not None and Shape.of(like) != shape:
-            raise Impossible(f"Rank {self.world_rank(self.rank)} expects {Shape.of(like)} from rank {self.world_rank(src)}, which sends "
+    def _arrive(self, receive: _Receive, src: int, site: str, name) -> Shape:
+        """Wait until the receive's wire is filled; the message's shape. Impossible where it is unlike what was expected."""
+        if coming := self._coming.get((src, site)):
+            coming.work.wait()
+            self._heard[src, site] = Shape.decode(coming.code)
+            del self._coming[src, site]
+            for each in coming.receives:
+                self._post(each, src, self._heard[src, site])
+        shape = self._heard[src, site]
+        if receive.like not in (None, shape):
+            raise Impossible(f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
                              f"{shape}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
+        receive.work.wait()
+        return shape
 
     def _watching(self, peer: int | None, name):
         return _Watching(self, peer, name)
 
 
 class _Watching:
-    """Turns a backend's error into the sentence that a peer is gone: its failure came first."""
+    """Turns the error of a broken connection into the sentence that a peer is gone: its failure came first."""
 
     def __init__(self, group, peer, name):
         self.group, self.peer, self.name = group, peer, name
@@ -200,7 +235,7 @@ class _Watching:
         return self
 
     def __exit__(self, kind, error, trace):
-        if kind is not None and issubclass(kind, RuntimeError) and not issubclass(kind, PeerLost):
+        if is_lost(error) and not isinstance(error, PeerLost):
             who = "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
             raise PeerLost(f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
                            f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}") from error

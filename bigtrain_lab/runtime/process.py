@@ -26,7 +26,7 @@ import torch.distributed as dist
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, frames
 from .clock import Clock
-from .group import PeerLost
+from .group import is_lost
 from .log import EventLog, LogUnwritable
 from .meter import Meter
 from .rank import Rank
@@ -153,8 +153,7 @@ def work(index: int, job: Job, load, meeting=None) -> int:
 def failure(error: BaseException) -> dict:
     """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
     place = frames.of_error(error)
-    victim = isinstance(error, PeerLost) or (isinstance(error, RuntimeError) and "Connection closed by peer" in str(error))
-    return {"state": "failed", "type": type(error).__name__, "message": str(error), "victim": victim,
+    return {"state": "failed", "type": type(error).__name__, "message": str(error), "victim": is_lost(error),
             "place": place, "traceback": traceback.format_exc()}
 
 

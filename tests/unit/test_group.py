@@ -6,6 +6,7 @@ import torch
 from bigtrain_lab.core import Cost, Link, Mesh
 from bigtrain_lab.plan import Compute, Recv, Send, lower
 from bigtrain_lab.runtime import RankFailed, launch
+from bigtrain_lab.runtime.group import is_lost
 from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
 
@@ -55,6 +56,42 @@ def test_ring_of_posted_receives(mode, tmp_path):
 
     result = launch(program, 3, directory=tmp_path / "run", **mode).result
     assert all((result[f"total{r}"] == 3).all() for r in range(3))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+@pytest.mark.parametrize("taken", [(0, 1, 2, 3), (1, 3, 0, 2), ("recv", 0, 1, 2)], ids=["in order", "out of order", "and a recv"])
+def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(taken, mode, tmp_path):
+    def program(rank):
+        group = rank.group()
+        if rank.index == 0:
+            for i in range(4):
+                group.isend(torch.full((3,), i), 1, site="new")
+            group.finish()
+            return {}
+        handles = [group.irecv(torch.zeros(3, dtype=torch.int64), 0, site="new") for _ in range(len(taken) - ("recv" in taken))]
+        got = {i: int((group.recv(0, site="new") if i == "recv" else handles[i].wait())[0]) for i in taken}
+        return {str(i): n for i, n in got.items()}
+
+    run = launch(program, 2, directory=tmp_path / "run", **mode)
+    run.wait(30)
+    assert {name: int(n) for name, n in run.result.items()} == {str(i): 3 if i == "recv" else i for i in taken}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+def test_only_a_broken_connection_is_a_lost_peer(mode, tmp_path):
+    with pytest.raises(RankFailed, match="failed: RuntimeError: Invalid scalar type"):
+        launch(lambda rank: rank.group().all_reduce(torch.zeros(3).to(torch.float8_e5m2)), 2, directory=tmp_path / "run", **mode).wait(30)
+
+
+@pytest.mark.parametrize("text, lost", [  # as gloo says it
+    ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35737.", True),
+    ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:11678: Connection reset by peer.", True),
+    ("[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", True),
+    ("Invalid scalar type", False),
+    ("my own work timed out", False),
+])
+def test_what_a_lost_connection_says(text, lost):
+    assert is_lost(RuntimeError(text)) == lost and not is_lost(ValueError(text))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
