@@ -27,7 +27,6 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     lanes = {key: Lane() for key in plan.lanes}
     at = dict.fromkeys(plan.lanes, 0)
     posted: dict = {}  # message or signal -> its time
-    sent: set = set()
     waiting: dict = defaultdict(list)  # message or signal -> the lanes that wait for it
     held: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     events: list = []
@@ -73,14 +72,14 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
             if kind is Send:
                 message = (op.action, op.dst)
                 size = cost.message_bytes(op.action)
-                posted[message] = lane.send(cost.link(rank, op.dst), size)[1], size
+                time = lane.send(cost.link(rank, op.dst), size)[1], size
             else:  # Launch
-                message = (op.label, rank)
-                posted[message] = lane.now
-            if message in sent:
+                message, time = (op.label, rank), lane.now
+            if message in posted:
                 raise Impossible(f"Rank {rank} sends or launches {message[0]} twice: give each message a name of its own.")
-            sent.add(message)
-            ready.extend(waiting.pop(message, ()))
+            posted[message] = time
+            if message in waiting:
+                ready += waiting.pop(message)
         else:
             position = len(ops)
         at[key] = position
