@@ -7,9 +7,10 @@ Differences of bytes are exact.
 import shlex
 from typing import NamedTuple
 
-from .core import Hardware, Scalar, Trace
-from .figures import words
+from .core import CLOCKS, Hardware, Scalar, Trace
 from .figures.timeline import row_name, rows_of
+from .figures.words import labels as labels_of
+from .words import duration, size
 
 TIMES = ("slot", "s")
 
@@ -22,10 +23,17 @@ class Amount(NamedTuple):
 
     def __str__(self) -> str:
         if self.unit in TIMES:
-            return words.duration(self.value, self.unit)
+            return duration(self.value, self.unit)
         if self.unit == "B":
-            return words.size(self.value)
+            return size(self.value)
         return f"{self.value:.1f}%" if self.unit == "%" else f"{self.value:,.4g} {self.unit}".rstrip()
+
+
+class Difference(NamedTuple):
+    """One comparison in words. `holds`: whether what must be equal is; None where nothing must be."""
+
+    text: str
+    holds: bool | None = None
 
 
 class Row(NamedTuple):
@@ -36,7 +44,11 @@ class Row(NamedTuple):
     predicted: Amount | None
     modelled: Amount | None
     measured: Amount | None
-    difference: str
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def difference(self) -> str:
+        return ", ".join(told.text for told in self.differences)
 
 
 def rows(quantities, *traces: Trace | None) -> list[Row]:
@@ -50,20 +62,31 @@ def rows(quantities, *traces: Trace | None) -> list[Row]:
 
     table = []
     for quantity in quantities:
-        amounts = [on(clock, quantity) for clock in ("predicted", "modelled", "measured")]
-        table.append(Row(quantity.name, quantity.unit, *amounts, difference(*amounts)))
+        amounts = [on(clock, quantity) for clock in CLOCKS]
+        table.append(Row(quantity.name, quantity.unit, *amounts, differences(*amounts, quantity.exact)))
     return table
 
 
-def difference(predicted: Amount | None, modelled: Amount | None, measured: Amount | None) -> str:
-    """How far reality is from the prediction; first of all, whether the modelled clock is (it must not be)."""
-    if predicted is None:
-        return ""
-    if modelled is not None and modelled != predicted:
-        return f"modelled {gap(predicted, modelled)}"
-    if measured is not None and measured.unit == predicted.unit:
-        return gap(predicted, measured)
-    return "" if modelled is None else "modelled equal"
+def differences(predicted: Amount | None, modelled: Amount | None, measured: Amount | None, exact: bool = True) -> tuple[Difference, ...]:
+    """Modelled against predicted (where `exact`, they must be equal), then measured, where its unit is the same."""
+    told = []
+    if predicted is not None and modelled is not None:
+        if modelled == predicted:
+            told.append(Difference("✓ equal", True))
+        else:
+            told.append(Difference(f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}", False if exact else None))
+    if predicted is not None and measured is not None and measured.unit == predicted.unit:
+        told.append(Difference(f"measured {gap(predicted, measured)}"))
+    return tuple(told)
+
+
+def whole_first(sentences: list[str]) -> list[str]:
+    """What is said of the whole, then the ranks, each in the order given."""
+    return sorted(sentences, key=of_a_rank)
+
+
+def of_a_rank(sentence: str) -> bool:
+    return sentence.startswith("Rank ")
 
 
 def gap(a: Amount, b: Amount) -> str:
@@ -87,17 +110,24 @@ def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
     parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", f"{facts['idle_share']:.1%} idle"]
     if facts["device_hours"] is None:
-        parts.append("device-hours and energy unknown, since slots are no seconds (choose another hardware profile)")
+        parts.append("no energy in slots")
     else:
-        parts.append(f"{facts['device_hours']:.3g} device-hours")
-        parts.append(energy(facts["energy_wh"]))
+        parts += [device_time(facts["device_hours"]), energy(facts["energy_wh"])]
     return f"{facts['clock']}: {', '.join(parts)}."
+
+
+def device_time(hours: float) -> str:
+    """Device-hours; below a hundredth, seconds with a prefix."""
+    return f"{hours:,.3g} device-hours" if hours >= 0.01 else f"{duration(3600 * hours, 's')} of device time"
 
 
 def energy(watt_hours: float | None) -> str:
     if watt_hours is None:
-        return "energy unknown, since the hardware profile states no watts"
-    return f"{watt_hours:,.3g} Wh" if watt_hours >= 1 else f"{3600 * watt_hours:.3g} J"
+        return "energy unknown (no watts)"
+    if watt_hours >= 1:
+        return f"{watt_hours:,.3g} Wh"
+    joules = 3600 * watt_hours
+    return f"{joules:,.4g} J" if joules >= 1 or not joules else f"{1000 * joules:.3g} mJ"
 
 
 def reported(trace: Trace) -> list[str]:
@@ -115,8 +145,8 @@ def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
         lines = ["slots of the papers' figures: F = 1, B = 2, links free"]
     else:
         parts = [", ".join(f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items())]
-        parts += [f"{words.size(profile.memory_bytes)} at {words.size(profile.memory_bytes_per_s)}/s"] if profile.memory_bytes else []
-        parts += [f"{wire.name} {words.size(wire.bytes_per_s)}/s" for wire in (profile.inside, profile.between) if wire]
+        parts += [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"] if profile.memory_bytes else []
+        parts += [f"{wire.name} {size(wire.bytes_per_s)}/s" for wire in (profile.inside, profile.between) if wire]
         parts += [f"{profile.watts:g} W"] if profile.watts else []
         lines = ["; ".join(parts)]
     return lines + [f"- {name}: {source}" for name, source in profile.sources.items() if sources]
@@ -169,7 +199,7 @@ def strip(trace: Trace, columns: int) -> Strip:
     if trace.unit == "slot" and scale * trace.ticks_per_unit >= 1:
         scale = int(scale * trace.ticks_per_unit) / trace.ticks_per_unit  # whole columns a slot: equal boxes look equal
     columns = min(columns, round(scale * steps * step))
-    labels = words.labels(trace)
+    labels = labels_of(trace)
     lanes = []
     for lane in rows_of(trace):
         cells, odd = [IDLE] * columns, False
@@ -184,6 +214,6 @@ def strip(trace: Trace, columns: int) -> Strip:
         lanes.append((row_name(lane), tuple(cells)))
     of = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
     shown = of if steps == trace.steps else f"the first of {of}" if steps == 1 else f"the first {steps} of {of}"
-    return Strip(tuple(lanes), f"{trace.clock}: {shown}, {words.duration(steps * trace.step_time, trace.unit)}; · is idle")
+    return Strip(tuple(lanes), f"{trace.clock}: {shown}, {duration(steps * trace.step_time, trace.unit)}; · is idle")
 
 

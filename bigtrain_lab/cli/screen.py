@@ -63,7 +63,7 @@ def timeline(trace: Trace, width: int) -> Group:
 def said(experiment, traces) -> str:
     """Why the trace looks so: of the modelled clock where there is one, else of the predicted one."""
     given = {trace.clock: trace for trace in traces}
-    return "\n".join(experiment.explain(given.get("modelled", given["predicted"])))
+    return "\n".join(report.whole_first(experiment.explain(given.get("modelled", given["predicted"]))))
 
 
 def follow(run, spans: int, errors: Console) -> None:

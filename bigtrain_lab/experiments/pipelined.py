@@ -40,7 +40,7 @@ class Pipelined(Experiment):
         """Options of other schedules than the chosen one."""
         schedules = Schedule.all()
         used = schedules[settings["schedule"]].options() if settings["schedule"] in schedules else set()
-        return set().union(*(each.options() for each in schedules.values())) - used & set(cls.model_fields)
+        return (set().union(*(each.options() for each in schedules.values())) - used) & set(cls.model_fields)
 
     # -- what a subclass says -------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..core import MEMORY_KINDS, Memory, Trace
+from ..words import size
 from . import palette, words
 from .timeline import look
 
@@ -30,17 +31,17 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
             figure.add_trace(go.Scatter(
                 x=[at(t) for t, _ in levels], y=[b for _, b in levels], name=kind, legendgroup=kind, showlegend=row == 1,
                 stackgroup="held", mode="lines", line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]),
-                fillcolor=palette.MEMORY[kind], hovertext=[f"{kind}: {words.size(b)} ({b:,} bytes)" for _, b in levels],
+                fillcolor=palette.MEMORY[kind], hovertext=[f"{kind}: {size(b)} ({b:,} bytes)" for _, b in levels],
                 hoverinfo="text+x"), row=row, col=1)
         inside = [e for e in readings if e.inside and e.rank == each]
         if inside:
             figure.add_trace(go.Scatter(
                 x=[at(e.start) for e in inside], y=[e.bytes + others(trace, e) for e in inside], name="read inside actions", legendgroup="inside",
                 showlegend=row == 1, mode="lines", line=dict(width=1, color=palette.INSIDE),
-                hovertext=[f"{e.name}: {words.size(e.bytes)} ({e.bytes:,} bytes)" for e in inside], hoverinfo="text+x"), row=row, col=1)
+                hovertext=[f"{e.name}: {size(e.bytes)} ({e.bytes:,} bytes)" for e in inside], hoverinfo="text+x"), row=row, col=1)
         figure.update_yaxes(title=dict(text=f"rank {each}", standoff=6), rangemode="tozero", exponentformat="none", row=row, col=1,
                             **byte_ticks(max(trace.peak_bytes(r) for r in ranks)))
-    peaks = ", ".join(words.size(trace.peak_bytes(each)) for each in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+    peaks = ", ".join(size(trace.peak_bytes(each)) for each in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
     figure.update_layout(**look(title or f"{trace.clock}: peak bytes a rank {peaks}", 120 + 74 * len(ranks)))
     figure.update_layout(margin_l=92, hovermode="x unified" if len(ranks) == 1 else "closest", legend=dict(traceorder="normal"))
     figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
@@ -58,4 +59,4 @@ def others(trace: Trace, reading: Memory) -> int:
 
 def byte_ticks(peak: int) -> dict:
     """Ticks of a byte axis at zero, half and the peak, in human units."""
-    return dict(tickvals=[0, peak / 2, peak], ticktext=["0  ", words.size(peak / 2) + "  ", words.size(peak) + "  "]) if peak else {}
+    return dict(tickvals=[0, peak / 2, peak], ticktext=["0  ", size(peak / 2) + "  ", size(peak) + "  "]) if peak else {}

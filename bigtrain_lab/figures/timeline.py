@@ -3,6 +3,7 @@
 import plotly.graph_objects as go
 
 from ..core import Impossible, Trace
+from ..words import duration, size
 from . import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
@@ -20,7 +21,7 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
 
 def heading(trace: Trace) -> str:
     schedule = trace.settings.get("schedule")
-    return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {words.duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle"
+    return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle"
 
 
 def look(title: str, height: int) -> dict:
@@ -83,7 +84,7 @@ def order_of(key):
 def hover(trace: Trace, span, start: int, waited: words.Waited | None) -> str:
     """The lines that name a box: times, version, and what it waited for."""
     def time(ticks):
-        return words.duration(trace.units(ticks), trace.unit)
+        return duration(trace.units(ticks), trace.unit)
 
     lines = [f"<b>{span.name}</b>  {row_name((span.rank, span.lane))}",
              f"{time(span.start - start)} to {time(span.end - start)} ({time(span.end - span.start)})"]
@@ -92,5 +93,5 @@ def hover(trace: Trace, span, start: int, waited: words.Waited | None) -> str:
     if waited:
         message = waited.message
         lines.append(f"waited {time(waited.ticks)}" + (
-            f" for {message.name} from rank {message.src}, {words.size(message.bytes)}" if message else ""))
+            f" for {message.name} from rank {message.src}, {size(message.bytes)}" if message else ""))
     return "<br>".join(lines)

@@ -1,4 +1,4 @@
-"""The words on pictures: short labels of boxes, sizes and times in human units, and what a box waited for."""
+"""The words on pictures: short labels of boxes, the unit of a time axis, and what a box waited for."""
 
 import re
 from collections import defaultdict
@@ -67,24 +67,6 @@ def label(name: str, with_stage: bool = False) -> str:
     if len(actions) > 1 and len(set(heads)) == 1 and all(b - a == 1 for a, b in pairwise(numbers)):
         return f"{heads[0]}{numbers[0]}–{numbers[-1]}"
     return "+".join(f"{head}{number}" for head, number in zip(heads, numbers, strict=True))
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while abs(float(f"{value:.4g}")) >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:,.4g} {units[0]}"
-
-
-def duration(value: float, unit: str) -> str:
-    """A time in slots as it is, in seconds with a prefix: 0.00153 s is "1.53 ms"."""
-    if unit != "s":
-        return f"{value:,.4g} {unit}" + ("" if value == 1 else "s")
-    for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if abs(value) * factor >= 1:
-            return f"{value * factor:.4g} {name}"
-    return "0 s" if not value else f"{value * 1e9:.3g} ns"
 
 
 def axis_unit(trace: Trace) -> tuple[str, float]:

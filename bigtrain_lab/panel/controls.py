@@ -46,11 +46,28 @@ def doublings(low: int, high: int, *always: int) -> list[int]:
     return sorted(values)
 
 
+def fixed(width: str, **more) -> widgets.Layout:
+    """The layout of a button that keeps its width in a full row."""
+    return widgets.Layout(width=width, flex="0 0 auto", **more)
+
+
 def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
     """Setting -> its control, at this experiment's values."""
     fields = type(experiment).model_fields
     return {name: control(name, knob, fields[name].annotation, getattr(experiment, name))
             for name, knob in type(experiment).knobs().items()}
+
+
+def grey(controls: dict, idle: set[str]) -> None:
+    """Disable the settings that have no effect now."""
+    for name, made in controls.items():
+        made.disabled = name in idle
+
+
+def members(knobs: dict[str, Knob]) -> list:
+    """What the open menus hold now, names and classes: differs once a class was typed in or typed again."""
+    held = [knob.choices() for knob in knobs.values() if callable(knob.choices)]
+    return [dict(of) if isinstance(of, dict) else list(of) for of in held]
 
 
 def refresh(controls: dict, knobs: dict[str, Knob]) -> None:

@@ -1,11 +1,25 @@
 """From settings that cannot be to the nearest that can: one setting changed, first the one that was moved last."""
 
 import time
+from traceback import extract_tb
 
 from ..core import Impossible
 from .controls import nearby
 
 PATIENCE_S = 0.25
+
+
+def attempt(experiment_class: type, settings: dict) -> tuple | str:
+    """(experiment, prediction, description, explanation), or the sentence that says why these settings cannot be."""
+    try:
+        experiment = experiment_class(**settings)
+        trace = experiment.predict()
+        return experiment, trace, experiment.describe(), experiment.explain(trace)
+    except Impossible as error:
+        return str(error)
+    except Exception as error:  # a class typed by a student may raise anything
+        where = extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} (in {where.name}, line {where.lineno})"
 
 
 def nearest(experiment_class: type, settings: dict, moved: str | None) -> dict | None:
@@ -19,6 +33,6 @@ def nearest(experiment_class: type, settings: dict, moved: str | None) -> dict |
             try:
                 experiment_class(**{**settings, name: value}).predict()
                 return {name: value}
-            except Impossible:
+            except Exception:  # a class typed by a student may raise anything
                 continue
     return None

@@ -16,9 +16,9 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from ..player import Player
 from . import table
-from .controls import controls_of, follow_cells, refresh
+from .controls import controls_of, fixed, follow_cells, grey, members, refresh
 from .live import follow
-from .nearest import nearest
+from .nearest import attempt, nearest
 
 PLAYED = {"timeline", "memory", "versions"}  # figures that the player draws
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
@@ -39,8 +39,10 @@ class Panel(widgets.VBox):
         first = experiment(**settings) if isinstance(experiment, type) else experiment.replace(**settings)
         self.experiment, self._class, self._ran, self.run = first, type(first), None, None
         self.traces: dict[str, Trace] = {}
-        self.problem = ""
-        self._lock, self._moved, self._quiet, self._running, self._offer = threading.RLock(), None, False, False, {}
+        self._refusal, self._failure, self._offer = "", "", {}  # why the settings cannot be, why the last run failed, what mends
+        self._sentences: list[str] = []
+        self._lock, self._moved, self._quiet, self._running = threading.RLock(), None, False, False
+        self._members = members(self._class.knobs())
         self._build()
         super().__init__(self._parts)
         runtime.warm()
@@ -80,7 +82,7 @@ class Panel(widgets.VBox):
         self.stop_button.on_click(lambda _: self.stop())
         self.command_button.on_click(lambda _: self._show_command())
         self._mend.on_click(lambda _: self.set(**self._offer))
-        self.more_button.observe(lambda _: self._toggle_more(), "value")
+        self.more_button.observe(lambda change: setattr(self._more.layout, "display", None if change["new"] else "none"), "value")
         self.tabs.observe(lambda _: self._draw(), "value")
         heading = widgets.HTML(f'{table.STYLE}<div class="btl-question">{escape(self.experiment.question)}</div>')
         self._parts = [heading, main, self._more, bar, self._command,
@@ -101,8 +103,11 @@ class Panel(widgets.VBox):
         self._predict()
 
     def read_menus(self) -> None:
-        """Offer what the families now hold, and predict again: a class may have been typed or changed."""
-        self._quiet = True
+        """Offer what the families now hold; predict again only where a class has been typed or changed."""
+        now = members(self._class.knobs())
+        if now == self._members:
+            return
+        self._members, self._quiet = now, True
         try:
             refresh(self.controls, self._class.knobs())
         finally:
@@ -119,18 +124,20 @@ class Panel(widgets.VBox):
     def _predict(self) -> None:
         with self._lock:
             settings = {name: made.value for name, made in self.controls.items()}
-            try:
-                experiment = self._class(**settings)
-                trace = experiment.predict()
-            except Impossible as error:
-                self._refuse(str(error), settings)
+            grey(self.controls, self._class.idle_settings(settings))
+            tried = attempt(self._class, settings)
+            if isinstance(tried, str):
+                self._refuse(tried, settings)
                 return
+            experiment, trace, described, sentences = tried
             changed = experiment.model_dump() != self.experiment.model_dump()
-            self.experiment, self.traces["predicted"] = experiment, trace
-            self._offer = {}
-            self._show_problem("")
+            self.experiment, self.traces["predicted"], self._sentences = experiment, trace, sentences
+            self._refusal, self._offer = "", {}
+            if changed:
+                self._failure = ""
+            self._show_problem()
             self.player.limit_bytes = getattr(getattr(experiment, "profile", None), "memory_bytes", None)
-            self._describe.value = f'<div class="btl-describe">{escape(experiment.describe())}</div>'
+            self._describe.value = f'<div class="btl-describe">{escape(described)}</div>'
             self.run_button.description = f"Run on {experiment.ranks} rank{'s' if experiment.ranks > 1 else ''}"
             self.run_button.disabled = self._running
             if self._command.layout.display is None:
@@ -143,20 +150,24 @@ class Panel(widgets.VBox):
 
     def _refuse(self, sentence: str, settings: dict) -> None:
         """The sentence where the figure was, and the nearest settings that work."""
-        self._offer = nearest(self._class, settings, self._moved) or {}
+        self._refusal, self._offer = sentence, nearest(self._class, settings, self._moved) or {}
         self._mend.description = "Use " + ", ".join(f"{name.replace('_', ' ')} = {value}" for name, value in self._offer.items())
         self.run_button.disabled = True
-        self._show_problem(sentence)
+        self._show_problem()
 
-    def _show_problem(self, sentence: str, run: bool = False) -> None:
-        """`run`: it is a run's failure, and what it did stays in view."""
-        self.problem = sentence
-        figure = None if run or not sentence else "none"
-        for part, display in ((self._trouble, None if sentence else "none"), (self._mend, None if self._offer else "none"),
+    @property
+    def problem(self) -> str:
+        """Why the settings cannot be, else why the last run failed; the latter stays until settings change or a run starts."""
+        return self._refusal or self._failure
+
+    def _show_problem(self) -> None:
+        """The problem, if there is one; what a failed run did stays in view below it."""
+        figure = "none" if self._refusal else None
+        for part, display in ((self._trouble, None if self.problem else "none"), (self._mend, None if self._offer else "none"),
                               (self.player, figure), (self._results, figure), (self._pictures, figure)):
             part.layout.display = display
-        if sentence:
-            self._trouble.value = f'<div class="btl-trouble" role="alert">{escape(sentence)}</div>'
+        if self.problem:
+            self._trouble.value = f'<div class="btl-trouble" role="alert">{escape(self.problem)}</div>'
 
     @property
     def stale(self) -> bool:
@@ -190,11 +201,7 @@ class Panel(widgets.VBox):
                                  f"It shows {TABS[clock]}.")
 
     def _tabulate(self) -> None:
-        trace = self.traces.get("predicted")
-        self._results.value = table.results(self.experiment.quantities, self.shown, self.experiment.explain(trace) if trace else [], self.stale)
-
-    def _toggle_more(self) -> None:
-        self._more.layout.display = None if self.more_button.value else "none"
+        self._results.value = table.results(self.experiment.quantities, self.shown, self._sentences, self.stale)
 
     def _show_command(self) -> None:
         self._command.layout.display = "none" if self._command.layout.display is None else None
@@ -209,15 +216,17 @@ class Panel(widgets.VBox):
     def start(self, **options):
         """Press Run; options as for Experiment.run. Returns the Run, or None where it could not start."""
         with self._lock:
-            if self._running or self._offer or self.run_button.disabled:
+            if self._running or self._refusal or self.run_button.disabled:
                 return None
-            self._show_problem("")
+            self._failure = ""
+            self._show_problem()
             self._status("starting")
             try:
                 self.run = self.experiment.run(**options)
             except Impossible as error:
                 self._status("")
-                self._show_problem(str(error), run=True)
+                self._failure = str(error)
+                self._show_problem()
                 return None
             self._ran, self._began, self._running = self.experiment, time.monotonic(), True
             self._expected = len(self.traces["predicted"].spans())
@@ -237,6 +246,8 @@ class Panel(widgets.VBox):
 
     def wait(self, timeout: float | None = None) -> Trace:
         """Wait for the run and for the panel to show its end; returns the run's trace. RankFailed where it failed."""
+        if self.run is None:
+            raise Impossible("Nothing runs yet: press Run, or call start().")
         try:
             return self.run.wait(timeout)
         finally:
@@ -252,7 +263,7 @@ class Panel(widgets.VBox):
         self._status(f'<progress value="{share:.3f}" max="1"></progress>running, {at}; {time.monotonic() - self._began:.1f} s')
         with self._lock:
             self.traces[clock] = trace
-            if self.tabs.value == clock and len(trace) and not self.problem:
+            if self.tabs.value == clock and len(trace) and not self._refusal:
                 self.player.show(trace, STALE if self.stale else "", live=True)
 
     def _on_end(self) -> None:
@@ -261,13 +272,14 @@ class Panel(widgets.VBox):
             run, took = self.run, time.monotonic() - self._began
             for clock in ("modelled", "measured")[run.clock == "measured":]:
                 self.traces[clock] = run.trace(clock)
-            self.run_button.disabled, self.stop_button.disabled = bool(self._offer), True
+            self.run_button.disabled, self.stop_button.disabled = bool(self._refusal), True
             cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
             self._status(f"{run.state} after {took:.1f} s{escape(cost)}", f"{cost[2:]} Kept in {run.directory}")
-            if self.problem:
+            if run.state == "failed":
+                self._failure = run.diagnosis or ""
+                self._show_problem()
+            if self._refusal:
                 return
-            if run.diagnosis and run.state == "failed":
-                self._show_problem(run.diagnosis, run=True)
             self._draw()
             self._tabulate()
             if run.state == "done" and took < REPLAY_S and self.tabs.value != "predicted":
@@ -279,11 +291,6 @@ class Panel(widgets.VBox):
     def __repr__(self) -> str:
         told = ", ".join(f"{row.quantity} {row.predicted}" for row in self.rows[:2])
         return f"<Panel {self.experiment.name}: predicted {told}>"
-
-
-def fixed(width: str, **more) -> widgets.Layout:
-    """The layout of a button that keeps its width in a full row."""
-    return widgets.Layout(width=width, flex="0 0 auto", **more)
 
 
 def show(experiment, **settings) -> Panel:

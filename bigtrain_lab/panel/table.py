@@ -39,17 +39,15 @@ def results(quantities, traces: dict[str, Trace], sentences: list[str], stale: b
     body = "".join(
         f"<tr><td>{escape(row.quantity)}</td>" + "".join(
             f"<td{grey if clock != 'predicted' else ''}>{cell(getattr(row, clock))}</td>" for clock in CLOCKS)
-        + f"<td>{'' if stale else difference(row, quantity.exact)}</td></tr>"
-        for quantity, row in zip(quantities, report.rows(quantities, *traces.values()), strict=True))
+        + f"<td>{'' if stale else difference(row)}</td></tr>"
+        for row in report.rows(quantities, *traces.values()))
     return (f'<div class="btl-results"><table><thead><tr><th></th>{heads}<th>{"settings changed" if stale else "difference"}</th></tr></thead>'
             f"<tbody>{body}</tbody></table>{why(sentences)}</div>")
 
 
 def why(sentences: list[str]) -> str:
-    """What is said of the whole comes first, then the ranks; the first few are shown, the rest is folded."""
-    whole = [escape(s) for s in sentences if not s.startswith("Rank ")]
-    each = [escape(s) for s in sentences if s.startswith("Rank ")]
-    told = [f"<p><b>{s}</b></p>" for s in whole] + [f"<p>{s}</p>" for s in each]
+    """What is said of the whole comes first and bold, then the ranks; the first few are shown, the rest is folded."""
+    told = [f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>" for s in report.whole_first(sentences)]
     folded = f"<details><summary>{len(told) - SHOWN} more</summary>{''.join(told[SHOWN:])}</details>" if len(told) > SHOWN else ""
     return f'<div class="btl-why">{"".join(told[:SHOWN])}{folded}</div>' if told else ""
 
@@ -62,15 +60,7 @@ def cell(amount: report.Amount | None) -> str:
     return f'<span title="{escape(exact)}">{escape(str(amount))}</span>'
 
 
-def difference(row: report.Row, exact: bool) -> str:
-    """Predicted against modelled in words; beside it, softly, measured against predicted where their units agree."""
-    parts = []
-    if row.predicted is not None and row.modelled is not None:
-        if row.predicted == row.modelled:
-            parts.append('<span class="btl-equal">= ✓ equal</span>')
-        else:
-            parts.append(f'<span class="{"btl-unequal" if exact else "btl-soft"}">{"≠ " if exact else ""}'
-                         f"modelled {escape(report.gap(row.predicted, row.modelled))}</span>")
-    if row.predicted is not None and row.measured is not None and row.predicted.unit == row.measured.unit:
-        parts.append(f'<span class="btl-soft">measured {escape(report.gap(row.predicted, row.measured))}</span>')
-    return " &nbsp;".join(parts)
+def difference(row: report.Row) -> str:
+    """The row's comparisons: green where what must be equal is, red where it is not, else softly."""
+    colours = {True: "btl-equal", False: "btl-unequal", None: "btl-soft"}
+    return " &nbsp;".join(f'<span class="{colours[told.holds]}">{escape(told.text)}</span>' for told in row.differences)

@@ -145,10 +145,10 @@ def test_numbers_pass_as_they_are_written(cli):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--ranks", "four"], "ranks is 'four': it must be a number from 1 to 8."),
-    (["--ranks", "99"], "ranks is 99: it must be a number from 1 to 8."),
-    (["--ranks", "-1"], "ranks is -1: it must be a number from 1 to 8."),
-    (["--steps", "1.5"], "steps is 1.5: it must be a number from 1 to 200."),
+    (["--ranks", "four"], "ranks is 'four': it must be a whole number from 1 to 8."),
+    (["--ranks", "99"], "ranks is 99: it must be a whole number from 1 to 8."),
+    (["--ranks", "-1"], "ranks is -1: it must be a whole number from 1 to 8."),
+    (["--steps", "1.5"], "steps is 1.5: it must be a whole number from 1 to 200."),
     (["--heads", "5"], "5 heads cannot share a width of 64"),
     (["--micro-batches", "0"], "micro-batches is 0"),
     (["--ranks", "8", "--layers", "1"], "layers"),
@@ -179,19 +179,19 @@ def test_run_compares_the_three_clocks(cli):
     code, out, err = cli("run", "pipeline", "--ranks", "2", "--steps", "2", "--layers", "2", "--width", "16", "--sequence", "8")
     assert (code, err) == (0, "")
     predicted, modelled, measured, difference = row(out, "step time")
-    assert predicted == modelled == "27 slots" and re.fullmatch(r"[\d.,]+ (µs|ms|s)", measured) and difference == "modelled equal"
+    assert predicted == modelled == "27 slots" and re.fullmatch(r"[\d.,]+ (µs|ms|s)", measured) and difference == "✓ equal"
     for quantity in ("peak memory, rank 0", "peak memory, rank 1", "bytes sent, all ranks"):
-        assert row(out, quantity)[-1] == "equal"
+        assert row(out, quantity)[-1] == "✓ equal, measured equal"
     assert re.search(r"^loss [\d.]+ -> [\d.]+ \(16 values\)$", out, re.M)
-    assert "modelled: 27 slots a step, 11.1% idle, device-hours and energy unknown" in out
+    assert "modelled: 27 slots a step, 11.1% idle, no energy in slots." in out
     (directory,) = Path("runs").iterdir()
     assert str(directory) in out and Run.open(directory).state == "done"
 
 
 def test_run_tells_device_hours_and_energy_of_a_profile_that_states_watts(cli):
     out = cli("run", "pipeline", *SMALL, "--hardware", "a100-nvlink", "--directory", "here")[1]
-    assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.e-]+ device-hours, [\d.]+ J\.$", out, re.M)
-    assert row(out, "step time")[-1].startswith("x ")
+    assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.]+ µs of device time, [\d.]+ m?J\.$", out, re.M)
+    assert row(out, "step time")[-1].startswith("✓ equal, measured x ")
 
 
 def test_run_without_the_modelled_clock(cli):
@@ -417,22 +417,38 @@ def test_amounts_in_human_units(amount, text):
 
 
 @pytest.mark.parametrize("predicted, modelled, measured, text", [
-    (A(33, S), A(33, S), A(0.2, "s"), "modelled equal"),
-    (A(33, S), A(34, S), A(0.2, "s"), "modelled +3.03%"),
+    (A(33, S), A(33, S), A(0.2, "s"), "✓ equal"),
+    (A(33, S), A(34, S), A(0.2, "s"), "≠ modelled +3.03%"),
     (A(33, S), None, A(0.2, "s"), ""),
     (A(33, S), None, None, ""),
     (None, A(33, S), A(33, S), ""),
-    (A(5000, "B"), A(5000, "B"), A(5000, "B"), "equal"),
-    (A(5_000_000, "B"), A(5_000_000, "B"), A(5_000_016, "B"), "+16 B"),
-    (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "+7.8 points"),
-    (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "+50%"),
-    (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "-25%"),
-    (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "x 33"),
-    (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "x 1,294"),
-    (A(0, "s"), A(0, "s"), A(2e-3, "s"), "+2 ms"),
+    (A(5000, "B"), A(5000, "B"), A(5000, "B"), "✓ equal, measured equal"),
+    (A(5_000_000, "B"), A(5_000_000, "B"), A(5_000_016, "B"), "✓ equal, measured +16 B"),
+    (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "✓ equal, measured +7.8 points"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "✓ equal, measured +50%"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "✓ equal, measured -25%"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "✓ equal, measured x 33"),
+    (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "✓ equal, measured x 1,294"),
+    (A(0, "s"), A(0, "s"), A(2e-3, "s"), "✓ equal, measured +2 ms"),
 ])
 def test_the_difference_says_first_whether_the_model_holds(predicted, modelled, measured, text):
-    assert report.difference(predicted, modelled, measured) == text
+    told = report.Row("q", "", None, None, None, report.differences(predicted, modelled, measured)).difference
+    assert told == text
+
+
+def test_a_quantity_that_need_not_be_equal_differs_softly():
+    told = report.differences(A(5, "B"), A(6, "B"), A(7, "B"), exact=False)
+    assert told == (report.Difference("modelled +1 B", None), report.Difference("measured +2 B", None))
+    assert report.differences(A(5, "B"), A(6, "B"), None)[0].holds is False
+    quantity = Quantity("events", "", len, exact=False)
+    spans = [Span(0, "compute", "F", "0F0", 0, 1000), Span(0, "compute", "B", "0B0", 1000, 2000)]
+    (row,) = report.rows([quantity], Trace.of(spans, "predicted"), Trace.of(spans[:1], "modelled"))
+    assert row.difference == "modelled x 0.5"
+
+
+def test_the_whole_is_told_first(cli):
+    out = cli("predict", "pipeline")[1]
+    assert out.index("In all, 27.3%") < out.index("Rank 0 idles")
 
 
 def test_a_strip_leaves_out_what_does_not_fit_and_says_so():
@@ -453,8 +469,9 @@ def test_what_the_ranks_reported():
 
 
 @pytest.mark.parametrize("hours, watt_hours, text", [
-    (0.5, 200.0, "0.5 device-hours, 200 Wh."), (1e-6, 0.0004, "1e-06 device-hours, 1.44 J."),
-    (1e-6, None, "energy unknown, since the hardware profile states no watts."), (None, None, "slots are no seconds"),
+    (0.5, 200.0, "0.5 device-hours, 200 Wh."), (1e-6, 0.0004, "3.6 ms of device time, 1.44 J."),
+    (4.11e-7, 1e-7, "1.48 ms of device time, 0.36 mJ."), (0.1, 0.9999, "3,600 J."),
+    (1e-6, None, "energy unknown (no watts)."), (None, None, "idle, no energy in slots."),
 ])
 def test_a_summary_says_what_a_run_cost(hours, watt_hours, text):
     facts = {"clock": "modelled", "unit": "s" if hours else "slot", "steps": 1, "step_time": 0.002, "idle_share": 0.273,

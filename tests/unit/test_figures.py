@@ -14,6 +14,7 @@ from bigtrain_lab.schedules.naive import Naive
 from bigtrain_lab.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.schedules.pipedream import PipeDream
 from bigtrain_lab.simulate import simulate
+from bigtrain_lab.words import duration, size
 
 
 def cost_of(ranks, micro_batches, **links):
@@ -118,13 +119,13 @@ def test_labels():
 @pytest.mark.parametrize("count,text", [(0, "0 B"), (999, "999 B"), (1536, "1.536 kB"), (6_000_000, "6 MB"), (80 * 10**9, "80 GB"),
                                         (999_999, "1 MB"), (5 * 10**15, "5,000 TB")])
 def test_sizes(count, text):
-    assert words.size(count) == text
+    assert size(count) == text
 
 
 @pytest.mark.parametrize("value,unit,text", [(33.0, "slot", "33 slots"), (1, "slot", "1 slot"), (0.00153, "s", "1.53 ms"), (2.5e-6, "s", "2.5 µs"),
                                              (0, "s", "0 s"), (3e-10, "s", "0.3 ns")])
 def test_durations(value, unit, text):
-    assert words.duration(value, unit) == text
+    assert duration(value, unit) == text
 
 
 def test_the_palette_tells_all_apart():

@@ -16,6 +16,7 @@ from bigtrain_lab.panel import table
 from bigtrain_lab.panel.controls import control, doublings, nearby, refresh
 from bigtrain_lab.panel.nearest import nearest
 from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.schedules.gpipe import GPipe
 from bigtrain_lab.simulate import simulate
 
@@ -68,6 +69,14 @@ def panel(tmp_path, monkeypatch):
     made = Panel(Waves)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def family():
+    """The registry of schedules as it was, afterwards."""
+    before = list(Schedule._members)
+    yield
+    Schedule._members[:] = before
 
 
 # -- controls -----------------------------------------------------------------------------------------------------------
@@ -154,6 +163,61 @@ def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
     assert panel.problem == "" and panel.experiment.ranks == 2 and panel.player.layout.display is None and not panel.run_button.disabled
 
 
+@pytest.mark.parametrize("method", ["predict", "explain", "describe"])
+def test_an_unexpected_exception_stands_where_the_figure_was(panel, monkeypatch, method):
+    real = getattr(Waves, method)
+
+    def broken(self, *told):
+        if self.micro_batches == 3:
+            raise KeyError("no such stage")
+        return real(self, *told)
+
+    monkeypatch.setattr(Waves, method, broken)
+    panel.controls["micro_batches"].value = 3
+    assert re.fullmatch(r"KeyError: 'no such stage' \(in broken, line \d+\)", panel.problem) and panel.player.layout.display == "none"
+    assert panel.run_button.disabled and panel.start() is None
+    panel.controls["micro_batches"].value = 2
+    assert panel.problem == "" and not panel.run_button.disabled
+
+
+def test_another_cell_predicts_again_only_where_a_class_changed(panel, family):
+    shown = show("pipeline")
+    before = shown.traces["predicted"]
+    shown.read_menus()
+    assert shown.traces["predicted"] is before
+
+    class Typed(GPipe):
+        __module__, name = "__main__", "typed"
+
+    shown.read_menus()
+    assert "typed" in shown.controls["schedule"].options
+    shown.set(schedule="typed")
+    before = shown.traces["predicted"]
+
+    class Typed(GPipe):
+        __module__, __qualname__, name = "__main__", Typed.__qualname__, "typed"
+
+        def steps(self, rank):
+            raise ZeroDivisionError("a cell broke it")
+
+    shown.read_menus()
+    assert "a cell broke it" in shown.problem and shown.run_button.disabled and shown.traces["predicted"] is before
+
+
+def test_options_of_other_schedules_are_greyed():
+    shown = show("pipeline")
+
+    def greyed():
+        return {name for name, made in shown.controls.items() if made.disabled}
+
+    assert greyed() == {"stashing", "chunks"}
+    shown.set(schedule="pipedream")
+    assert greyed() == {"chunks"}
+    shown.set(schedule="interleaved", layers=4)  # 8 stages need 8 layers: what mends it must not be grey
+    assert shown.problem and greyed() == {"stashing"}
+    assert Waves.idle_settings({}) == set()
+
+
 def test_nearest_prefers_the_setting_that_was_moved():
     settings = dict(ranks=4, micro_batches=2, steps=1, nap_s=0.0, trouble="none")
     assert nearest(Waves, settings, "micro_batches") == {"micro_batches": 4}
@@ -233,6 +297,38 @@ def test_a_failure_names_rank_and_reason_in_the_panel(panel):
     assert panel.problem == ""
 
 
+def test_a_diagnosis_stays_until_settings_change_or_run_is_pressed(panel):
+    panel.set(trouble="raise")
+    panel.start()
+    with pytest.raises(RankFailed):
+        panel.wait(60)
+    panel.read_menus()  # any other cell ran
+    panel.set(trouble="raise")  # nothing changed
+    assert "the wave broke" in panel.problem and panel._trouble.layout.display is None
+    panel.set(ranks=4)  # what cannot be is told first
+    assert panel.problem.startswith("4 ranks need")
+    panel.set(ranks=2)
+    assert "the wave broke" in panel.problem and panel.player.layout.display is None
+    panel.start()
+    assert panel.problem == ""
+    with pytest.raises(RankFailed):
+        panel.wait(60)
+
+
+def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.panel.panel.nearest", lambda *_: None)  # there is no mend to offer
+    panel.set(nap_s=0.5)
+    panel.start()
+    panel.set(ranks=4)
+    panel.wait(60)
+    assert panel.problem and panel.run_button.disabled and panel.start() is None
+
+
+def test_wait_before_start_is_one_sentence(panel):
+    with pytest.raises(Impossible, match="press Run"):
+        panel.wait()
+
+
 def test_a_run_that_cannot_start_says_why(panel, tmp_path):
     (tmp_path / "taken").write_text("")
     assert panel.start(directory=tmp_path / "taken") is None
@@ -246,20 +342,20 @@ def test_panel_tells_itself_in_text(panel):
 # -- the table ------------------------------------------------------------------------------------------------------------
 
 
-def row(predicted=None, modelled=None, measured=None, unit="B"):
-    amounts = [None if value is None else report.Amount(value, unit) for value in (predicted, modelled, measured)]
-    return report.Row("q", unit, *amounts, "")
+def row(values, exact, unit="B"):
+    amounts = [None if value is None else report.Amount(value, unit) for value in values]
+    return report.Row("q", unit, *amounts, report.differences(*amounts, exact))
 
 
 @pytest.mark.parametrize("values,exact,has,has_not", [
-    ((5, 5, None), True, "= ✓ equal", "≠"),
+    ((5, 5, None), True, "✓ equal", "≠"),
     ((5, 6, None), True, "≠ modelled +1 B", "✓"),
     ((5, 6, None), False, "modelled +1 B", "≠"),
     ((5, 5, 5), True, "measured equal", "≠"),
     ((5, None, None), True, "", "equal"),
 ])
 def test_difference(values, exact, has, has_not):
-    told = table.difference(row(*values), exact)
+    told = table.difference(row(values, exact))
     assert has in told and has_not not in told
 
 
