@@ -146,7 +146,7 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
     code, last = exit.code if exit else FAILED, f"; {doing}"
     if code == UNWRITABLE:
-        return f"Rank {rank} cannot write to {directory}: free some space or choose another directory=."
+        return f"Rank {rank} cannot write to {directory}: free some space or choose another directory."
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else "a signal"
         hint = "; out of memory?" if name == "SIGKILL" else ""

@@ -32,7 +32,7 @@ from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, fresh
 from .in_place import run_in_place
 from .process import Job
-from .run import FORMAT, Run
+from .run import FORMAT, Run, this_process
 from .watch import Watch
 
 PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
@@ -53,9 +53,10 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     cost       prices the modelled clock; without it, or with clock=False, only wall times are recorded
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
     record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
-    stall_s    a run whose logs do not grow for so long is ended as hanging
+    stall_s    a run whose logs do not grow for so long is ended as hanging; not under torchrun, where nothing watches the ranks
     jitter_s   each operation first sleeps a random time up to this
 
+    Every rank computes on the CPU; GPUs come with a later version.
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
@@ -63,6 +64,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         raise Impossible(f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}.")
     if given := border.place_given():
         border.refuse_other_size(given, ranks)
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise Impossible(f"steps is {steps!r}: launch a whole number of steps, at least 1.")
     mesh = mesh or Mesh(world=ranks)
     if mesh.size != ranks:
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
@@ -77,7 +80,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     about = {"bigtrain-run": FORMAT, "name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed,
              "clock": cost is not None, "unit": cost.unit if cost else "s", "ticks_per_unit": cost.ticks_per_unit if cost else 10**9,
              "meter": meter, "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "watts": watts,
-             "started": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings or {}}
+             "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "settings": settings or {}}
     job = Job("", mesh, cost, time.monotonic_ns(), "", seed, max(1, cores() // ranks), meter, record, jitter_s, os.getcwd())
     if given:
         return run_in_place(given, program, job, lambda: new_directory(directory, name, about))
@@ -193,10 +196,10 @@ def new_directory(directory, name: str, about: dict) -> Path:
     existed = path.exists()
     try:
         if existed and (not path.is_dir() or any(path.iterdir())):
-            raise Impossible(f"{path} is not empty: choose another directory=, or open the run that is there with Run.open.")
+            raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Impossible(f"Cannot make the run directory {path}: {error.strerror or error}; choose another directory=.") from error
+        raise Impossible(f"Cannot make the run directory {path}: {error.strerror or error}; choose another directory.") from error
     try:
         write_whole(path / "settings.json", json.dumps(about, indent=1, default=str))
         write_whole(path / "environment.json", json.dumps(environment(), indent=1))

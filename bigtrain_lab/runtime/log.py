@@ -55,7 +55,7 @@ class EventLog:
 
 
 def unwritable(path, error: OSError) -> str:
-    return f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory=."
+    return f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory."
 
 
 class Logged(NamedTuple):

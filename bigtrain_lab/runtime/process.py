@@ -171,7 +171,7 @@ def save(path: Path, results) -> None:
                     np.lib.format.write_array(member, as_array(name, value), allow_pickle=False)
         partial.replace(path)
     except OSError as error:
-        raise LogUnwritable(f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory=.") from error
+        raise LogUnwritable(f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory.") from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -8,9 +8,12 @@ year see the same; a crashed run keeps all it wrote.
 """
 
 import json
+import os
+import platform
 import time
 from collections.abc import Iterator
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +42,7 @@ class Run:
 
     @classmethod
     def open(cls, directory) -> "Run":
-        """A run from its directory, without its processes. Impossible where that is no run, or of another version."""
+        """A run from its directory, without its processes, also while another process goes on with it. Impossible where that is no run, or of another version."""
         return cls(directory)
 
     def __repr__(self) -> str:
@@ -60,29 +63,42 @@ class Run:
     def _end(self) -> dict:
         if self._watch:
             return {"state": self._watch.state, "diagnosis": self._watch.diagnosis}
+        running = is_alive(self.settings.get("launcher"))  # asked first: it writes the end before it ends
         if (path := self.directory / "end.json").exists():
             return json.loads(path.read_text())
+        if running:
+            return {"state": "running", "diagnosis": None}
         return {"state": "stopped", "diagnosis": "Whatever started this run ended before its ranks did."}
 
     def wait(self, timeout: float | None = None) -> Trace:
         """Return the trace once all ranks are done: the modelled one, the measured one where that clock is off.
 
         RankFailed, with the diagnosis, where a rank failed or the run was stopped; TimeoutError after `timeout` seconds,
-        and the run goes on. An interrupt stops the ranks.
+        and the run goes on. An interrupt stops the ranks, unless the run was opened.
         """
-        if self._watch:
-            try:
-                if not self._watch.finished.wait(timeout):
-                    raise TimeoutError(f"The run is not done after {timeout:g} s; it goes on. Its directory is {self.directory}.")
-            except KeyboardInterrupt:
-                self.stop()
-                raise
+        try:
+            if not self._finished(timeout):
+                raise TimeoutError(f"The run is not done after {timeout:g} s; it goes on. Its directory is {self.directory}.")
+        except KeyboardInterrupt:
+            self.stop()
+            raise
         if self.state != "done":
             raise RankFailed(self.diagnosis)
         return self.trace()
 
+    def _finished(self, timeout: float | None) -> bool:
+        """Wait for the end, which another process may bring; False where it has not come in time."""
+        if self._watch:
+            return self._watch.finished.wait(timeout)
+        until = inf if timeout is None else time.monotonic() + timeout
+        while self.state == "running":
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_S)
+        return True
+
     def stop(self) -> None:
-        """End the ranks now; what they wrote stays."""
+        """End the ranks now; what they wrote stays. A run that was opened is left to whatever launched it."""
         if self._watch:
             self._watch.stop("The run was stopped.")
 
@@ -165,6 +181,27 @@ class Run:
 def on(item, clock: str):
     """The event of a log's item on this clock, or None."""
     return getattr(item, clock) if isinstance(item, Logged) else None
+
+
+def this_process() -> list:
+    """[host, pid, start time]: what is asked later, to know whether whatever launched a run still lives."""
+    import psutil
+
+    return [platform.node(), os.getpid(), psutil.Process().create_time()]
+
+
+def is_alive(launcher: list | None) -> bool:
+    """Whether that process lives, on this host; a pid that was given to another process since is not it."""
+    import psutil
+
+    host, pid, began = launcher or (None, 0, 0)
+    if host != platform.node():
+        return False
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - began) < 2 and process.status() != psutil.STATUS_ZOMBIE  # clocks are set now and then
+    except psutil.Error:
+        return False
 
 
 def read_settings(directory: Path) -> dict:

@@ -83,6 +83,12 @@ def test_impossible_ranks(ranks):
         launch(lambda rank: None, ranks)
 
 
+@pytest.mark.parametrize("steps", [0, -1, 1.0, "2", True, None])
+def test_impossible_steps(steps):
+    with pytest.raises(Impossible, match="launch a whole number of steps, at least 1"):
+        launch(lambda rank: None, 1, steps=steps)
+
+
 def test_impossible_arguments(tmp_path):
     with pytest.raises(Impossible, match="The mesh has 4 ranks and ranks is 2"):
         launch(lambda rank: None, 2, mesh=Mesh(dp=2, tp=2))
@@ -99,9 +105,9 @@ def test_impossible_arguments(tmp_path):
 def test_impossible_directories(tmp_path):
     (tmp_path / "file").write_text("mine")
     for directory in (tmp_path, tmp_path / "file"):
-        with pytest.raises(Impossible, match="is not empty: choose another directory="):
+        with pytest.raises(Impossible, match="is not empty: choose another directory, or open"):
             launch(lambda rank: None, 1, directory=directory)
-    with pytest.raises(Impossible, match="Cannot make the run directory .*Not a directory; choose another"):
+    with pytest.raises(Impossible, match="Cannot make the run directory .*Not a directory; choose another directory\\.$"):
         launch(lambda rank: None, 1, directory=tmp_path / "file" / "run")
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 

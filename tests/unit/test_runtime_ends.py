@@ -19,6 +19,7 @@ import bigtrain_lab
 from bigtrain_lab.core import Impossible, Span
 from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.launch import hidden_main
+from bigtrain_lab.runtime.run import is_alive, this_process
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import ranks_alive, warm_up
 
@@ -117,6 +118,45 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     assert alive == [] and not list(tmp_path.glob("bigtrain-*"))
     run = Run.open(tmp_path / "run")
     assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
+
+
+def test_a_run_of_another_process_is_followed_while_that_lives(tmp_path):
+    kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
+    assert kernel.stdout.readline() == "running\n"
+    run = Run.open(tmp_path / "run")
+    events = run.events()
+    seen = [next(events) for _ in range(50)]  # more than it had at first
+    assert run.state == "running" and run.diagnosis is None and len(seen) == 50
+    with pytest.raises(TimeoutError, match="it goes on"):
+        run.wait(0.1)
+    run.stop()  # not ours
+    assert run.state == "running"
+    kernel.kill()
+    kernel.wait()
+    assert run.state == "stopped" and len([*seen, *events]) >= 50
+    with pytest.raises(RankFailed, match="ended before its ranks did"):
+        run.wait(5)
+
+
+@pytest.mark.parametrize("launcher, alive", [
+    (lambda host, pid, began: [host, pid, began], True),
+    (lambda host, pid, began: [host, pid, began - 60], False),  # its pid was given away
+    (lambda host, pid, began: ["elsewhere", pid, began], False),
+    (lambda host, pid, began: [host, 2**22 + 1, began], False),
+    (lambda host, pid, began: None, False),  # of a run that did not note it
+])
+def test_whether_a_launcher_lives(launcher, alive):
+    assert is_alive(launcher(*this_process())) == alive
+
+
+def test_a_launcher_that_nobody_has_buried_is_dead():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    launcher = [this_process()[0], child.pid, psutil.Process(child.pid).create_time()]
+    assert is_alive(launcher)
+    child.kill()
+    time.sleep(0.3)
+    assert not is_alive(launcher)
+    child.wait()
 
 
 def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
