@@ -80,6 +80,16 @@ def add_up(rank):
     return {"sum": number}
 
 
+def speed(ranks):
+    """Measures this machine anew and keeps it as the hardware profile this-machine."""
+    from .runtime.calibrate import NAME, calibrate
+
+    found = calibrate()
+    rates = ", ".join(f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in found.flops_per_s.items())
+    return "ok", (f"{rates} on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
+                  f"between two ranks: measured now, kept as the hardware profile {NAME}")
+
+
 def nccl(ranks):
     import torch
 
@@ -96,16 +106,17 @@ def devices(ranks):
 
 def devices_finding(ranks: int, visible: int, variable: str | None, driver: bool):
     """`variable`: CUDA_VISIBLE_DEVICES, None where it is not set; `driver`: whether this machine has an NVIDIA GPU."""
+    now = "ranks compute on the CPU for now; GPUs come with a later version"
     if visible >= ranks:
-        return "ok", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} rank{'s' * (ranks > 1)}"
+        return "ok", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} rank{'s' * (ranks > 1)}: {now}"
     hidden = f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
     if visible:
-        return ("warn", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} ranks{hidden}: they share, and a program that asks for "
-                        f"cuda:{visible} fails with \"invalid device ordinal\", because devices count from 0",
-                f"ask for {visible} ranks" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
+        return ("warn", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} ranks{hidden}: {now}, and a program of yours that asks "
+                        f"for cuda:{visible} fails with \"invalid device ordinal\", because devices count from 0",
+                f"ask for {visible} rank{'s' * (visible > 1)}" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
     if driver and variable is not None:
-        return "warn", f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all", "unset it; devices count from 0."
-    return "ok", "no visible GPU: ranks compute on the CPU"
+        return "warn", f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all; {now}", "unset it; devices count from 0."
+    return "ok", f"no visible GPU: {now}"
 
 
 def ports(ranks):
@@ -201,7 +212,7 @@ def runs(ranks):
     return "ok", f"{Path('runs').resolve()} can be written, {free / 1e9:.0f} GB free"
 
 
-CHECKS = {check.__name__: check for check in (python, torch, gloo, nccl, devices, ports, cores, memory, widgets, browser, runs)}
+CHECKS = {check.__name__: check for check in (python, torch, gloo, speed, nccl, devices, ports, cores, memory, widgets, browser, runs)}
 
 
 # -- what is here --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""This machine as a hardware profile, measured once in about two seconds and kept for the next time.
+"""This machine as a hardware profile, measured in about two seconds and kept for the next time.
 
     FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread     (a rank on a CPU has one thread)
     memory bandwidth    bytes read and written by the fastest of several copies of 64 MB
@@ -15,23 +15,38 @@ import torch
 
 from ..core import Hardware, Impossible, write_whole
 from ..core.hardware import Wire
-from .border import cache_directory
+from .border import cache_directory, place_given
 
 NAME, VERSION = "this-machine", 1
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
 
 
 def this_machine(measure: bool = True) -> Hardware | None:
-    """The profile "this-machine": the one that was kept, else measured now; with measure=False the kept one or None."""
-    path = Path(cache_directory()) / "bigtrain_lab" / "this-machine.json"
+    """The profile "this-machine": the one that was kept, else measured now; with measure=False the kept one or None.
+
+    Impossible under torchrun where none was kept: its ranks cannot launch the two that would measure.
+    """
     try:
-        kept = json.loads(path.read_text())
+        kept = json.loads(kept_in().read_text())
         if kept["version"] == VERSION and kept["torch"] == torch.__version__:
             return hardware_of(kept)
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none was kept, or one that cannot be read: measure again
     if not measure:
         return None
+    if place_given():
+        raise Impossible("This machine has not been measured, and ranks of torchrun cannot do it: "
+                         "run `bigtrain doctor` on it once, or choose another hardware profile.")
+    return calibrate()
+
+
+def kept_in() -> Path:
+    return Path(cache_directory()) / "bigtrain_lab" / "this-machine.json"
+
+
+def calibrate() -> Hardware:
+    """Measure this machine now, and keep the profile in place of an earlier one."""
+    path = kept_in()
     found = {"version": VERSION, "torch": torch.__version__, **measured()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +79,7 @@ def measured() -> dict:
 
 
 def loopback() -> tuple[float, float]:
-    """(alpha in seconds, bytes a second) between two ranks; the ranks measure the speeds of one thread apart."""
+    """(alpha in seconds, bytes a second) between two ranks."""
     from .launch import launch
 
     with tempfile.TemporaryDirectory() as directory:

@@ -12,8 +12,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..core import Impossible, write_whole
+from . import diagnose
 from .border import Place
-from .process import Job, work
+from .diagnose import Doing, Exit
+from .process import FAILED, Job, work
 from .run import RankFailed, Run
 
 
@@ -34,17 +36,26 @@ def run_in_place(place: Place, program, job: Job, make_directory) -> Run:
         raise Impossible(shared[0])
     directory, began = shared[0]
     job = replace(job, directory=directory, zero_ns=time.monotonic_ns() - (time.time_ns() - began))
-    failed = work(place.index, job, lambda: program)
-    end = {"state": "failed" if failed else "done", "diagnosis": None}
-    if failed:
-        status = json.loads(job.file("status", place.index, "json").read_text())
-        end["diagnosis"] = f"Rank {place.index} failed: {status['type']}: {status['message']}"
-        write_whole(Path(directory) / "end.json", json.dumps(end))
-        raise RankFailed(end["diagnosis"])
+    if work(place.index, job, lambda: program):
+        diagnosis = why(Path(directory), place.ranks)
+        write_whole(Path(directory) / "end.json", json.dumps({"state": "failed", "diagnosis": diagnosis}))
+        raise RankFailed(diagnosis)
     dist.barrier()
     if place.index == 0:
-        write_whole(Path(directory) / "end.json", json.dumps(end))
+        write_whole(Path(directory) / "end.json", json.dumps({"state": "done", "diagnosis": None}))
     dist.barrier()
     if ours:
         dist.destroy_process_group()
     return Run(directory)
+
+
+def why(directory: Path, ranks: int) -> str:
+    """Why the run failed, by the statuses of all ranks that have failed so far: each that fails later says it again.
+
+    A victim comes after its culprit, whose connections close once it has said how it ended.
+    """
+    doings = [Doing(directory, rank) for rank in range(ranks)]
+    for doing in doings:
+        doing.follow()
+    failed = [rank for rank in range(ranks) if diagnose.status_of(directory, rank).get("state") == "failed"]
+    return diagnose.failure(directory, doings, {rank: Exit(FAILED, 0) for rank in failed})

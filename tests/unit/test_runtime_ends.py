@@ -279,6 +279,17 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
+def torchrun(tmp_path, text: str, ranks: int) -> list[str]:
+    """What each rank printed, started as torchrun would."""
+    port, processes = str(free_port()), []
+    for rank in range(ranks):
+        environment = {**os.environ, "PYTHONPATH": ROOT, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": port}
+        processes.append(subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    return [process.communicate(timeout=60)[0] for process in processes]
+
+
 def test_under_torchrun_a_program_runs_in_place(tmp_path):
     text = """
         import os, torch
@@ -292,11 +303,23 @@ def test_under_torchrun_a_program_runs_in_place(tmp_path):
         trace = run.wait()
         print(len(trace.spans()), run.result["x0"], int(run.result["pid" + os.environ["RANK"]]) == os.getpid())
     """
-    port = str(free_port())
-    both = []
-    for rank in (0, 1):
-        environment = {**os.environ, "PYTHONPATH": ROOT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        both.append(subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    for process in both:
-        assert process.communicate(timeout=60)[0].splitlines()[-1:] == ["4 [3.] True"]
+    assert [output.splitlines()[-1:] for output in torchrun(tmp_path, text, 2)] == [["4 [3.] True"]] * 2
+
+
+def test_under_torchrun_the_culprit_is_told_though_its_victims_end_last(tmp_path):
+    outputs = torchrun(tmp_path, """
+        import time
+        from bigtrain_lab.runtime import RankFailed, launch
+        def program(rank):
+            if rank.index == 1:
+                time.sleep(0.3)
+                raise ValueError("the loss is bad")
+            rank.group().recv(rank.index ^ 1 if rank.index == 0 else 0, name="x")  # 0 waits for 1, and 2 for 0
+        try:
+            launch(program, 3, directory="run")
+        except RankFailed as error:
+            print("told:", str(error).splitlines()[0], flush=True)
+    """, 3)
+    assert [output.splitlines()[-1] for output in outputs] == ["told: Rank 1 failed: ValueError: the loss is bad"] * 3
+    run = Run.open(tmp_path / "run")
+    assert run.state == "failed" and run.diagnosis.startswith("Rank 1 failed: ValueError") and "the loss is bad" in run.diagnosis

@@ -1,0 +1,54 @@
+"""The profile this-machine: kept once measured, measured anew by the doctor, never measured by ranks of torchrun."""
+
+import json
+
+import pytest
+
+from bigtrain_lab import doctor
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.runtime import calibrate, this_machine
+
+FOUND = {"when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9,
+         "flops_per_s": {"float32": 5e10, "float64": 2e10, "bfloat16": 1e10}}
+
+
+@pytest.fixture(autouse=True)
+def measurements(monkeypatch, tmp_path):
+    """How often this machine was measured; nothing is kept at first."""
+    counts = []
+    monkeypatch.setattr(calibrate, "cache_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(calibrate, "measured", lambda: counts.append(1) or FOUND)
+    return counts
+
+
+def under_torchrun(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_machine_is_measured_once():
+    assert this_machine(measure=False) is None
+    assert this_machine() == this_machine() == this_machine(measure=False)
+
+
+def test_a_damaged_profile_is_measured_again(tmp_path, measurements):
+    for text in ("{", "[]", json.dumps({"version": 0}), ""):
+        this_machine()
+        (tmp_path / "bigtrain_lab" / "this-machine.json").write_text(text)
+        assert this_machine().flops_per_s["float32"] == 5e10
+    assert len(measurements) == 5
+
+
+def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
+    under_torchrun(monkeypatch)
+    with pytest.raises(Impossible, match="run `bigtrain doctor` on it once, or choose another hardware profile"):
+        this_machine()
+    assert this_machine(measure=False) is None and not measurements
+
+
+def test_the_doctor_measures_what_ranks_of_torchrun_then_use(monkeypatch, measurements):
+    this_machine()
+    level, says = doctor.speed(4)
+    assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says and "20 us and 3 GB/s between two ranks" in says
+    under_torchrun(monkeypatch)
+    assert this_machine().inside.alpha_s == 2e-5 and len(measurements) == 2
