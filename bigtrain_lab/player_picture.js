@@ -153,7 +153,8 @@ function paintBoxes(c, v) {
       c.fillStyle = ink; c.fillText(s.label, x + (w - 1) / 2, y + L.row / 2 - 5); c.fillText(tag, x + (w - 1) / 2, y + L.row / 2 + 6);
       continue;
     }
-    const text = [whole, tag || s.label, (tag || s.label).replace(/^[A-Za-z](?=\d+$)/, "")].find((t) => wide(t) <= w - 3);
+    const short = tag || s.label, bare = short.replace(/^\d+(?=[A-Z]\d+$)/, "");  // 3F16, F16, 16: the pointer tells the stage
+    const text = [whole, short, bare, bare.replace(/^[A-Za-z](?=\d+$)/, "")].find((t) => wide(t) <= w - 3);
     if (text) { c.fillStyle = ink; c.fillText(text, x + (w - 1) / 2, y + L.row / 2 + 0.5); }
   }
 }

@@ -109,9 +109,7 @@ def gap(a: Amount, b: Amount) -> str:
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
     parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", f"{facts['idle_share']:.1%} idle"]
-    if facts["device_hours"] is None:
-        parts.append("no energy in slots")
-    else:
+    if facts["device_hours"] is not None:  # a clock of slots knows none
         parts += [device_time(facts["device_hours"]), energy(facts["energy_wh"])]
     return f"{facts['clock']}: {', '.join(parts)}."
 

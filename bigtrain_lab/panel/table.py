@@ -20,7 +20,7 @@ STYLE = """<style>
 .btl-results .btl-equal { color: #0B7A4B; font-weight: 600; } .btl-results .btl-unequal { color: #C2410C; font-weight: 600; }
 body[data-jp-theme-light="false"] .btl-equal { color: #4ADE9A; } body[data-jp-theme-light="false"] .btl-unequal { color: #FB9A5A; }
 .btl-results .btl-soft { color: var(--jp-ui-font-color2, #666); }
-.btl-why { flex: 1 1 300px; min-width: 260px; max-height: 250px; overflow: auto; } .btl-why p { margin: 0 0 4px; }
+.btl-why { flex: 1 1 300px; min-width: 260px; } .btl-why details { max-height: 200px; overflow: auto; } .btl-why p { margin: 0 0 4px; }
 .btl-why summary { cursor: pointer; color: var(--jp-ui-font-color2, #666); }
 .btl-status { font-size: 12px; line-height: 1.3; color: var(--jp-ui-font-color1, #333); overflow: hidden; }
 .btl-status progress { width: 90px; vertical-align: middle; margin-right: 8px; accent-color: var(--jp-brand-color1, #1976d2); }

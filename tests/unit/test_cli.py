@@ -183,7 +183,7 @@ def test_run_compares_the_three_clocks(cli):
     for quantity in ("peak memory, rank 0", "peak memory, rank 1", "bytes sent, all ranks"):
         assert row(out, quantity)[-1] == "✓ equal, measured equal"
     assert re.search(r"^loss [\d.]+ -> [\d.]+ \(16 values\)$", out, re.M)
-    assert "modelled: 27 slots a step, 11.1% idle, no energy in slots." in out
+    assert "modelled: 27 slots a step, 11.1% idle.\n" in out
     (directory,) = Path("runs").iterdir()
     assert str(directory) in out and Run.open(directory).state == "done"
 
@@ -471,7 +471,7 @@ def test_what_the_ranks_reported():
 @pytest.mark.parametrize("hours, watt_hours, text", [
     (0.5, 200.0, "0.5 device-hours, 200 Wh."), (1e-6, 0.0004, "3.6 ms of device time, 1.44 J."),
     (4.11e-7, 1e-7, "1.48 ms of device time, 0.36 mJ."), (0.1, 0.9999, "3,600 J."),
-    (1e-6, None, "energy unknown (no watts)."), (None, None, "idle, no energy in slots."),
+    (1e-6, None, "energy unknown (no watts)."), (None, None, "modelled: 0.002 slots a step, 27.3% idle."),
 ])
 def test_a_summary_says_what_a_run_cost(hours, watt_hours, text):
     facts = {"clock": "modelled", "unit": "s" if hours else "slot", "steps": 1, "step_time": 0.002, "idle_share": 0.273,

@@ -249,7 +249,7 @@ def test_run_fills_the_columns(panel):
     spans = panel.rows[1]
     assert (spans.predicted.value, spans.modelled.value, spans.measured.value) == (10, 4, 4)  # 4 forwards ran, 10 actions were planned
     assert set(panel.traces) == {"predicted", "modelled", "measured"} and not panel.run_button.disabled
-    assert re.search(r"done after .* s; modelled: ", panel.status.value)
+    assert re.search(r"done after [\d.]+ s; modelled: [\d.]+ slots a step, [\d.]+% idle\.</div>$", panel.status.value)
     assert "≠ modelled x 0.4" in panel._results.value
 
 
