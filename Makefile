@@ -20,8 +20,8 @@ PY := .venv/bin/python
 export PIP_CONSTRAINT := file://$(subst $(space),%20,$(CURDIR))/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=notebooks \
-       $(if $(wildcard notebooks/00_start_here.ipynb),--LabApp.default_url=/lab/tree/00_start_here.ipynb) \
+LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --ServerApp.preferred_dir=notebooks \
+       $(if $(wildcard notebooks/00_start_here.ipynb),--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb) \
        $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help setup browser lab test quick bench notebooks clean
@@ -38,7 +38,7 @@ browser: setup
 
 lab: setup
 	@mkdir -p notebooks
-	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
 
 test: browser
 	$(PY) -m pytest tests $(ARGS)

@@ -35,9 +35,10 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
                 sentences.append(f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until "
                                  f"{what} {listed(crossed)}.{others}")
         if (wait := end - own[-1].end) > 0:
-            left = [r for r in range(trace.ranks) if spans[r] and spans[r][-1].end > own[-1].end]
-            sentences.append(f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, and the last gradients "
-                             f"still have to cross {listed(sorted(left, reverse=True))}.")
+            left = [r for r, others in spans.items() if any(s.end > own[-1].end and s.kind[0] in "BI" for s in others)]
+            what = (f"and the last gradients still have to cross {listed(sorted(left, reverse=True))}" if left
+                    else "and other ranks still have work of their own")
+            sentences.append(f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, {what}.")
     share = trace.bubble()
     if share > 0 and not schedule.asynchronous:
         sentences.append(f"In all, {100 * share:.1f}% of the ranks' time is idle. A batch fills and drains the pipeline once, "

@@ -56,9 +56,10 @@ def rows(quantities, *traces: Trace | None) -> list[Row]:
     by_clock = {trace.clock: trace for trace in traces if trace is not None}
 
     def on(clock, quantity):
-        if (trace := by_clock.get(clock)) is None:
+        if (trace := by_clock.get(clock)) is None or trace.settings.get("unfinished"):  # part of a run compares with nothing
             return None
-        return Amount(quantity.of(trace), trace.unit if quantity.unit in TIMES else quantity.unit)
+        value = quantity.of(trace)
+        return None if value is None else Amount(value, trace.unit if quantity.unit in TIMES else quantity.unit)
 
     table = []
     for quantity in quantities:

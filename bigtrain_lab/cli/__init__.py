@@ -91,7 +91,7 @@ def show(path: Place) -> int:
         console.print(", ".join(f"{name} {value}" for name, value in report.settings(experiment).items() if value != ""))
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
     if not done:
-        console.print(run.diagnosis)
+        console.print(run.diagnosis or "Its ranks are still at work.")
     elif experiment:
         console.print(results(experiment, traces.values()))
     console.print(timeline(traces[run.clock] if run else next(iter(traces.values())), console.width))

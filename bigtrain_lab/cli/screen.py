@@ -32,16 +32,24 @@ def columns(heading: str, lines: list[tuple[str, str]]) -> Table:
     return table
 
 
+def cell(row: report.Row, name: str) -> str:
+    value = getattr(row, name)
+    return "–" if value is None else str(value)
+
+
 def results(experiment, traces) -> Table:
     """The table predicted | modelled | measured | difference, with the clocks that there are."""
     given = {trace.clock: trace for trace in traces}
     shown = [clock for clock in CLOCKS if clock in given] + (["difference"] if len(given) > 1 else [])
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("quantity", no_wrap=True)
+    rows = report.rows(experiment.quantities, *given.values())
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in report.rows(experiment.quantities, *given.values()):
-        table.add_row(row.quantity, *(str(getattr(row, name)) for name in shown))
+        numbers = name != "difference"  # which gives way, over two lines, where the screen is narrow
+        widest = max(len(cell(row, name)) for row in rows) if numbers else None
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, min_width=widest)
+    for row in rows:
+        table.add_row(row.quantity, *(cell(row, name) for name in shown))
     return table
 
 

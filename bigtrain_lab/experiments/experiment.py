@@ -14,11 +14,12 @@ from ..runtime import Run, launch
 
 
 class Quantity(NamedTuple):
-    """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be equal."""
+    """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be equal; `of` answers None
+    where a trace does not tell, as a prediction does not tell a loss."""
 
     name: str
     unit: str
-    of: Callable[[Trace], float]
+    of: Callable[[Trace], float | None]
     exact: bool = True
 
 

@@ -16,7 +16,7 @@ from ..core.hardware import PROFILES, Hardware
 from ..data import ByteText, help_text, read_text
 from ..footprint import StageBytes
 from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, early_gradient_bytes, matmul_flops, moved_bytes,
-                      parameter_bytes, parameter_shapes, queued_bytes, saved_bytes, split)
+                      parameter_bytes, parameter_shapes, queued_bytes, saved_bytes, split, split_flops)
 from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from ..schedule import Schedule
@@ -121,8 +121,9 @@ class PipelineExperiment(Pipelined):
             flops, moved = matmul_flops(self.config, first, last, self.rows), moved_bytes(self.config, first, last, self.rows)
             for kind, work, traffic in zip("FB", flops, moved):
                 table[kind].append(self.profile.seconds(work, traffic, self.dtype))
-            for half in "IW":  # half of the products and, as an estimate, of the traffic
-                table[half].append(self.profile.seconds(flops[1] / 2, moved[1] / 2, self.dtype))
+            halves = split_flops(self.config, first, last, self.rows)  # what is no product is done in I
+            for half, work, traffic in zip("IW", halves, (moved[1], 0)):
+                table[half].append(self.profile.seconds(work, traffic, self.dtype))
             table["U"].append(self.profile.seconds(0, touched * sizes.weights, self.dtype))
         return table
 

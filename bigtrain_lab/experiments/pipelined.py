@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 
-from ..core import Cost, Trace
+from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..explain import bubbles
 from ..footprint import StageBytes, footprint
@@ -105,7 +105,13 @@ class Pipelined(Experiment):
             Quantity("idle share", "%", lambda t: 100 * t.bubble()),
             *(Quantity(f"peak memory, rank {r}", "B", lambda t, r=r: t.peak_bytes(r)) for r in range(self.ranks)),
             Quantity("bytes sent, all ranks", "B", lambda t: sum(t.bytes_sent(r) for r in range(t.ranks))),
+            Quantity("loss, last batch", "", self.last_loss, exact=False),
         )
+
+    def last_loss(self, trace: Trace) -> float | None:
+        """Mean loss of the last batch's micro-batches; None where the trace has none."""
+        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.micro_batches:]
+        return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:
         return bubbles(trace, self.order)

@@ -1,7 +1,8 @@
 """Small real models, and exact accounts of what each stage of them costs."""
 
 from .account import (Matmul, Movement, Saved, boundary_bytes, early_gradient_bytes, matmul_flops, matmuls, moved_bytes, movements,
-                      parameter_bytes, parameter_shapes, parameters, queued_bytes, saved_bytes)
+                      parameter_bytes, parameter_shapes, parameters, queued_bytes, saved_bytes,
+                      split_flops)
 from .blocks import cross_entropy
 from .config import GPTConfig, split
 from .dropout import Dropout, Noise
@@ -10,4 +11,4 @@ from .mlp import MLPStage, layered_mlp
 
 __all__ = ["GPT", "Dropout", "GPTConfig", "GPTStage", "MLPStage", "Matmul", "Movement", "Noise", "Saved", "boundary_bytes",
            "early_gradient_bytes", "queued_bytes",           "cross_entropy", "layered_mlp", "matmul_flops", "matmuls", "moved_bytes", "movements", "parameter_bytes",
-           "parameter_shapes", "parameters", "saved_bytes", "split"]
+           "parameter_shapes", "parameters", "saved_bytes", "split", "split_flops"]

@@ -106,6 +106,12 @@ def matmul_flops(config: GPTConfig, first: int, last: int, batch: int) -> tuple[
     return forward, 2 * forward
 
 
+def split_flops(config: GPTConfig, first: int, last: int, batch: int) -> tuple[int, int]:
+    """(I, W) of a split backward: W is the weights' half of each product that has weights; attention's products have none."""
+    weights = sum(m.flops for m in matmuls(config, first, last, batch) if not m.name.endswith((".scores", ".mixed")))
+    return matmul_flops(config, first, last, batch)[1] - weights, weights
+
+
 def movements(config: GPTConfig, first: int, last: int, batch: int, loss: bool = True) -> list[Movement]:
     """Every operator that is no matmul, by these rules: each reads its inputs once and writes its output once; views
     are free; nothing is fused; caches do not exist; vectors of one value a token or a feature are left out. The

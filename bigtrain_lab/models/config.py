@@ -52,7 +52,7 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     require_count("stages", stages)
     if stages > config.layers:
         raise Impossible(f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
-                         f"take {config.layers} stages or {stages} layers.")
+                         f"take {config.layers} stage{'s' * (config.layers > 1)} or {stages} layers.")
     if config.tied and stages > 1:
         raise Impossible("A tied embedding has one matrix in the first and the last stage, and the gradients of its "
                          "two copies would have to be added: take tied=False or 1 stage.")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core import Impossible, Trace
+from ..core import Impossible, Span, Trace
+from ..core.trace import ACTION
 from .log import Logged, Tail
 
 FORMAT = 1
@@ -116,8 +117,12 @@ class Run:
     def trace(self, clock: str | None = None) -> Trace:
         """The events so far on one clock, also of a run that has failed or still goes on."""
         clock = self._clock(clock)
+        over = self.state == "done"  # asked before reading
         events = [e for tail in self._tails() for item in tail.new() if (e := on(item, clock))]
-        return Trace.of(events, clock, **self._header(clock))
+        header = self._header(clock)
+        if not over:  # its steps are those that it has done, and its numbers are not those of the run that was asked for
+            header |= {"steps": steps_done(events, header["settings"]), "settings": {**header["settings"], "unfinished": True}}
+        return Trace.of(events, clock, **header)
 
     def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
         """The events on one clock as the ranks write them; ends when the run has ended and all were given."""
@@ -202,6 +207,16 @@ def is_alive(launcher: list | None) -> bool:
         return abs(process.create_time() - began) < 2 and process.status() != psutil.STATUS_ZOMBIE  # clocks are set now and then
     except psutil.Error:
         return False
+
+
+def steps_done(events, settings: dict) -> int:
+    """Training steps that every rank has finished, by its updates, of a run whose settings say its micro-batches; else 1."""
+    last: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, Span) and event.kind == "U" and (action := ACTION.fullmatch(event.name)):
+            last[event.rank] = int(action[3])
+    size = settings.get("micro_batches")
+    return max(1, (min(last.values()) + 1) // size) if last and isinstance(size, int) and size > 0 else 1
 
 
 def read_settings(directory: Path) -> dict:

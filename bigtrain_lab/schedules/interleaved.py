@@ -2,7 +2,7 @@
 
     p = 2, v = 2      stage 0, 2 on rank 0;  1, 3 on rank 1        idle a rank   (p-1)(F+B)/v
     rank 0  0F0 0F1 2F0 2F1 ...                                    live chunks   pv + p - 1 on rank 0, where m > p
-    rank 1   .  1F0 1F1 3F0 ...                                    messages      v times as many
+    rank 1   .  1F0 1F1 3F0 ...                                    messages      (pv-1)/(p-1) times as many
 
 Micro-batches go round in groups of p: chunk 0 of the group, then chunk 1, ...; backwards in the opposite order of chunks.
 F and B are those of a whole rank: a chunk costs 1/v of them.

@@ -5,6 +5,7 @@ import pytest
 from bigtrain_lab.core import Impossible, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.report import rows
 from bigtrain_lab.schedule import Schedule
 
 BAD = [
@@ -74,6 +75,37 @@ def test_the_table_of_the_default_lab():
     assert "0.437 M parameters in 4 stages" in asked.describe()
 
 
+def test_the_loss_is_what_only_a_run_tells(tmp_path):
+    asked = PipelineExperiment(steps=2, micro_batches=2, layers=4, width=16, heads=2, sequence=8)
+    run = asked.run(directory=tmp_path / "run")
+    run.wait(timeout=60)
+    (loss,) = [q for q in asked.quantities if q.name.startswith("loss")]
+    assert loss.of(asked.predict()) is None
+    assert loss.of(run.trace("modelled")) == loss.of(run.trace("measured")) == pytest.approx(run.result["loss"][-2:].mean())
+
+
+def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_path):
+    asked = PipelineExperiment(steps=200, micro_batches=2, ranks=2, layers=2, width=16, heads=2, sequence=8)
+    run = asked.run(directory=tmp_path / "run")
+    for event in run.events():
+        if event.name == "1U9":  # the fifth step's update
+            break
+    run.stop()
+    trace = run.trace("modelled")
+    assert 4 <= trace.steps < 200 and trace.settings["unfinished"]
+    assert 9 <= trace.step_time < 9 * (1 + 2 / trace.steps)  # (m + p - 1)(F + B) = 9 slots, and the part of a step
+    (row,) = [r for r in rows(asked.quantities, asked.predict(), trace) if r.quantity == "step time"]
+    assert str(row.predicted) == "9 slots" and row.modelled is None and row.difference == ""
+
+
+def test_halves_of_a_backward_are_priced_by_their_products():
+    asked = PipelineExperiment(schedule="zb-h1", hardware="a100-nvlink")
+    time = asked.durations()
+    for stage in range(4):
+        assert time["I"][stage] + time["W"][stage] == pytest.approx(time["B"][stage], rel=1e-12)
+        assert time["W"][stage] < time["I"][stage]
+
+
 def test_sizes_from_a_tenth_of_a_million_to_a_hundred_million():
     small, large = PipelineExperiment(layers=8, width=32), PipelineExperiment(layers=12, width=832, heads=8)
     assert "0.12 M" in small.describe() and "100 M" in large.describe()
@@ -93,4 +125,6 @@ def test_every_bubble_is_explained():
     spans = [Span(1, "compute", "F", f"1F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))] + [Span(0, "compute", "F", "0F0", 0, 7)]
     told = PipelineExperiment(ranks=2, schedule="gpipe").explain(Trace.of(spans, "modelled", ticks_per_unit=1, ranks=2))
     assert told[0].startswith("Rank 1 idles 3 slots before F2") and "2 such waits take 4 slots" in told[0]  # the longest is told
+    split = PipelineExperiment(schedule="zb-h2")
+    assert any("at the end: its part is done, and other ranks still have work of their own" in s for s in split.explain(split.predict()))
     assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []

@@ -114,7 +114,7 @@ def test_impossible_directories(tmp_path):
 
 def test_a_full_disk_before_the_run(tmp_path, monkeypatch):
     def full(path, text):
-        raise Impossible(f"Cannot write {path}: No space left on device; free some space or choose another place.")
+        raise Impossible(f"Cannot write {path}: No space left on device; free some space.")
 
     monkeypatch.setattr(sys.modules["bigtrain_lab.runtime.launch"], "write_whole", full)
     with pytest.raises(Impossible, match="No space left"):
