@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from multiprocessing import forkserver
 
 import psutil
 import pytest
@@ -19,9 +20,11 @@ def warm_up() -> None:
 
 
 def ranks_alive() -> list:
-    """Processes of ranks that this process launched: the fork server's children."""
-    return [p for p in psutil.Process().children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
-            and p.parent() and p.parent().pid != os.getpid()]
+    """Processes of ranks that this process launched: the fork server's children, and nobody else's (a browser's, say)."""
+    server = forkserver._forkserver._forkserver_pid
+    if server is None or not psutil.pid_exists(server):
+        return []
+    return [p for p in psutil.Process(server).children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def fails(program, ranks=3, within_s=5.0, **options) -> Run:
