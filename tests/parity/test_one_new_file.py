@@ -37,6 +37,7 @@ print({"idle": [predicted.idle(r) for r in range(2)], "clocks": clocks_differ(pr
 RIGHT = str({"idle": [6.0, 6.0], "clocks": [], "numbers": [], "drawn": True, "listed": True})
 
 
+@pytest.mark.slow
 def test_in_a_new_file(tmp_path):
     """A copy of the library with one file more; nothing else is touched."""
     shutil.copytree(ROOT / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
@@ -55,6 +56,7 @@ def test_in_a_new_file(tmp_path):
     assert "last-first" in python("-m", "bigtrain_lab", "list")
 
 
+@pytest.mark.slow
 def test_in_a_notebook_cell(tmp_path):
     """Typed in a kernel; running the cell again replaces it, and a library's name is refused."""
     cells = ["from bigtrain_lab.schedule import B, F, Schedule\n" + CLASS,

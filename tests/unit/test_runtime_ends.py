@@ -107,6 +107,7 @@ ENDLESS = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
     assert kernel.stdout.readline() == "running\n"
@@ -120,6 +121,7 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_followed_while_that_lives(tmp_path):
     kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
     assert kernel.stdout.readline() == "running\n"
@@ -159,6 +161,7 @@ def test_a_launcher_that_nobody_has_buried_is_dead():
     child.wait()
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
     kernel = started(tmp_path, ENDLESS)
     assert kernel.stdout.readline() == "running\n"
@@ -174,6 +177,7 @@ def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
     assert psutil.wait_procs(family, timeout=5)[1] == [] and Run.open(second / "run").state == "stopped"
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     kernel = started(tmp_path, """
         print("begin", flush=True)
@@ -210,6 +214,7 @@ EDITED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preloaded", ["the copy", "another copy"])
 def test_an_edit_of_the_library_reaches_the_next_run(preloaded, tmp_path):
     copy = tmp_path / "copy"
@@ -218,6 +223,7 @@ def test_an_edit_of_the_library_reaches_the_next_run(preloaded, tmp_path):
     assert kernel.communicate(timeout=60)[0] == "0 True copy\n1 True copy\n2 True copy\n3\n"
 
 
+@pytest.mark.slow
 def test_a_server_outlives_a_library_that_does_not_import(tmp_path):
     shutil.copytree(Path(ROOT) / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "bigtrain_lab" / "experiments" / "broken.py").write_text("def half(:")
@@ -290,6 +296,7 @@ def torchrun(tmp_path, text: str, ranks: int) -> list[str]:
     return [process.communicate(timeout=60)[0] for process in processes]
 
 
+@pytest.mark.slow
 def test_under_torchrun_a_program_runs_in_place(tmp_path):
     text = """
         import os, torch
@@ -306,6 +313,7 @@ def test_under_torchrun_a_program_runs_in_place(tmp_path):
     assert [output.splitlines()[-1:] for output in torchrun(tmp_path, text, 2)] == [["4 [3.] True"]] * 2
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_culprit_is_told_though_its_victims_end_last(tmp_path):
     outputs = torchrun(tmp_path, """
         import time
