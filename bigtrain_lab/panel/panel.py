@@ -19,6 +19,7 @@ from . import table
 from .controls import controls_of, fixed, follow_cells, grey, members, refresh
 from .live import follow
 from .nearest import attempt, nearest
+from .trouble import trouble
 
 PLAYED = {"timeline", "memory", "versions"}  # figures that the player draws
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
@@ -167,7 +168,7 @@ class Panel(widgets.VBox):
                               (self.player, figure), (self._results, figure), (self._pictures, figure)):
             part.layout.display = display
         if self.problem:
-            self._trouble.value = f'<div class="btl-trouble" role="alert">{escape(self.problem)}</div>'
+            self._trouble.value = trouble(self.problem, None if self._refusal else self.run)
 
     @property
     def stale(self) -> bool:
