@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 import bigtrain_lab
 from bigtrain_lab.core import Impossible, Span
@@ -21,7 +21,7 @@ from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.launch import hidden_main
 from bigtrain_lab.runtime.run import is_alive, this_process
 from bigtrain_lab.schedule import Action
-from tests.unit.ranks import ranks_alive, warm_up
+from tests.unit.ranks import after, ranks_alive, until, warm_up
 
 ROOT = str(Path(bigtrain_lab.__file__).parents[1])
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
@@ -56,9 +56,8 @@ def test_stop(tmp_path):
     with pytest.raises(TimeoutError, match="it goes on"):
         run.wait(0.1)
     assert run.state == "running" and run.diagnosis is None
-    began = time.monotonic()
     run.stop()
-    assert time.monotonic() - began < 1 and ranks_alive() == []
+    assert ranks_alive() == []
     assert run.state == "stopped" and len(run.trace().spans()) > 0
     run.stop()  # once more does nothing
     with pytest.raises(RankFailed, match="The run was stopped."):
@@ -68,7 +67,20 @@ def test_stop(tmp_path):
 
 def test_an_interrupt_of_wait_stops_the_ranks(tmp_path):
     run = endless(tmp_path)
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    main = threading.main_thread().ident
+
+    def waits() -> bool:
+        frame, inside = sys._current_frames()[main], set()
+        while frame:
+            inside.add(frame.f_code)
+            frame = frame.f_back
+        return {Run.wait.__code__, threading.Event.wait.__code__} <= inside
+
+    def interrupt():
+        until(waits)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         run.wait()
     assert run.state == "stopped" and ranks_alive() == []
@@ -78,7 +90,7 @@ def test_an_interrupt_that_reaches_the_ranks_is_no_failure(tmp_path):
     run = endless(tmp_path)
     os.kill(ranks_alive()[0].pid, signal.SIGINT)
     with pytest.raises(RankFailed, match="The run was interrupted."):
-        run.wait(10)
+        run.wait(120)
     assert run.state == "stopped" and ranks_alive() == []
 
 
@@ -115,7 +127,7 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     assert len(family) >= 3 and list(tmp_path.glob("bigtrain-*/store"))  # the server, the ranks, where they met
     kernel.kill()
     kernel.wait()
-    gone, alive = psutil.wait_procs(family, timeout=5)
+    gone, alive = psutil.wait_procs(family, timeout=60)
     assert alive == [] and not list(tmp_path.glob("bigtrain-*"))
     run = Run.open(tmp_path / "run")
     assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
@@ -137,7 +149,7 @@ def test_a_run_of_another_process_is_followed_while_that_lives(tmp_path):
     kernel.wait()
     assert run.state == "stopped" and len([*seen, *events]) >= 50
     with pytest.raises(RankFailed, match="ended before its ranks did"):
-        run.wait(5)
+        run.wait(60)
 
 
 @pytest.mark.parametrize("launcher, alive", [
@@ -156,7 +168,7 @@ def test_a_launcher_that_nobody_has_buried_is_dead():
     launcher = [this_process()[0], child.pid, psutil.Process(child.pid).create_time()]
     assert is_alive(launcher)
     child.kill()
-    time.sleep(0.3)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not buried
     assert not is_alive(launcher)
     child.wait()
 
@@ -165,16 +177,16 @@ def test_a_launcher_that_nobody_has_buried_is_dead():
 def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
     kernel = started(tmp_path, ENDLESS)
     assert kernel.stdout.readline() == "running\n"
-    assert kernel.wait(20) == 0 and Run.open(tmp_path / "run").diagnosis == "The program that launched the run ended."
+    assert kernel.wait(60) == 0 and Run.open(tmp_path / "run").diagnosis == "The program that launched the run ended."
     second = tmp_path / "second"
     second.mkdir()
     kernel = started(second, ENDLESS + "    run.wait()\n", start_new_session=True)
     assert kernel.stdout.readline() == "running\n"
     family = psutil.Process(kernel.pid).children(recursive=True)
     os.killpg(kernel.pid, signal.SIGINT)  # as a terminal and Jupyter do
-    output, _ = kernel.communicate(timeout=20)
+    output, _ = kernel.communicate(timeout=60)
     assert "KeyboardInterrupt" in output or "interrupted" in output
-    assert psutil.wait_procs(family, timeout=5)[1] == [] and Run.open(second / "run").state == "stopped"
+    assert psutil.wait_procs(family, timeout=60)[1] == [] and Run.open(second / "run").state == "stopped"
 
 
 @pytest.mark.slow
@@ -191,7 +203,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
         run.wait()
         print({name: int(x) for name, x in sorted(run.result.items())}, __file__ is not None)
     """)
-    assert kernel.communicate(timeout=60)[0] == "begin\n{'x0': 0, 'x1': 7} True\n"
+    assert kernel.communicate(timeout=150)[0] == "begin\n{'x0': 0, 'x1': 7} True\n"
 
 
 EDITED = """
@@ -220,7 +232,7 @@ def test_an_edit_of_the_library_reaches_the_next_run(preloaded, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(Path(ROOT) / "bigtrain_lab", copy / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
     kernel = started(tmp_path, EDITED, PYTHONPATH=str(copy) if preloaded == "the copy" else ROOT)
-    assert kernel.communicate(timeout=60)[0] == "0 True copy\n1 True copy\n2 True copy\n3\n"
+    assert kernel.communicate(timeout=150)[0] == "0 True copy\n1 True copy\n2 True copy\n3\n"
 
 
 @pytest.mark.slow
@@ -231,7 +243,7 @@ def test_a_server_outlives_a_library_that_does_not_import(tmp_path):
         from bigtrain_lab.runtime import launch
         print(int(launch(lambda rank: {"x": 1}, 1, directory="run").result["x"]))
     """, PYTHONPATH=str(tmp_path))
-    assert kernel.communicate(timeout=60)[0] == "1\n"
+    assert kernel.communicate(timeout=150)[0] == "1\n"
 
 
 def test_main_is_hidden_only_while_ranks_start():
@@ -248,11 +260,15 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     def talk(rank):
         rank.group().barrier()
         if fail and rank.index:
+            after(rank, "@done")
             os._exit(1)
 
     me = psutil.Process()
 
     def held():
+        for thread in threading.enumerate():
+            if thread.name == "bigtrain_lab watch":
+                thread.join()  # it closes its own pipe last
         stores = [p for p in os.listdir(tmp_path) if p.startswith("bigtrain-")]
         return me.num_fds(), len(me.net_connections()), threading.active_count(), len(ranks_alive()), stores
 
@@ -266,9 +282,6 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
             run.wait()
         if i == 1:
             before = held()
-    deadline = time.monotonic() + 5
-    while held() != before and time.monotonic() < deadline:  # a thread that has done its work needs a moment to end
-        time.sleep(0.05)
     assert held() == before
 
 
@@ -279,21 +292,16 @@ def test_under_torchrun_another_number_of_ranks_is_refused(monkeypatch):
         launch(lambda rank: None, 4)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def torchrun(tmp_path, text: str, ranks: int) -> list[str]:
-    """What each rank printed, started as torchrun would."""
-    port, processes = str(free_port()), []
+    """What each rank printed, started as torchrun would: they meet at a store that is there before them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = []
     for rank in range(ranks):
         environment = {**os.environ, "PYTHONPATH": ROOT, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": port}
+                       "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         processes.append(subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    return [process.communicate(timeout=60)[0] for process in processes]
+    return [process.communicate(timeout=150)[0] for process in processes]
 
 
 @pytest.mark.slow
@@ -316,11 +324,11 @@ def test_under_torchrun_a_program_runs_in_place(tmp_path):
 @pytest.mark.slow
 def test_under_torchrun_the_culprit_is_told_though_its_victims_end_last(tmp_path):
     outputs = torchrun(tmp_path, """
-        import time
         from bigtrain_lab.runtime import RankFailed, launch
+        from tests.unit.ranks import after
         def program(rank):
             if rank.index == 1:
-                time.sleep(0.3)
+                after(rank, "@wait")
                 raise ValueError("the loss is bad")
             rank.group().recv(rank.index ^ 1 if rank.index == 0 else 0, name="x")  # 0 waits for 1, and 2 for 0
         try:

@@ -13,7 +13,7 @@ from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.schedule import Action
-from tests.unit.ranks import fails, step, warm_up
+from tests.unit.ranks import after, fails, last_mark, step, until, warm_up
 
 HERE = __file__
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
@@ -53,11 +53,12 @@ def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
         group = rank.group()
         with rank.span(step(rank, 0)):
             if rank.index == 1:
+                after(rank, "@wait")
                 raise ValueError("the loss is bad")
         group.recv((rank.index + 1) % 3, name=Action("F", (rank.index + 1) % 3, 0))
 
     run = fails(program, cost={"F": 1})
-    line = program.__code__.co_firstlineno + 4
+    line = program.__code__.co_firstlineno + 5
     assert run.diagnosis.splitlines()[:2] == ["Rank 1 failed: ValueError: the loss is bad",
                                               f"  at {HERE}:{line}, in program: raise ValueError(\"the loss is bad\")"]
     assert "rank 0 waits for 1F0 from rank 1; rank 2 waits for 0F0 from rank 0" in run.diagnosis
@@ -77,7 +78,7 @@ def test_a_victim_is_never_blamed():
     def program(rank):
         group = rank.group()
         if rank.index == 2:
-            time.sleep(0.3)
+            after(rank, "@wait")
             os.kill(os.getpid(), signal.SIGKILL)
         group.recv(rank.index + 1, name=f"from {rank.index + 1}")  # 0 waits for 1, which waits for 2
 
@@ -89,9 +90,11 @@ def test_a_victim_is_never_blamed():
 def test_a_victim_that_fails_first_in_time_is_not_blamed():
     def program(rank):
         if rank.index == 0:
+            after(rank, "@enter")
             raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:12345")
-        time.sleep(0.5)
-        raise KeyError("the reason")
+        with rank.span(step(rank, 0)):
+            until((rank._recorder.log.path.parent / "status-0.json").exists)
+            raise KeyError("the reason")
 
     assert fails(program, 2).diagnosis.startswith("Rank 1 failed: KeyError")
 
@@ -107,6 +110,7 @@ def test_a_rank_that_leaves(leave, told):
     def program(rank):
         with rank.span(step(rank, 0)):
             if rank.index == 1:
+                after(rank, "@wait")
                 leave()
         rank.group().barrier()
 
@@ -120,7 +124,7 @@ def test_a_hang_names_the_rank_that_does_not_wait_and_its_line():
                 time.sleep(1000)
         rank.group().recv((rank.index + 1) % 3, name="x")
 
-    run = fails(program, stall_s=1.0)
+    run = fails(program, stall_s=1.0, marks=["@wait", "@enter", "@wait"])
     line = program.__code__.co_firstlineno + 3
     assert run.diagnosis.startswith(f"Rank 1 hangs: no progress for 1 s at {HERE}:{line}, in program: time.sleep(1000) (rank 1 was in 1F0).")
     assert "rank 0 waits for x from rank 1" in run.diagnosis and "Rank 0 hangs" not in run.diagnosis
@@ -134,7 +138,7 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
             group.recv(1 - rank.index, name=Action("F", 1 - rank.index, 7))
         group.recv(0, name="late")
 
-    run = fails(program, stall_s=1000, within_s=-1000 + 5)
+    run = fails(program, stall_s=1000)
     assert run.diagnosis == ("Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
                              "Meanwhile rank 2 waits for late from rank 0.")
 
@@ -184,11 +188,15 @@ def test_messages_on_their_way_are_no_deadlock(tmp_path):
 def test_a_message_without_another_end(record):
     def unsent(rank):
         if rank.index == 1:
+            if record:
+                after(rank, "@done", 0)
             rank.group().recv(0, name=Action("F", 0, 7))
 
     def untaken(rank):
         if rank.index == 1:
             rank.group().isend(torch.zeros(1), 0, name=Action("F", 1, 7))
+        elif record:
+            after(rank, "@finish", 1)
 
     told = fails(unsent, 2, record=record).diagnosis
     assert told.startswith("Rank 1 waits for 0F7 from rank 0, which has finished without sending it." if record else
