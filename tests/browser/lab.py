@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -23,9 +22,6 @@ def lab_server(folder: Path):
     """Yields (address, token, folder of the notebooks); ends the server, and its kernels with it, by pid."""
     notebooks = folder / "notebooks"
     notebooks.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     token = secrets.token_hex(8)
     root = str(Path(__file__).resolve().parents[2])
     own = {name: str(folder / name.lower()) for name in OWN_FOLDERS}
@@ -35,18 +31,19 @@ def lab_server(folder: Path):
     quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     with open(folder / "server.log", "w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+            [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
              f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}", "--LabApp.expose_app_in_browser=True"],
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
+    about = folder / f"jupyter_runtime_dir/jpserver-{server.pid}.json"
     try:
-        for _ in range(300):
+        for _ in range(900):
             if server.poll() is not None:
                 raise RuntimeError("JupyterLab ended: " + (folder / "server.log").read_text()[-2000:])
             try:
+                address = f"http://127.0.0.1:{json.loads(about.read_text())['port']}"
                 urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=1).close()
                 break
-            except OSError:
+            except (OSError, ValueError):  # it has not said its port yet, or not all of it, or does not answer
                 time.sleep(0.2)
         else:
             raise RuntimeError("JupyterLab did not answer: " + (folder / "server.log").read_text()[-2000:])
@@ -141,8 +138,9 @@ class Lab:
 @contextmanager
 def chromium(executable: str):
     """The browser that the tests drive."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=60_000)  # a loaded machine is slow, and not wrong
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
         try:

@@ -71,12 +71,23 @@ def test_a_long_run_plays_as_it_happens_and_stops(lab):
     expect(page.get_by_role("button", name="Run on 4 ranks")).to_be_enabled()
 
 
+BLOCKED = """
+import time
+from pathlib import Path
+panel.start()
+while not Path('gate').exists():
+    time.sleep(0.05)
+print('awake')"""
+
+
 def test_a_blocking_cell_does_not_freeze_a_run(lab):
-    page = lab.panel("blocked.ipynb", "import time\npanel.start()\ntime.sleep(12)\nprint('awake')",
+    page = lab.panel("blocked.ipynb", BLOCKED,
                      call='panel = show("pipeline", steps=50)\npanel')
     lab.until("clock", "value === 'modelled'")
     lab.until("end", "value > 99")
     assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
+    (lab.notebooks / "gate").touch()
+    expect(page.locator(".jp-OutputArea-output", has_text="awake")).to_be_visible()
 
 
 def test_what_cannot_be_says_why_and_offers_a_mend(lab):

@@ -1,5 +1,6 @@
 """The panel without a browser: controls from knobs, prediction at each move, runs, failures, the table."""
 
+import os
 import re
 import time
 from typing import ClassVar
@@ -19,6 +20,7 @@ from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.schedules.gpipe import GPipe
 from bigtrain_lab.simulate import simulate
+from tests.unit.ranks import until
 
 
 class Title:
@@ -29,14 +31,14 @@ class Title:
 
 
 class Waves(Title, Experiment):
-    """Ranks that run GPipe's forwards by sleeping, so that a panel's run takes as long as a test wants."""
+    """Ranks that run GPipe's forwards and wait in the second one for a gate, so that a run lasts as long as a test wants."""
 
     quantities: ClassVar[tuple] = (Quantity("step time", "slot", lambda t: t.step_time), Quantity("spans", "", lambda t: len(t.spans())))
 
     ranks: int = knob(2, "processes", low=1, high=4)
     micro_batches: int = knob(2, "pieces", low=1, high=8)
     steps: int = knob(1, "steps", low=1, high=4, more=True)
-    nap_s: float = knob(0.0, "how long an action really takes", low=0, high=10, more=True)
+    gate: str = knob("", "file that lets the second forward end, once it exists", more=True)
     trouble: str = knob("none", "what goes wrong", choices=("none", "raise"), more=True)
 
     def cost(self):
@@ -51,7 +53,8 @@ class Waves(Title, Experiment):
         from bigtrain_lab.schedule import Action
         for m in range(self.micro_batches):
             with rank.span(Action("F", rank.index, m)):
-                time.sleep(self.nap_s)
+                while m == 1 and self.gate and not os.path.exists(self.gate):
+                    time.sleep(0.01)
         if self.trouble == "raise" and rank.index == 1:
             raise ValueError("the wave broke")
         return {"done": np.ones(1)}
@@ -108,7 +111,7 @@ def test_doublings_hold_the_ends_and_the_default():
 def test_main_controls_first_and_the_others_folded(panel):
     grids = [child for child in panel.children if isinstance(child, widgets.GridBox)]
     assert [c.description for c in grids[0].children] == ["ranks", "micro-batches"]
-    assert [c.description for c in grids[1].children] == ["steps", "nap-s", "trouble"] and grids[1].layout.display == "none"
+    assert [c.description for c in grids[1].children] == ["steps", "gate", "trouble"] and grids[1].layout.display == "none"
     panel.more_button.value = True
     assert grids[1].layout.display is None
 
@@ -219,7 +222,7 @@ def test_options_of_other_schedules_are_greyed():
 
 
 def test_nearest_prefers_the_setting_that_was_moved():
-    settings = dict(ranks=4, micro_batches=2, steps=1, nap_s=0.0, trouble="none")
+    settings = dict(ranks=4, micro_batches=2, steps=1, gate="", trouble="none")
     assert nearest(Waves, settings, "micro_batches") == {"micro_batches": 4}
     assert nearest(Waves, settings, None) == {"ranks": 2}
 
@@ -266,23 +269,22 @@ def test_a_move_after_a_run_greys_what_it_gave(panel):
     assert not panel.stale and "settings changed" not in panel._results.value
 
 
-def test_live_events_reach_the_player_before_the_end(panel):
-    panel.set(nap_s=0.8)
+def test_live_events_reach_the_player_before_the_end(panel, tmp_path):
+    panel.set(gate=str(tmp_path / "gate"))
     panel.start()
-    deadline = time.monotonic() + 30
-    while not panel.player.data and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: panel.player.data)
     assert panel.run.state == "running" and panel.player.live and b'"modelled"' in panel.player.data
+    (tmp_path / "gate").touch()
     panel.wait(60)
     assert not panel.player.live
 
 
 def test_stop_ends_a_long_run(panel):
-    panel.set(nap_s=10)
+    panel.set(gate="never")
     panel.start()
     panel.stop_button.click()
     with pytest.raises(RankFailed, match="stopped"):
-        panel.wait(20)
+        panel.wait(60)
     assert "stopped after" in panel.status.value and not panel.run_button.disabled and panel.stop_button.disabled
 
 
@@ -315,11 +317,12 @@ def test_a_diagnosis_stays_until_settings_change_or_run_is_pressed(panel):
         panel.wait(60)
 
 
-def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, monkeypatch):
+def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, monkeypatch, tmp_path):
     monkeypatch.setattr("bigtrain_lab.panel.panel.nearest", lambda *_: None)  # there is no mend to offer
-    panel.set(nap_s=0.5)
+    panel.set(gate=str(tmp_path / "gate"))
     panel.start()
     panel.set(ranks=4)
+    (tmp_path / "gate").touch()
     panel.wait(60)
     assert panel.problem and panel.run_button.disabled and panel.start() is None
 
