@@ -9,8 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..core import Cost, Family, Impossible, Knob, Trace
+from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..runtime import Run, launch
+from ..runtime.faults import FAULTS, Fault
 
 
 class Quantity(NamedTuple):
@@ -35,6 +36,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     quantities: ClassVar[tuple[Quantity, ...]] = ()  # a property where the rows depend on the settings
 
     def __init__(self, **settings: Any):
+        settings.pop("facts", None)  # of a run that is opened again
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -43,6 +45,16 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def replace(self, **changes) -> "Experiment":
         """The same experiment with some settings changed, checked again."""
         return type(self)(**{**self.model_dump(), **changes})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What this experiment's pictures need beside the events, as JSON; a run keeps it, and each trace's `settings` has it."""
+        return {}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The settings, and the facts if there are any, as a trace keeps them."""
+        return {**self.model_dump(mode="json"), **({"facts": facts} if (facts := self.facts) else {})}
 
     @classmethod
     def knobs(cls) -> dict[str, Knob]:
@@ -85,8 +97,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
-        settings = {"experiment": self.name, **self.model_dump(mode="json")}
-        return launch(self.program, ranks=self.ranks, cost=self.cost(), settings=settings, name=self.name,
+        return launch(self.program, ranks=self.ranks, cost=self.cost(), settings={"experiment": self.name, **self.told}, name=self.name,
                       steps=self.steps, watts=self.watts, **options)
 
 

@@ -16,7 +16,8 @@ from ..core.hardware import PROFILES, Hardware
 from ..data import ByteText, help_text, read_text
 from ..footprint import StageBytes
 from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, early_gradient_bytes, matmul_flops, moved_bytes,
-                      parameter_bytes, parameter_shapes, queued_bytes, saved_bytes, split, split_flops)
+                      parameter_bytes, parameter_shapes, queued_bytes, require_cuttable, saved_bytes, split, split_flops)
+from ..partition import Piece, Stage, balanced
 from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from ..schedule import Schedule
@@ -40,6 +41,8 @@ class PipelineExperiment(Pipelined):
     hardware: str = knob("unit", "what the modelled clock charges for compute and messages", choices=lambda: [*PROFILES, MACHINE])
     stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward")
     chunks: int = knob(2, "interleaved: pieces of the model that each rank holds", low=1, high=4)
+    partition: str = knob("equal", "where the model is cut: equal layers, or balanced over what each piece costs on this hardware",
+                          choices=("equal", "balanced"), more=True)
     steps: int = knob(3, "training steps (batches) of a run", low=1, high=200, more=True)
     layers: int = knob(8, "transformer blocks", low=1, high=48, more=True)
     width: int = knob(64, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
@@ -57,8 +60,8 @@ class PipelineExperiment(Pipelined):
 
     def model_post_init(self, _):
         """Refuse now, in a sentence, what could not run."""
-        for name, menu in (("hardware", [*PROFILES, MACHINE]), ("optimizer", OPTIMIZERS)):
-            if getattr(self, name) not in menu:
+        for name in ("hardware", "partition", "optimizer"):
+            if getattr(self, name) not in (menu := self.knobs()[name].menu()):
                 raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
         self.order, self.slices  # noqa: B018  (both raise Impossible)
         if self.text:
@@ -74,7 +77,14 @@ class PipelineExperiment(Pipelined):
     @cached_property
     def slices(self) -> list[tuple[int, int]]:
         """Each stage's slice [first, last) of the model's pieces."""
-        return split(self.config, self.order.stages)
+        return [(stage.first, stage.last) for stage in self.stages_by(self.partition)]
+
+    def stages_by(self, partition: str) -> list[Stage]:
+        """The stages, by one of the menu's rules."""
+        if partition == "equal":
+            return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
+        require_cuttable(self.config, self.order.stages)
+        return balanced(self.pieces, self.order.stages, self.bytes_per_s)
 
     @cached_property
     def profile(self) -> Hardware:
@@ -90,6 +100,21 @@ class PipelineExperiment(Pipelined):
                 f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
 
     # -- theory ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The profile that a cut is balanced over: each piece's forward and backward of one micro-batch."""
+        rows = []
+        for at, name in enumerate(self.config.piece_names):
+            times = self.times(at, at + 1)
+            rows.append(Piece(name, times["F"] + times["B"], self.message_bytes, parameter_bytes(self.config, at, at + 1)))
+        return rows
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bandwidth of the slowest link between neighbours; None where links are free."""
+        wires = [self.profile.wire(rank, rank + 1) for rank in range(self.ranks - 1)]
+        return min((wire.bytes_per_s for wire in wires if wire), default=None)
 
     @cached_property
     def stage_bytes(self) -> list[StageBytes]:
@@ -110,22 +135,28 @@ class PipelineExperiment(Pipelined):
         return boundary_bytes(self.config, self.rows)
 
     def durations(self) -> dict:
-        """Slots on the textbook profile (a chunk costs 1/v of a rank's work), else matmul FLOPs at peak plus other bytes at
-        memory speed."""
+        """Slots on the textbook profile, where all stages are equal (a chunk costs 1/v of a rank's work), else `times`."""
         if self.profile.textbook:
             v = self.order.stages // self.ranks
             return {"F": Fraction(1, v), "B": Fraction(2, v), "I": Fraction(1, v), "W": Fraction(1, v), "U": 0}
+        return self.priced()
+
+    def priced(self) -> dict[str, list]:
+        """Kind -> the time of each stage."""
+        stages = [self.times(first, last) for first, last in self.slices]
         touched = OPTIMIZERS[self.optimizer][2]
-        table: dict[str, list] = {kind: [] for kind in "FBIWU"}
-        for (first, last), sizes in zip(self.slices, self.stage_bytes):
-            flops, moved = matmul_flops(self.config, first, last, self.rows), moved_bytes(self.config, first, last, self.rows)
-            for kind, work, traffic in zip("FB", flops, moved):
-                table[kind].append(self.profile.seconds(work, traffic, self.dtype))
-            halves = split_flops(self.config, first, last, self.rows)  # what is no product is done in I
-            for half, work, traffic in zip("IW", halves, (moved[1], 0)):
-                table[half].append(self.profile.seconds(work, traffic, self.dtype))
-            table["U"].append(self.profile.seconds(0, touched * sizes.weights, self.dtype))
-        return table
+        updates = [0 if self.profile.textbook else self.profile.seconds(0, touched * sizes.weights, self.dtype) for sizes in self.stage_bytes]
+        return {**{kind: [times[kind] for times in stages] for kind in "FBIW"}, "U": updates}
+
+    def times(self, first: int, last: int) -> dict[str, float]:
+        """Seconds of a slice's F and B, and of B's halves: matmul FLOPs at peak plus other bytes at memory speed."""
+        if self.profile.textbook:
+            raise Impossible("On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
+                             "take other hardware, or partition equal.")
+        moved = moved_bytes(self.config, first, last, self.rows)
+        works = (*matmul_flops(self.config, first, last, self.rows), *split_flops(self.config, first, last, self.rows))
+        traffics = (*moved, moved[1], 0)  # what is no product is done in I
+        return {kind: self.profile.seconds(work, traffic, self.dtype) for kind, work, traffic in zip("FBIW", works, traffics)}
 
     # -- reality --------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Pipelined(Experiment):
     handed to it."""
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "versions")
+    ticks_per_slot: ClassVar[int] = 1000
 
     @cached_property
     def order(self) -> Schedule:
@@ -90,12 +91,15 @@ class Pipelined(Experiment):
         changes, resident = footprint(self.order, self.stage_bytes, self.steps)
         time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
-            time = {"ticks_per_unit": 1000 * (self.order.stages // self.ranks)}
+            time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
         messages = dict.fromkeys("FBI", self.message_bytes)
         return Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks), **time)
 
     def predict(self) -> Trace:
-        return replace(simulate(self.order, self.cost(), self.steps), settings=self.model_dump(mode="json"))
+        return replace(self.simulated(), settings=self.told)
+
+    def simulated(self) -> Trace:
+        return simulate(self.order, self.cost(), self.steps)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

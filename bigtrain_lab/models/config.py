@@ -39,6 +39,10 @@ class GPTConfig:
         return self.layers + 2
 
     @property
+    def piece_names(self) -> list[str]:
+        return ["embedding", *(f"block {i}" for i in range(1, self.layers + 1)), "head"]
+
+    @property
     def head_width(self) -> int:
         return self.width // self.heads
 
@@ -53,13 +57,20 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     if stages > config.layers:
         raise Impossible(f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
                          f"take {config.layers} stage{'s' * (config.layers > 1)} or {stages} layers.")
-    if config.tied and stages > 1:
-        raise Impossible("A tied embedding has one matrix in the first and the last stage, and the gradients of its "
-                         "two copies would have to be added: take tied=False or 1 stage.")
+    require_cuttable(config, stages)
     each, over = divmod(config.layers, stages)
     blocks = [each + (stages - 1 - over <= stage < stages - 1) for stage in range(stages)]
     ends = [1 + sum(blocks[:stage]) for stage in range(1, stages)]
     return list(zip([0, *ends], [*ends, config.pieces]))
+
+
+def require_cuttable(config: GPTConfig, stages: int):
+    if config.tied and stages > 1:
+        raise Impossible("A tied embedding has one matrix in the first and the last stage, and the gradients of its "
+                         "two copies would have to be added: take tied=False or 1 stage.")
+    if stages > config.pieces:
+        raise Impossible(f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its embedding and head "
+                         f"among them: take {config.pieces} stages or {stages - 2} layers.")
 
 
 def require_slice(first: int, last: int, pieces: int):

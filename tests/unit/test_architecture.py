@@ -8,8 +8,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
 # Each may import only those before it.
-ORDER = ["core", "words", "schedule", "schedules", "collective", "collectives", "plan", "footprint", "explain", "simulate", "runtime",
-         "techniques", "models", "data", "figures", "player", "experiments", "checks", "report", "panel", "doctor", "cli"]
+ORDER = ["core", "words", "partition", "schedule", "schedules", "collective", "collectives", "plan", "footprint", "explain", "simulate", "runtime",
+         "techniques", "models", "data", "figures", "player", "experiments", "checks", "report", "panel", "page", "doctor", "cli"]
 # techniques know no model and models no technique, so their order is only a convention
 MAY_IMPORT = {
     "torch": {"runtime", "techniques", "models", "data", "checks", "experiments", "doctor"},

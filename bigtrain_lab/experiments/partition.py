@@ -1,0 +1,130 @@
+"""Where do I cut the model so that no stage waits for another?
+
+The pipeline lab's model, with an output layer that weighs as much as some blocks: equal layers leave the last stage too much.
+On the unit profile a slot is the forward of a perfect share, 1/p of the model's multiplications, and a stage costs its own.
+Above 60 lines, since it compares several cuts, over a counted or a measured profile.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar
+
+from ..core import Impossible, Trace, knob
+from ..core.hardware import PROFILES, Hardware
+from ..models import GPTConfig, matmul_flops, split_flops
+from ..models.timing import piece_seconds
+from ..partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
+from ..runtime import this_machine
+from ..runtime.calibrate import NAME as MACHINE
+from ..schedule import Schedule
+from ..words import duration
+from .experiment import Quantity
+from .pipeline import PipelineExperiment
+
+LATER = "Running replicas needs data-parallel groups, which come with a later part."
+
+
+class Partition(PipelineExperiment):
+    name: ClassVar[str] = "partition"
+    question: ClassVar[str] = "Where do I cut the model so that no stage waits for another?"
+    figures: ClassVar[tuple[str, ...]] = (*PipelineExperiment.figures, "profile")
+    ticks_per_slot: ClassVar[int] = 10**6
+
+    schedule: str = knob("1f1b", "the order in which each rank works", choices=lambda: Schedule.all(), more=True)
+    micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32, more=True)
+    hardware: str = knob("unit", "what prices each piece, and the messages between stages", choices=lambda: [*PROFILES, MACHINE])
+    stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward", more=True)
+    chunks: int = knob(2, "interleaved: pieces of the model that each rank holds", low=1, high=4, more=True)
+    partition: str = knob("equal", "equal layers; balanced, by dynamic programming; the worst there is; or mine",
+                          choices=("equal", "balanced", "worst", "mine"))
+    cut: str = knob("3 2 2 3", "pieces of each stage when partition is mine; embedding, blocks and head count one each")
+    vocabulary: int = knob(2048, "words that the output layer scores; the text's bytes are the first 256", low=256, high=32768, logarithmic=True)
+    profiled: str = knob("counted", "a piece's time: counted products and bytes on that hardware, or measured on this machine",
+                         choices=("counted", "measured"))
+
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        own = {"cut"} if settings["partition"] != "mine" else set()
+        return super().idle_settings(settings) | own | ({"hardware"} if settings["profiled"] == "measured" else set())
+
+    @cached_property
+    def config(self) -> GPTConfig:
+        return replace(super().config, vocabulary=self.vocabulary)
+
+    @cached_property
+    def profile(self) -> Hardware:
+        return this_machine() if self.profiled == "measured" else super().profile
+
+    # -- the cut --------------------------------------------------------------------------------------------
+
+    def stages_by(self, partition: str) -> list[Stage]:
+        stages = super().stages_by("equal") if partition == "equal" else super().stages_by("balanced")
+        if partition == "worst":
+            return worst(self.pieces, len(stages))
+        return by_sizes(require_sizes(self.cut, len(self.pieces), stages)) if partition == "mine" else stages
+
+    @cached_property
+    def cuts(self) -> dict[str, dict[str, Any]]:
+        """What each rule's cut would cost, by simulation: its sizes, step time and idle share."""
+        told = {}
+        for name in dict.fromkeys(("equal", "balanced", "worst", self.partition)):
+            try:
+                other = self if name == self.partition else self.replace(partition=name)
+            except Impossible:  # more stages than layers can still be balanced
+                continue
+            trace = other.simulated()
+            told[name] = {"sizes": [last - first for first, last in other.slices], "step_time": trace.step_time, "idle": trace.bubble()}
+        return told
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"unit": "slot" if self.profile.textbook else "s", "pieces": [[piece.name, float(piece.time)] for piece in self.pieces], "chosen": self.partition,
+                "cuts": self.cuts}
+
+    # -- the profile ----------------------------------------------------------------------------------------
+
+    def durations(self) -> dict:
+        return self.priced()
+
+    def times(self, first: int, last: int) -> dict:
+        """Measured: the sum of the pieces' times, B halved as its products are. On the unit profile: shares of all products."""
+        F, B = matmul_flops(self.config, first, last, self.rows)
+        I, W = split_flops(self.config, first, last, self.rows)
+        if self.profiled == "measured":
+            forward, backward = (sum(times) for times in zip(*piece_seconds(self.config, self.rows)[first:last]))
+            late = backward * W / B if B else 0.0
+            return {"F": forward, "B": backward, "I": backward - late, "W": late}
+        if self.profile.textbook:
+            whole = matmul_flops(self.config, 0, self.config.pieces, self.rows)[0]
+            return {kind: Fraction(self.ranks * flops, whole) for kind, flops in zip("FBIW", (F, B, I, W))}
+        return super().times(first, last)
+
+    # -- what is told ---------------------------------------------------------------------------------------
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        unit = "slot" if self.profile.textbook else "s"
+        others = (Quantity(f"step time if cut {name}", unit, lambda t, cost=cost: cost["step_time"] if t.clock == "predicted" else None)
+                  for name, cost in self.cuts.items() if name != self.partition)
+        step, idle, *rest = super().quantities
+        return (Quantity("slowest stage, a micro-batch", unit, lambda t: max(stage_times(t), default=None)), step, idle, *others, *rest)
+
+    def describe(self) -> str:
+        return f"{super().describe()}; stages of {', '.join(str(last - first) for first, last in self.slices)} pieces"
+
+    def explain(self, trace: Trace) -> list[str]:
+        times = stage_times(trace)
+        if len(times) < 2:
+            return super().explain(trace)
+        stage, unit = times.index(max(times)), trace.unit
+        told = [f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a perfect share is {1 / len(times):.0%}. "
+                "In a full pipeline all others wait for it."]
+        free = balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks)
+        if any(one.replicas > 1 for one in free):
+            straight, faster = (float(slowest(self.pieces, cut, self.bytes_per_s)) for cut in (self.stages_by("balanced"), free))
+            sizes = ", ".join(f"{one.last - one.first} pieces on {one.replicas} ranks" if one.replicas > 1 else f"{one.last - one.first} on one"
+                              for one in free)
+            told.append(f"With replicated stages ({sizes}) a micro-batch could leave every {duration(faster, unit)}, "
+                        f"with the best straight cut every {duration(straight, unit)}. {LATER}")
+        return told + super().explain(trace)

@@ -1,0 +1,84 @@
+"""What a piece of the model really takes on this machine: its forward and its backward, timed alone and kept.
+
+All blocks are alike, so three pieces are timed: embedding, block, and head with its loss. Each time is the least of several
+on one thread, which is what a rank on a CPU has; in a run ranks share cores, caches and memory, so there it takes longer.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from ..core import Impossible, write_whole
+from ..runtime.border import cache_directory, place_given
+from .blocks import cross_entropy
+from .config import GPTConfig
+from .dropout import Noise
+from .gpt import GPTStage
+
+FOR_S, LEAST = 0.25, 5  # seconds of repeating a piece; and how often at least
+
+
+def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
+    """(forward, backward) of each piece for one micro-batch: what was kept, else timed now, in about a second.
+
+    Impossible under torchrun where none were kept: each rank would time its own and cut the model elsewhere.
+    """
+    about = f"width {config.width}, heads {config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, " \
+            f"dropout {config.dropout}, {config.dtype}, batch {batch}, torch {torch.__version__}"
+    kept = read_kept()
+    if about not in kept:
+        if place_given():
+            raise Impossible("The pieces of this model have not been timed on this machine, and ranks of torchrun would each find other "
+                             "times: predict the same settings once without torchrun, or take the counted profile.")
+        kept[about] = timed(config, batch)
+        try:
+            kept_in().parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept_in(), json.dumps(kept, indent=1))
+        except (OSError, Impossible):
+            pass  # nowhere to keep it: it is timed again next time
+    embedding, block, head = map(tuple, kept[about])
+    return [embedding, *[block] * config.layers, head]
+
+
+def kept_in() -> Path:
+    return Path(cache_directory()) / "bigtrain_lab" / "pieces.json"
+
+
+def read_kept() -> dict:
+    try:
+        kept = json.loads(kept_in().read_text())
+        return kept if isinstance(kept, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def timed(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
+    """Embedding, block, head. The number of threads and torch's generator are what they were, afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return [seconds(config, at, batch) for at in (0, 1, config.pieces - 1)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds(config: GPTConfig, at: int, batch: int) -> tuple[float, float]:
+    """The fastest forward and the fastest backward of piece `at`."""
+    stage, is_first, is_last = GPTStage(config, at, at + 1), at == 0, at == config.pieces - 1
+    ids = torch.randint(config.vocabulary, (batch, config.sequence))
+    given = ids if is_first else torch.randn(batch, config.sequence, config.width, dtype=config.dtype, requires_grad=True)
+    gradient = torch.ones((), dtype=config.dtype) if is_last else torch.randn(batch, config.sequence, config.width, dtype=config.dtype)
+    best, until, calls = [float("inf")] * 2, time.perf_counter() + FOR_S, 0
+    while calls < LEAST or time.perf_counter() < until:
+        stage.zero_grad(set_to_none=False)
+        begin = time.perf_counter()
+        output = stage(given, Noise(0, 0, calls))
+        output = cross_entropy(output, ids) if is_last else output
+        between = time.perf_counter()
+        output.backward(gradient)
+        best = [min(best[0], between - begin), min(best[1], time.perf_counter() - between)]
+        calls += 1
+    return best[0], best[1]

@@ -1,0 +1,252 @@
+"""The cut of a model into stages: the dynamic program against every cut there is, and what the experiment tells of it."""
+
+import random
+from fractions import Fraction
+from itertools import combinations, product
+
+import pytest
+
+from bigtrain_lab import figures
+from bigtrain_lab.core import Impossible, Span, Trace
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.partition import Partition
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.models import timing
+from bigtrain_lab.partition import Piece, Stage, balanced, by_sizes, passing, slowest, stage_time, stage_times, worst
+
+B = 7  # bytes a unit of time
+
+
+def every_pipeline(pieces: int, devices: int, most_replicas: int):
+    """All stages of all cuts with all replications that use these devices: by hand, and slowly."""
+    for count in range(1, min(pieces, devices) + 1):
+        for inner in combinations(range(1, pieces), count - 1):
+            ends = [0, *inner, pieces]
+            for replicas in product(range(1, most_replicas + 1), repeat=count):
+                if sum(replicas) == devices:
+                    yield [Stage(*place) for place in zip(ends, ends[1:], replicas)]
+
+
+def every_time(pieces, stages, bytes_per_s):
+    """Stages and links, slowest first."""
+    links = [passing(pieces[stage.first - 1], bytes_per_s) for stage in stages if stage.first]
+    return sorted([*(stage_time(pieces, stage, bytes_per_s) for stage in stages), *links], reverse=True)
+
+
+def random_profile(draw, count):
+    return [Piece(f"piece {i}", draw.randrange(0, 30), draw.randrange(0, 60), draw.randrange(0, 200)) for i in range(count)]
+
+
+@pytest.mark.parametrize("most_replicas", [1, 2, 4])
+@pytest.mark.parametrize("bytes_per_s", [None, B])
+def test_no_cut_has_a_faster_slowest_place(most_replicas, bytes_per_s):
+    draw, replicated = random.Random(most_replicas), 0
+    for _ in range(150):
+        pieces, devices = random_profile(draw, draw.randrange(1, 7)), draw.randrange(1, 5)
+        cuts = list(every_pipeline(len(pieces), devices, most_replicas))
+        if not cuts:
+            with pytest.raises(Impossible, match="devices cannot share a model"):
+                balanced(pieces, devices, bytes_per_s, most_replicas)
+            continue
+        found = balanced(pieces, devices, bytes_per_s, most_replicas)
+        assert found in cuts
+        assert slowest(pieces, found, bytes_per_s) == min(slowest(pieces, cut, bytes_per_s) for cut in cuts)
+        replicated += any(stage.replicas > 1 for stage in found)
+    assert bool(replicated) == (most_replicas > 1)
+
+
+def test_of_cuts_with_one_slowest_place_the_evenest_is_taken():
+    draw = random.Random(0)
+    for _ in range(150):
+        pieces = random_profile(draw, draw.randrange(2, 9))
+        devices = draw.randrange(1, len(pieces) + 1)
+        found = every_time(pieces, balanced(pieces, devices, B), B)
+        assert found == min(every_time(pieces, cut, B) for cut in every_pipeline(len(pieces), devices, 1))
+    heavy_head = [Piece("", t) for t in (1, 1, 1, 1, 1, 1, 9)]
+    assert [stage.last - stage.first for stage in balanced(heavy_head, 4)] == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("pieces,devices", [(8, 4), (12, 3), (5, 5), (7, 1)])
+def test_equal_pieces_make_equal_stages(pieces, devices):
+    assert balanced([Piece("", 0.1)] * pieces, devices) == by_sizes([pieces // devices] * devices)
+
+
+def test_replicas_share_the_work_and_sum_their_gradients_by_a_ring():
+    pieces = [Piece("a", 10, 0, 70), Piece("b", 2, 14, 700)]
+    assert stage_time(pieces, Stage(0, 1, 2), B) == Fraction(10, 2)  # a ring of 2 sends 70 bytes a replica, in 10 of time
+    assert stage_time(pieces, Stage(0, 2, 2), B) == Fraction(770, B) / 2  # now the ring is slower than the work, 12
+    assert stage_time(pieces, Stage(1, 2, 4), B) == Fraction(2 * 3 * 700, 4 * B) / 4
+    assert stage_time(pieces, Stage(0, 2, 4)) == 3  # links are free
+    assert passing(pieces[1], B) == 4  # 14 bytes of activations, 14 of gradient
+    convolutions, classifier = [Piece("", 10, 30, 1)] * 4, Piece("", 4, 0, 10_000)  # the paper's case: much work, then many weights
+    assert balanced([*convolutions, classifier], 4, B, 4) == [Stage(0, 4, 3), Stage(4, 5, 1)]
+
+
+def test_a_slow_link_moves_the_cut():
+    pieces = [Piece("", 5, out) for out in (1, 1, 1000, 1, 1, 1)]
+    assert balanced(pieces, 2, None) == by_sizes([3, 3])
+    assert balanced(pieces, 2, 10) in (by_sizes([2, 4]), by_sizes([4, 2]))
+
+
+def test_the_worst_cut_is_the_worst():
+    draw = random.Random(2)
+    for _ in range(100):
+        pieces = random_profile(draw, draw.randrange(1, 8))
+        devices = draw.randrange(1, len(pieces) + 1)
+        assert slowest(pieces, worst(pieces, devices)) == max(slowest(pieces, cut) for cut in every_pipeline(len(pieces), devices, 1))
+
+
+@pytest.mark.parametrize("devices", [0, 4, 2.5])
+def test_devices_without_a_piece_are_refused(devices):
+    with pytest.raises(Impossible, match="take 1 to 3"):
+        balanced([Piece("", 1)] * 3, devices)
+
+
+def test_what_a_stage_took_is_its_mean_without_updates():
+    spans = [Span(0, "compute", "F", "0F0", 0, 1000), Span(0, "compute", "F", "0F1", 1000, 3000), Span(0, "compute", "B", "0B0", 3000, 5000),
+             Span(0, "compute", "B", "0B1", 5000, 8000), Span(0, "compute", "U", "0U1", 8000, 99000), Span(1, "compute", "F+B", "1F0+1B0", 0, 7000)]
+    assert stage_times(Trace.of(spans, "modelled", ranks=2)) == [4.0, 7.0]
+    assert stage_times(Trace.of([], "modelled")) == []
+
+
+# -- the experiments --------------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_shares_of_the_products():
+    """Per token: a block multiplies 12 D^2 + 2 S D times, the head D V times; nothing else has products."""
+    D, S, V, L = 64, 32, 1024, 8
+    asked = Partition(width=D, sequence=S, vocabulary=V, layers=L)
+    block, head = 12 * D * D + 2 * S * D, D * V
+    shares = [0, *[block] * L, head]
+    assert [piece.time for piece in asked.pieces] == [Fraction(3 * 4 * share, L * block + head) for share in shares]
+    assert sum(piece.time for piece in asked.pieces) == 3 * 4
+    assert asked.replace(layers=4, ranks=1, partition="balanced").predict().step_time == 3 * 8  # one stage: a perfect share, 8 times
+
+
+def test_a_perfect_cut_costs_what_the_textbook_says():
+    """A head that weighs as much as one block: 3 + 3 + 3 + 3 of 12 pieces, the embedding free."""
+    D, S = 64, 64
+    asked = Partition(width=D, sequence=S, vocabulary=12 * D + 2 * S, layers=11, partition="balanced")
+    trace = asked.predict()
+    assert [last - first for first, last in asked.slices] == [4, 3, 3, 3]
+    assert trace.step_time == 33 and trace.bubble() == pytest.approx(3 / 11)
+    equal = asked.replace(partition="equal", vocabulary=4 * (12 * D + 2 * S), layers=8).predict()  # 2, 2, 2, 6 of 12
+    assert stage_times(equal) == pytest.approx([2, 2, 2, 6], abs=1e-5) and equal.step_time == pytest.approx(8 * 6 + 3 * 2)
+
+
+@pytest.mark.parametrize("hardware", ["unit", "rtx3090-pcie", "a100-nvlink"])
+@pytest.mark.parametrize("settings", [dict(), dict(ranks=3, layers=5, vocabulary=8192), dict(schedule="interleaved", layers=9)])
+def test_balanced_is_as_fast_as_the_fastest_and_worst_the_slowest(hardware, settings):
+    asked = Partition(hardware=hardware, **settings)
+    tops = {name: max(stage_times(asked.replace(partition=name).predict())) for name in ("balanced", "equal", "worst")}
+    assert tops["balanced"] <= tops["equal"] < tops["worst"]
+    assert asked.replace(partition="balanced").slices != asked.replace(partition="worst").slices
+
+
+def test_the_pipeline_lab_balances_what_hardware_prices():
+    asked = PipelineExperiment(hardware="a100-nvlink", layers=6)  # 2 left-over blocks: equal layers give them to stages 1 and 2
+    assert asked.partition == "equal" and asked.slices == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert asked.replace(partition="balanced", ranks=8).slices == [(i, i + 1) for i in range(8)]  # 8 stages of 6 layers
+    with pytest.raises(Impossible, match="8 stages need at least 8 layers"):
+        asked.replace(ranks=8)
+    with pytest.raises(Impossible, match="8 stages need at least 8 pieces; the model has 7.* take 7 stages or 6 layers"):
+        asked.replace(partition="balanced", ranks=8, layers=5)
+    with pytest.raises(Impossible, match="nothing to balance: take other hardware, or partition equal"):
+        PipelineExperiment(partition="balanced")
+    with pytest.raises(Impossible, match="partition is 'x': choose one of equal, balanced"):
+        PipelineExperiment(partition="x")
+    with pytest.raises(Impossible, match="tied=False or 1 stage"):
+        asked.replace(partition="balanced", tied=True)
+
+
+@pytest.mark.parametrize("cut", ["3 2 2", "3 2 2 2", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"])
+def test_a_cut_of_one_s_own_has_as_many_stages_as_ranks_and_all_pieces(cut):
+    with pytest.raises(Impossible, match="does not make 4 stages of 10 pieces: give 4 whole numbers of at least 1 with the sum 10"):
+        Partition(partition="mine", cut=cut)
+    assert Partition(cut=cut).slices  # not used, not read
+
+
+def test_mine_is_what_was_typed():
+    assert Partition(partition="mine", cut="1, 4,4 1").slices == [(0, 1), (1, 5), (5, 9), (9, 10)]
+
+
+def test_what_has_no_effect_is_greyed():
+    settings = Partition().model_dump()
+    assert Partition.idle_settings(settings) == {"cut", "stashing", "chunks"}
+    assert Partition.idle_settings({**settings, "partition": "mine", "profiled": "measured"}) == {"hardware", "stashing", "chunks"}
+
+
+def test_the_table_compares_the_cuts():
+    asked = Partition()
+    trace = asked.predict()
+    table = {quantity.name: quantity.of(trace) for quantity in asked.quantities}
+    for name in ("balanced", "worst"):
+        assert table[f"step time if cut {name}"] == asked.replace(partition=name).predict().step_time
+    assert table["slowest stage, a micro-batch"] == pytest.approx(5) and table["step time"] == pytest.approx(47)
+    modelled = Trace.of(trace.events, "modelled")
+    assert all(q.of(modelled) is None for q in asked.quantities if q.name.startswith("step time if"))
+    told = asked.explain(trace)
+    assert told[0].startswith("Stage 3 is the slowest: 42% of the work where a perfect share is 25%.")
+    assert "Running replicas needs data-parallel groups, which come with a later part." in told[1]
+    assert Partition(ranks=1).explain(Partition(ranks=1).predict()) == []
+    assert asked.describe().endswith("stages of 3, 2, 2, 3 pieces")
+
+
+def test_more_stages_than_layers_are_compared_without_the_equal_cut():
+    asked = Partition(ranks=6, layers=4, partition="balanced")
+    assert asked.slices == [(i, i + 1) for i in range(6)] and list(asked.cuts) == ["balanced", "worst"]
+
+
+def test_the_picture_shows_each_piece_each_stage_and_each_cut():
+    asked = Partition(partition="mine", cut="4 3 2 1")
+    trace = asked.predict()
+    figure = figures.figure("profile", trace)
+    bars = [bar for bar in figure.data if bar.orientation != "h"]
+    assert sum(len(bar.y) for bar in bars) == len(asked.pieces) + 4
+    stages, pieces = [bar.y[0] for bar in bars[0::2]], [y for bar in bars[1::2] for y in bar.y]
+    assert sum(stages) == pytest.approx(1) and sum(pieces) == pytest.approx(1)
+    assert [sum(own.y) for own in bars[1::2]] == pytest.approx(stages, abs=1e-5)
+    (steps,) = [bar for bar in figure.data if bar.orientation == "h"]
+    assert dict(zip(steps.y, steps.x)) == {name: cost["step_time"] for name, cost in asked.cuts.items()}
+    with pytest.raises(Impossible, match="knows no profile"):
+        figures.figure("profile", PipelineExperiment().predict())
+
+
+def test_a_saved_trace_opens_with_its_profile(tmp_path):
+    asked = Partition(partition="balanced")
+    trace = asked.predict()
+    back = Trace.load(trace.save(tmp_path / "t.jsonl"))
+    assert figures.figure("profile", back).to_json() == figures.figure("profile", trace).to_json()
+    assert Experiment.named("partition")(**back.settings) == asked
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(timing, "FOR_S", 0.0)
+
+
+SMALL = dict(layers=4, width=16, heads=2, sequence=8, vocabulary=256, rows=1)
+
+
+def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
+    asked = Partition(profiled="measured", partition="balanced", **SMALL)
+    first = [piece.time for piece in asked.pieces]
+    assert len(first) == 6 and min(first) > 0 and len(set(first[1:5])) == 1  # all blocks are one
+    assert [piece.time for piece in Partition(profiled="measured", partition="worst", **SMALL).pieces] == first
+    monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0), (1.0, 2.0), (3.0, 6.0)])
+    assert asked.replace(seed=1).pieces == asked.pieces  # kept
+    other = asked.replace(width=32)
+    assert [piece.time for piece in other.pieces] == [3, 3, 3, 3, 3, 9]
+    durations = other.durations()
+    assert durations["F"] == [2, 2, 1, 3] or sum(durations["F"]) == 8
+    assert [i + w for i, w in zip(durations["I"], durations["W"])] == pytest.approx(durations["B"])
+    timing.kept_in().write_text("half a fi")
+    assert [piece.time for piece in asked.replace(width=48).pieces] == [3, 3, 3, 3, 3, 9]
+
+
+def test_ranks_of_torchrun_do_not_time_each_their_own(own_cache, monkeypatch):
+    for name, value in dict(RANK="0", WORLD_SIZE="4", MASTER_ADDR="localhost", MASTER_PORT="1").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Impossible, match="has not been measured|have not been timed"):
+        Partition(profiled="measured", partition="balanced", **SMALL)
