@@ -17,6 +17,7 @@ app = App(name="bigtrain", version=__version__, result_action="return_value", su
           help="How large models are trained: predicted at once, and run on real processes.")
 Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # passed on to the experiments' own commands
 Place = Annotated[Path, Parameter(help="a run directory, or a file that predict --save wrote")]
+Asked = Annotated[Path | None, Parameter(help="a run directory, or a file that predict --save wrote")]
 
 
 def main(arguments=None) -> int:
@@ -77,43 +78,49 @@ def first_line(cls: type) -> str:
 
 
 @app.command
-def show(path: Place) -> int:
+def show(path: Asked = None) -> int:
     """Reopen a run or a saved trace: settings, state, table, timeline."""
     from .. import report
     from .reopen import reopen
     from .screen import results, screen, tell, timeline
 
-    run, experiment, traces = reopen(path)
-    console, done = screen(), not run or run.state == "done"
+    run, experiment, traces, notes = reopen(path)
+    drawn = traces[run.clock] if run else next(iter(traces.values()))
+    console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
         console.print(f"{run.settings['name']} on {run.ranks} ranks, started {run.settings['started']}: {run.state}", style="bold")
     if experiment:
         console.print(", ".join(f"{name} {value}" for name, value in report.settings(experiment).items() if value != ""))
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
-    if not done:
+    if run and run.state != "done":
         console.print(run.diagnosis or "Its ranks are still at work.")
-    elif experiment:
+    for note in notes:
+        console.print(note, soft_wrap=True)
+    if whole and experiment:
         console.print(results(experiment, traces.values()))
-    console.print(timeline(traces[run.clock] if run else next(iter(traces.values())), console.width))
-    if run and done:
+    console.print(timeline(drawn, console.width))
+    if run and whole:
         tell(console, run)
     return 0
 
 
 @app.command
-def export(path: Place, *, chrome: Annotated[Path, Parameter(help="the JSON file to write")],
+def export(path: Asked = None, *, chrome: Annotated[Path, Parameter(help="the JSON file to write")],
            clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times; a run's modelled ones unless you say otherwise")] = None,
            ) -> int:
     """Write a run or a saved trace in the format that Perfetto (ui.perfetto.dev) and Chrome open."""
     from .reopen import reopen
     from .screen import screen
 
-    run, _, traces = reopen(path)
+    run, _, traces, notes = reopen(path)
     clock = clock or (run.clock if run else next(iter(traces)))
     if clock not in traces:
         raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")
     traces[clock].to_chrome(chrome)
-    screen().print(f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.", soft_wrap=True)
+    console = screen()
+    for note in notes:
+        console.print(note, soft_wrap=True)
+    console.print(f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.", soft_wrap=True)
     return 0
 
 

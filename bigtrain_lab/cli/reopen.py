@@ -1,4 +1,4 @@
-"""A run directory or a saved trace, opened again; what cannot be read is one sentence."""
+"""A run directory or a saved trace, opened again; what cannot be read is one sentence, and what is whole is shown."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,22 +10,28 @@ from .labs import traces_of
 
 
 class Reopened(NamedTuple):
-    """`run` is None for a trace file; `experiment` where this library does not have it, or not with these settings."""
+    """`run` is None for a trace file; `experiment` where this library does not have it, or not with these settings. `notes`
+    say what was lost, and why there is no experiment."""
 
     run: Run | None
     experiment: Experiment | None
     traces: dict[str, Trace]
+    notes: tuple[str, ...] = ()
 
 
-def reopen(path: Path) -> Reopened:
-    """Impossible where there is no run and no trace, or a damaged one, or one of another version."""
+def reopen(path: Path | None) -> Reopened:
+    """Impossible where there is no run and no trace, or one that holds nothing whole, or one of another version."""
+    if path is None:
+        raise Impossible(f"Name a run directory, or a file that predict --save wrote{newest()}.")
     if not path.exists():
         raise Impossible(f"There is no {path}: name a run directory, or a file that predict --save wrote.")
+    notes = []
     try:
         if path.is_dir():
             run = Run.open(path)
             traces, settings = traces_of(run), run.settings["settings"]
-            _ = run.state, run.settings["name"], run.settings["started"]  # read now, to find damage here
+            _ = run.settings["name"], run.settings["started"]  # read now, to find damage here
+            notes += [run.damage] if run.damage else []
         else:
             run, traces = None, [Trace.load(path)]
             settings = traces[0].settings
@@ -33,15 +39,24 @@ def reopen(path: Path) -> Reopened:
         raise
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
         raise Impossible(f"{path} is damaged ({type(error).__name__}: {error}): run it again, or save it again.") from error
-    experiment = experiment_of(settings)
-    if run and experiment:
-        traces.insert(0, experiment.predict())
-    return Reopened(run, experiment, {trace.clock: trace for trace in traces})
-
-
-def experiment_of(settings: dict) -> Experiment | None:
-    """The experiment with the settings of a run, or None: it may be from a notebook, or from another version."""
     try:
-        return Experiment.named(settings["experiment"])(**{name: v for name, v in settings.items() if name != "experiment"})
-    except (Impossible, KeyError):
-        return None
+        experiment = experiment_of(settings)
+        if run:
+            traces.insert(0, experiment.predict())
+    except Impossible as error:
+        experiment = None
+        notes.append(f"There is no table: {error}")
+    return Reopened(run, experiment, {trace.clock: trace for trace in traces}, tuple(notes))
+
+
+def experiment_of(settings) -> Experiment:
+    """The experiment with the settings of a run; Impossible where there is none, or not with these settings."""
+    if not isinstance(settings, dict) or "experiment" not in settings:
+        raise Impossible("this is not of an experiment.")
+    return Experiment.named(settings["experiment"])(**{name: v for name, v in settings.items() if name not in ("experiment", "unfinished")})
+
+
+def newest() -> str:
+    """How to go on where no run was named: the newest one that is kept here."""
+    kept = sorted(path for path in Path("runs").glob("*") if path.is_dir())
+    return f", such as the newest one here, {kept[-1]}" if kept else ""

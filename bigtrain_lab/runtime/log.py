@@ -97,12 +97,12 @@ class Tail:
     """Reads a log while another process writes it; opens the file only to read on, so it holds no handle."""
 
     def __init__(self, path: Path):
-        self.path, self.offset, self._headed, self._broken = Path(path), 0, False, False
+        self.path, self.offset, self.damaged, self._headed = Path(path), 0, False, False
 
     def new(self) -> list:
         """What whole lines were added since the last call: Logged and Mark values, in order."""
         try:
-            if self._broken or self.path.stat().st_size <= self.offset:
+            if self.damaged or self.path.stat().st_size <= self.offset:
                 return []
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
@@ -119,7 +119,7 @@ class Tail:
                     found += read(line)
                     continue
             except (ValueError, TypeError, KeyError, IndexError):  # a disk that lost a block: what came before still counts
-                self._broken = True
+                self.damaged = True
                 break
             self._refuse_other(line)
             self._headed = True
@@ -130,3 +130,20 @@ class Tail:
             raise Impossible(f"{self.path} is not the event log of a run: choose a run directory.")
         if line[1] != VERSION:
             raise Impossible(f"{self.path.parent} was written by run version {line[1]}, this library reads {VERSION}: run it again.")
+
+
+class Log(NamedTuple):
+    """All of a log: its values up to the first damage, and how it ends: "done", "cut off", "damaged", or "missing"."""
+
+    items: list
+    state: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Log":
+        tail = Tail(path)
+        items = tail.new()
+        if tail.damaged:
+            return cls(items, "damaged")
+        if items and isinstance(items[-1], Mark) and items[-1].what == "done":
+            return cls(items, "done")
+        return cls(items, "cut off" if path.exists() else "missing")

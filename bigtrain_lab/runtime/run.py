@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from math import inf
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from ..core import Impossible, Span, Trace
 from ..core.trace import ACTION
-from .log import Logged, Tail
+from . import damage
+from .log import Log, Logged, Tail
 
 FORMAT = 1
 POLL_S = 0.03
@@ -40,6 +42,7 @@ class Run:
         self.directory = Path(directory)
         self._watch = watch  # of the processes; None where they are not ours
         self.settings = read_settings(self.directory)
+        self._read: tuple = (), []  # the logs' sizes and times when they were read, and what was in them
 
     @classmethod
     def open(cls, directory) -> "Run":
@@ -65,11 +68,18 @@ class Run:
         if self._watch:
             return {"state": self._watch.state, "diagnosis": self._watch.diagnosis}
         running = is_alive(self.settings.get("launcher"))  # asked first: it writes the end before it ends
-        if (path := self.directory / "end.json").exists():
-            return json.loads(path.read_text())
+        if end := damage.noted_end(self.directory):
+            return end
         if running:
             return {"state": "running", "diagnosis": None}
+        if (logs := self._logs()) and all(log.state == "done" for log in logs):
+            return {"state": "done", "diagnosis": None}
         return {"state": "stopped", "diagnosis": "Whatever started this run ended before its ranks did."}
+
+    @property
+    def damage(self) -> str | None:
+        """What the directory of a run that has ended has lost since, in a sentence; None where it is whole."""
+        return None if self.state == "running" else damage.of(self.directory, self._logs(), self.ranks, self.state == "done")
 
     def wait(self, timeout: float | None = None) -> Trace:
         """Return the trace once all ranks are done: the modelled one, the measured one where that clock is off.
@@ -115,12 +125,12 @@ class Run:
         return "modelled" if self.settings["clock"] else "measured"
 
     def trace(self, clock: str | None = None) -> Trace:
-        """The events so far on one clock, also of a run that has failed or still goes on."""
+        """The events so far on one clock, also of a run that has failed or still goes on, or whose logs were damaged."""
         clock = self._clock(clock)
-        over = self.state == "done"  # asked before reading
-        events = [e for tail in self._tails() for item in tail.new() if (e := on(item, clock))]
+        over, logs = self.state == "done", self._logs()  # the state is asked before reading
+        events = [e for log in logs for item in log.items if (e := on(item, clock))]
         header = self._header(clock)
-        if not over:  # its steps are those that it has done, and its numbers are not those of the run that was asked for
+        if not over or any(log.state != "done" for log in logs):  # its steps are those that it has done, and its numbers are not those of the run that was asked for
             header |= {"steps": steps_done(events, header["settings"]), "settings": {**header["settings"], "unfinished": True}}
         return Trace.of(events, clock, **header)
 
@@ -150,18 +160,33 @@ class Run:
         return {**unit, "ranks": s["ranks"], "steps": s["steps"], "settings": s["settings"]}
 
     def _tails(self) -> list[Tail]:
-        return [Tail(self.directory / f"events-{rank}.jsonl") for rank in range(self.ranks)]
+        return [Tail(path) for path in self._paths()]
+
+    def _paths(self) -> list[Path]:
+        return [self.directory / f"events-{rank}.jsonl" for rank in range(self.ranks)] if self.settings["record"] else []
+
+    def _logs(self) -> list[Log]:
+        """All of each rank's log; read again only where a file has changed."""
+        stamp = tuple((path, about.st_size, about.st_mtime_ns) for path in self._paths() if (about := stat(path)))
+        if self._read[0] != stamp or not stamp:
+            self._read = stamp, [Log.read(path) for path in self._paths()]
+        return self._read[1]
 
     # -- results --------------------------------------------------------------------------------------------
 
     @cached_property
     def results(self) -> list[dict[str, np.ndarray]]:
-        """What each rank returned, by rank; after the run."""
+        """What each rank returned, by rank; after the run. Impossible where a rank's file is gone or damaged."""
         self.wait()
         results = []
         for rank in range(self.ranks):
-            with np.load(self.directory / f"result-{rank}.npz") as arrays:
-                results.append(dict(arrays))
+            path = self.directory / f"result-{rank}.npz"
+            try:
+                with np.load(path) as arrays:
+                    results.append(dict(arrays))
+            except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
+                how = "damaged" if path.exists() else "missing"
+                raise Impossible(f"The result of rank {rank} is {how} ({path.name}): run it again, or open another run.") from error
         return results
 
     @property
@@ -181,6 +206,13 @@ class Run:
         return {"clock": trace.clock, "unit": trace.unit, "steps": trace.steps, "step_time": trace.step_time,
                 "idle_share": trace.bubble(), "device_hours": hours,
                 "energy_wh": hours * watts if hours is not None and watts is not None else None}
+
+
+def stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def on(item, clock: str):

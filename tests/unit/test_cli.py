@@ -260,7 +260,6 @@ def test_export_refuses_in_a_sentence(cli, done):
     ("settings.json", '{"bigtrain-run": 9}', "version 9"),
     ("settings.json", '{"bigtrain-run": 1}', "damaged"),
     ("settings.json", "{", "not a run directory"),
-    ("end.json", '{"sta', "damaged"),
     ("events-0.jsonl", '["bigtrain-run", 7, {}]\n', "version 7"),
     (None, '["bigtrain-trace", 7, {}]\n', "version 7"),
     (None, "a poem\n", "not a trace"),
@@ -277,6 +276,57 @@ def test_what_cannot_be_reopened_is_one_sentence(cli, done, tmp_path, command, f
     if text:
         (place / file if file else place).write_text(text)
     refused(cli(command[0], place, *command[1:]), said)
+
+
+def copy_of(done, place) -> Path:
+    place.mkdir()
+    for source in done.iterdir():
+        (place / source.name).write_bytes(source.read_bytes())
+    return place
+
+
+def test_of_a_run_that_was_cut_off_what_is_whole_is_shown(cli, done, tmp_path):
+    """In one sentence, and no number of a part stands beside the prediction of the whole."""
+    place = copy_of(done, tmp_path / "cut")
+    log = place / "events-1.jsonl"
+    whole = log.read_text()
+    log.write_text(whole[:whole.index('["@enter",', whole.index('"1F1"')) + 5])
+    said = "The log of rank 1 is cut off after 1F1: what is whole is shown."
+    code, out, err = cli("show", place)
+    assert (code, err) == (0, "") and out.count(said) == 1 and "step time" not in out and "a step" not in out
+    lanes = {name: text for name, text in re.findall(r"^(rank \d) (.*)$", out, re.M)}
+    assert "B1" in lanes["rank 0"] and "F1" in lanes["rank 1"] and "B1" not in lanes["rank 1"]
+    assert said in cli("export", place, "--chrome", "o.json")[1] and json.loads(Path("o.json").read_text())["otherData"]["settings"]["unfinished"]
+
+
+def test_a_lost_result_leaves_the_table(cli, done, tmp_path):
+    place = copy_of(done, tmp_path / "lost")
+    (place / "result-0.npz").unlink()
+    out = cli("show", place)[1]
+    assert "The result of rank 0 is missing: what is whole is shown.\n" in out and row(out, "step time")[:2] == ["9 slots", "9 slots"]
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"ranks": 99}, "There is no table: ranks is 99: it must be a whole number from 1 to 8."),
+    ({"colour": "red"}, "There is no table: pipeline has no setting 'colour'"),
+    ({"experiment": "gone"}, "There is no table: There is no experiment called 'gone'"),
+    ({"schedule": "gone"}, "There is no table: There is no schedule called 'gone'"),
+])
+def test_show_says_why_there_is_no_table(cli, done, tmp_path, change, said):
+    place = copy_of(done, tmp_path / "other")
+    settings = json.loads((place / "settings.json").read_text())
+    settings["settings"] |= change
+    (place / "settings.json").write_text(json.dumps(settings))
+    code, out, err = cli("show", place)
+    assert (code, err) == (0, "") and said in out and "quantity" not in out and "rank 0" in out
+
+
+def test_without_a_run_the_newest_is_named(cli):
+    refused(cli("show"), "Name a run directory, or a file that predict --save wrote.")
+    for name in ("20260101T000000Z-b", "20260102T000000Z-a"):
+        Path("runs", name).mkdir(parents=True)
+    refused(cli("show"), f"such as the newest one here, {Path('runs/20260102T000000Z-a')}.")
+    refused(cli("export", "--chrome", "o.json"), "Name a run directory")
 
 
 # -- ends other than well ----------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh, Scalar, Span
-from bigtrain_lab.runtime import Run, launch
-from bigtrain_lab.runtime.log import Tail
+from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime.log import Log, Tail
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import step, warm_up
 
@@ -190,13 +190,13 @@ def test_summary(tmp_path):
     assert slots.summary()["energy_wh"] is None and slots.summary()["step_time"] == 1
 
 
-def finished(tmp_path) -> Path:
+def finished(tmp_path, ranks=1) -> Path:
     def program(rank):
         for i in range(3):
             with rank.span(step(rank, i)):
                 pass
 
-    launch(program, 1, cost={"F": 1}, directory=tmp_path / "run").wait()
+    launch(program, ranks, cost={"F": 1}, directory=tmp_path / "run").wait()
     return tmp_path / "run"
 
 
@@ -213,6 +213,66 @@ def test_a_cut_off_log_is_read_as_far_as_it_goes(tmp_path):
     spans = [i for i, line in enumerate(lines) if b'"span"' in line]
     log.write_bytes(b"".join([*lines[:spans[1]], b"\0" * 100 + b"\n", *lines[spans[1] + 1:]]))
     assert len(Run.open(directory).trace()) == 1  # nothing after a lost line is trusted
+
+
+def cut(path: Path, mark: str) -> None:
+    text = path.read_text()
+    path.write_text(text[:text.rindex(mark) + 3])
+
+
+@pytest.mark.parametrize("lose, said", [
+    (lambda d: None, None),
+    (lambda d: cut(d / "events-1.jsonl", '["@done"'), "The log of rank 1 is cut off after 1F2"),
+    (lambda d: cut(d / "events-1.jsonl", '["span"'), "The log of rank 1 is cut off after 1F1"),
+    (lambda d: (d / "events-0.jsonl").write_text(""), "The log of rank 0 is cut off before its first step"),
+    (lambda d: (d / "events-0.jsonl").unlink(), "The log of rank 0 is missing"),
+    (lambda d: (d / "events-0.jsonl").write_text((d / "events-0.jsonl").read_text().replace('["@enter"', "x", 2).replace('x', '["@enter"', 1)),
+     "The log of rank 0 is damaged after 0F0"),
+    (lambda d: (d / "result-1.npz").unlink(), "The result of rank 1 is missing"),
+    (lambda d: (d / "end.json").unlink(), "The note of its end (end.json) is missing or damaged"),
+    (lambda d: (d / "end.json").write_text('{"state": "do'), "The note of its end (end.json) is missing or damaged"),
+    (lambda d: [(d / "events-0.jsonl").unlink(), (d / "result-0.npz").unlink(), cut(d / "events-1.jsonl", '["@done"')],
+     "The log of rank 0 is missing, the log of rank 1 is cut off after 1F2 and the result of rank 0 is missing"),
+], ids=["nothing", "the end", "a step", "all of a log", "a log", "a line", "a result", "end.json", "half of end.json", "much"])
+def test_a_run_says_what_its_directory_has_lost(lose, said, tmp_path):
+    directory = finished(tmp_path, ranks=2)
+    settings = json.loads((directory / "settings.json").read_text())
+    (directory / "settings.json").write_text(json.dumps(settings | {"launcher": None}))  # opened later, by somebody else
+    lose(directory)
+    run = Run.open(directory)
+    assert run.state == "done" and run.damage == (said and f"{said}: what is whole is shown.")
+    assert bool(run.trace().settings.get("unfinished")) == ("log" in (said or ""))
+
+
+def test_a_lost_result_is_named(tmp_path):
+    directory = finished(tmp_path, ranks=2)
+    for write, how in ((lambda path: path.write_bytes(path.read_bytes()[:20]), "damaged"), (Path.unlink, "missing")):
+        write(directory / "result-1.npz")
+        with pytest.raises(Impossible, match=f"The result of rank 1 is {how} "):
+            Run.open(directory).result
+
+
+def test_of_a_run_that_failed_only_lost_lines_are_told(tmp_path):
+    def program(rank):
+        with rank.span(step(rank, 0)):
+            raise ValueError("bad")
+
+    run = launch(program, 1, directory=tmp_path / "run")
+    with pytest.raises(RankFailed):
+        run.wait()
+    assert run.damage is None and Run.open(run.directory).damage is None
+    log = run.directory / "events-0.jsonl"
+    log.write_text(log.read_text().replace('["@enter"', "["))
+    assert Run.open(run.directory).damage == "The log of rank 0 is damaged before its first step: what is whole is shown."
+
+
+def test_logs_are_read_again_only_where_they_have_changed(tmp_path, monkeypatch):
+    run, read = Run.open(finished(tmp_path)), []
+    real = Log.read
+    monkeypatch.setattr(Log, "read", lambda path: read.append(path) or real(path))
+    assert run.trace() == run.trace() and len(run.trace("measured")) == 3 and run.damage is None and len(read) == 1
+    cut(run.directory / "events-0.jsonl", '["span"')
+    assert len(run.trace()) == 2 and len(read) == 2
 
 
 def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):

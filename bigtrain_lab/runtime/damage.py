@@ -1,0 +1,44 @@
+"""What a run directory has lost since its run ended: a log cut off by a full disk or a broken copy, a file that is gone.
+
+The log of a rank that was done ends with "@done". What comes before a lost line still counts, and nothing after it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core import Span
+from .log import Log
+
+
+def of(directory: Path, logs: Sequence[Log], ranks: int, done: bool) -> str | None:
+    """What is not whole, in one sentence; None where all is. Of a run that was not done, only lost lines can be told."""
+    told = [f"the log of rank {rank} is {log.state} {where_it_ends(log)}".rstrip() for rank, log in enumerate(logs)
+            if log.state == "damaged" or done and log.state != "done"]
+    if done:
+        told += [f"the result of rank {rank} is missing" for rank in range(ranks) if not (directory / f"result-{rank}.npz").exists()]
+        told += [] if noted_end(directory) else ["the note of its end (end.json) is missing or damaged"]
+    return f"{listed(told)}: what is whole is shown." if told else None
+
+
+def where_it_ends(log: Log) -> str:
+    """Behind which step of the rank nothing more can be read."""
+    if log.state == "missing":
+        return ""
+    last = next((item.measured.name for item in reversed(log.items) if isinstance(getattr(item, "measured", None), Span)), None)
+    return f"after {last}" if last else "before its first step"
+
+
+def noted_end(directory: Path) -> dict | None:
+    """The state and the diagnosis that were noted at the end of the run; None where there is no such note, or a damaged one."""
+    try:
+        end = json.loads((directory / "end.json").read_text())
+        return {name: end[name] for name in ("state", "diagnosis")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def listed(told: list[str]) -> str:
+    """The parts as the beginning of a sentence."""
+    text = ", ".join(told[:-1]) + (" and " if told[:-1] else "") + told[-1]
+    return text[0].upper() + text[1:]
