@@ -5,35 +5,67 @@ import sys
 from typing import NamedTuple
 
 from ..core import Impossible
+from .peers import Peer
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Place(NamedTuple):
-    """This process as one rank of a job that something else (torchrun, Slurm) started."""
+    """This process as one rank of a job that something else (torchrun, also under Slurm or Kubernetes) started."""
 
     index: int
     ranks: int
+    nodes: int = 1
+    restart: int = 0
+    agent: bool = False  # whether torchrun itself started it, and ends it with the others
 
 
 def place_given() -> Place | None:
     """The place that torchrun gave to this process, or None when nobody did."""
     try:
         index, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        nodes, restart = int(os.environ.get("GROUP_WORLD_SIZE", 1)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     except (KeyError, ValueError):
         return None
-    return Place(index, ranks) if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ else None
+    if "MASTER_ADDR" not in os.environ or not os.environ.get("MASTER_PORT", "").isdigit():
+        return None
+    return Place(index, ranks, nodes, restart, "TORCHELASTIC_RUN_ID" in os.environ)
+
+
+def meeting_point() -> Peer:
+    """Where the ranks of torchrun meet."""
+    return Peer(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
 def refuse_other_size(place: Place, ranks: int) -> None:
     """Impossible, with the command that works, where torchrun started another number of ranks than asked for."""
-    if place.ranks != ranks:
-        raise Impossible(f"This asks for {ranks} ranks, but torchrun started {place.ranks}: "
-                         f"use torchrun --nproc-per-node={ranks} on one node, or ask for {place.ranks} ranks.")
+    if place.ranks == ranks:
+        return
+    here, nodes = f"torchrun --nproc-per-node={ranks} on one node", place.nodes
+    if nodes == 1:
+        words = f"use {here}"
+    elif ranks % nodes == 0:
+        words = f"use torchrun --nnodes={nodes} --nproc-per-node={ranks // nodes} on each of the {nodes} nodes"
+    else:
+        words = f"{ranks} ranks cannot be shared out evenly over {nodes} nodes, so use {here}"
+    raise Impossible(f"This asks for {ranks} ranks, but torchrun started {place.ranks}{f' on {nodes} nodes' if nodes > 1 else ''}: "
+                     f"{words}, or ask for {place.ranks} ranks.")
 
 
 def set_local(threads: int) -> None:
     """Keep a rank on this machine: gloo talks over loopback only, and threads do not fight over cores."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def interface() -> str | None:
+    """The network interface that gloo was told to use."""
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def use_interface(name: str) -> None:
+    """Let gloo use this network interface."""
+    os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def cache_directory() -> str:

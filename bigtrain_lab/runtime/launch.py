@@ -46,18 +46,21 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
-           stall_s: float = 30.0, jitter_s: float = 0.0, watts: float | None = None) -> Run:
+           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
     cost       prices the modelled clock; without it, or with clock=False, only wall times are recorded
+    watts      of one device, for the energy
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
     record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
-    stall_s    a run whose logs do not grow for so long is ended as hanging; not under torchrun, where nothing watches the ranks
+    stall_s    a run whose logs do not grow for so long is ended as hanging
     jitter_s   each operation first sleeps a random time up to this
+    threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
 
     Every rank computes on the CPU; GPUs come with a later version.
-    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done.
+    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done. `cost` and
+    `watts` may be functions without arguments; of all ranks of torchrun only rank 0 then asks for them.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -71,21 +74,32 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
     if not stall_s > 0 or not jitter_s >= 0:
         raise Impossible(f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: times must not be negative, and a stall takes some.")
-    cost = Cost.of(cost) if cost is not None and clock and record else None
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        raise Impossible(f"threads is {threads!r}: give each rank a whole number of threads, at least 1.")
     try:
         travelling = cloudpickle.dumps(program)
     except Exception as error:
         raise Impossible(f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
                          "let it make open files, locks and widgets itself.") from error
-    about = {"bigtrain-run": FORMAT, "name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed,
-             "clock": cost is not None, "unit": cost.unit if cost else "s", "ticks_per_unit": cost.ticks_per_unit if cost else 10**9,
-             "meter": meter, "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "watts": watts,
-             "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "settings": settings or {}}
-    job = Job("", mesh, cost, time.monotonic_ns(), "", seed, max(1, cores() // ranks), meter, record, jitter_s, os.getcwd())
+    clock &= record and cost is not None
+    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter,
+             "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads}
+
+    def prepare(hosts: list[dict]) -> Job:
+        found = cost() if callable(cost) and clock else cost
+        priced = Cost.of(found) if clock and found is not None else None
+        about = {"bigtrain-run": FORMAT, **asked, "clock": priced is not None, "unit": priced.unit if priced else "s",
+                 "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
+                 "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
+                 "settings": settings or {}}
+        place = new_directory(directory, name, about)
+        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd())
+
     if given:
-        return run_in_place(given, program, job, lambda: new_directory(directory, name, about))
-    place = new_directory(directory, name, about)
-    job = replace(job, directory=str(place), store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
+        return run_in_place(given, program, {**asked, **versions(), **(settings or {})}, prepare, stall_s)
+    job = prepare([])
+    place = Path(job.directory)
+    job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
     try:
         with interrupts_held():
             watch = Watch(start(ranks, job, travelling), job, stall_s)
@@ -214,6 +228,11 @@ def new_directory(directory, name: str, about: dict) -> Path:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict:
+    """What ranks on several machines must have alike."""
+    return {"version of " + name: version(name) for name in ("bigtrain_lab", "torch")}
 
 
 @lru_cache(maxsize=1)

@@ -138,7 +138,8 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
         code = FAILED
-        traceback.print_exc()
+        if meeting:  # into the rank's log; under torchrun a sentence follows, and the status keeps the rest
+            traceback.print_exc()
         status |= failure(error)
         if log:
             log.write()

@@ -1,0 +1,87 @@
+"""How far the clocks of several machines are apart, and how well that is known.
+
+Rank 0 asks at t0, the other machine hears at t1 and answers at t2, rank 0 hears at t3, each on its own clock:
+
+    offset = ((t1 - t0) + (t2 - t3)) / 2        round trip = (t3 - t0) - (t2 - t1)
+
+The offset is right to half the round trip, whatever share of it each way takes, so the smallest round trip of several
+counts (Cristian, Probabilistic clock synchronization, 1989; RFC 5905, section 8). A message then never seems to arrive
+before it was sent, unless it was quicker than the quickest of these. Clocks drift: it holds at the start of a run.
+"""
+
+import os
+import platform
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+ROUNDS = 25
+
+
+class Offset(NamedTuple):
+    """`ns` that a machine's monotonic clock is ahead of rank 0's, right to `error_ns`."""
+
+    ns: int
+    error_ns: int
+
+
+def offset(times) -> Offset:
+    """The best estimate from the (t0, t1, t2, t3) of several questions."""
+    t0, t1, t2, t3 = min(times, key=lambda t: (t[3] - t[0]) - (t[2] - t[1]))
+    return Offset(((t1 - t0) + (t2 - t3)) // 2, ((t3 - t0) - (t2 - t1) + 1) // 2 + 1)  # + 1: what the halves may lose
+
+
+def clock_id() -> str:
+    """The same in two processes exactly where they read the same monotonic clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip() + os.readlink("/proc/self/ns/time")
+    except OSError:
+        return platform.node()
+
+
+def beyond_the_wall() -> int:
+    """What this machine's calendar is ahead of its monotonic clock, in ns."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+def offsets(index: int, clocks: list[str]) -> dict[str, Offset]:
+    """Clock -> its offset, on rank 0; elsewhere {}. Every rank calls this; the first rank of each other clock is asked.
+    `clocks`: each rank's clock, by rank."""
+    asked = {clock: clocks.index(clock) for clock in clocks if clock != clocks[0]}
+    if index == 0:
+        return {clocks[0]: Offset(0, 0)} | {clock: offset(ask(rank)) for clock, rank in asked.items()}
+    if asked.get(clocks[index]) == index:
+        answer()
+    return {}
+
+
+def ask(rank: int) -> list[tuple[int, int, int, int]]:
+    times, heard = [], torch.zeros(2, dtype=torch.int64)
+    for _ in range(ROUNDS):
+        t0 = time.monotonic_ns()
+        dist.send(heard, rank)
+        dist.recv(heard, rank)
+        times.append((t0, *heard.tolist(), time.monotonic_ns()))
+    return times
+
+
+def answer() -> None:
+    message = torch.zeros(2, dtype=torch.int64)
+    for _ in range(ROUNDS):
+        dist.recv(message, 0)
+        t1 = time.monotonic_ns()
+        message[0], message[1] = t1, time.monotonic_ns()
+        dist.send(message, 0)
+
+
+def told(hosts: list[dict]) -> str:
+    """What a run's settings say of its machines' clocks, in one sentence; "" where there is one clock."""
+    others = [host for host in hosts if host["error_s"]]
+    if not others:
+        return ""
+    parts = [f"that of rank {host['ranks'][0]} ({host['name']}) is {abs(host['ahead_s']) * 1e3:.3g} ms "
+             f"{'behind' if host['ahead_s'] < 0 else 'ahead of'} rank 0's, known to {host['error_s'] * 1e3:.2g} ms" for host in others]
+    return f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what was found at the start."
