@@ -1,9 +1,11 @@
 """Why a rank waits: one sentence for each bubble, read off the trace and the schedule's needs."""
 
-from .core import Trace
+from .core import Scalar, Trace
 from .core.trace import ACTION
 from .schedule import Action, Schedule
 from .words import duration
+
+NOT_FINITE = "not finite"  # the kind of a scalar that says what was a rank's first value that is not finite
 
 
 def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
@@ -44,6 +46,20 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
         sentences.append(f"In all, {100 * share:.1f}% of the ranks' time is idle. A batch fills and drains the pipeline once, "
                          "so cutting it into more micro-batches makes the share smaller.")
     return sentences
+
+
+def not_finite(trace: Trace) -> list[str]:
+    """Where a NaN or an infinity began, in a sentence: the first rank in time that sent or reported one, and the first
+    report, such as a loss. Nothing where all was finite."""
+    found = sorted((e for e in trace if isinstance(e, Scalar) and e.kind == NOT_FINITE), key=lambda e: e.start)
+    if not found:
+        return []
+    first, sent = found[0], [e for e in found if " in " not in e.name]
+    said = [f"Not finite (NaN or infinity): it began on rank {first.rank}"]
+    if sent:
+        said.append(f"rank {sent[0].rank} sent the first such value in {sent[0].name}" + (", and all that it had received was finite" if sent[0] is first else ""))
+    said += [f"the first report of one is the {e.name} (rank {e.rank})" for e in found if e not in sent][:1]
+    return ["; ".join(said) + "."]
 
 
 def told(name: str, schedule: Schedule) -> bool:

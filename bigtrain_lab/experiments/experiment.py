@@ -13,6 +13,8 @@ from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, Fault
 
+HANGS_S = 5.0  # the stall limit of a run that is asked to hang: its actions last milliseconds
+
 
 class Quantity(NamedTuple):
     """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be equal; `of` answers None
@@ -35,12 +37,26 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
     quantities: ClassVar[tuple[Quantity, ...]] = ()  # a property where the rows depend on the settings
 
+    # What may go wrong in any lab (runtime/faults.py); shown after the settings of the subclass.
+    fault: str = knob("none", "what goes wrong on purpose", choices=lambda: list(FAULTS), more=True)
+    fault_rank: int = knob(0, "the rank that it strikes", low=0, high=7, more=True)
+    fault_at: int = knob(0, "the action of that rank at whose start it strikes, counted from 0", low=0, high=9999, more=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs):
+        """A subclass's own fields come first, then those of every experiment that it has not declared anew."""
+        fields, knobs = cls.__pydantic_fields__, Experiment.knobs()
+        for name in [name for name, knob in cls.knobs().items() if knob is knobs.get(name)]:
+            fields[name] = fields.pop(name)
+
     def __init__(self, **settings: Any):
         settings.pop("facts", None)  # of a run that is opened again
         try:
             super().__init__(**settings)
         except ValidationError as error:
             raise Impossible(sentence(error, type(self))) from None
+        if self.fault != "none":
+            self.refuse_fault()
 
     def replace(self, **changes) -> "Experiment":
         """The same experiment with some settings changed, checked again."""
@@ -69,7 +85,26 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         """The settings that have no effect beside these values of the others: a panel greys them."""
-        return set()
+        fault = settings.get("fault", "none")
+        return {"fault_rank", "fault_at"} if fault == "none" else {"fault_at"} if fault == "straggler" else set()
+
+    @property
+    def misfortune(self) -> Fault:
+        """The fault that the settings ask for; `.priced(cost)` is what a straggler makes of a Cost."""
+        return Fault(self.fault, self.fault_rank, self.fault_at)
+
+    def actions(self, rank: int) -> list[str]:
+        """The names of what a rank does, in order; a fault strikes at one of them."""
+        return [span.name for span in self.predict().spans(rank)]
+
+    def refuse_fault(self) -> None:
+        """Impossible where the fault would strike nothing."""
+        self.misfortune.refuse(self.ranks)
+        struck = {self.fault_rank, (self.fault_rank + 1) % self.ranks} if self.fault == "deadlock" else {self.fault_rank}
+        for rank in struck:
+            if self.fault != "straggler" and self.fault_at >= (count := len(self.actions(rank))):
+                raise Impossible(f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to {count - 1}: "
+                                 "choose one of them.")
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -97,8 +132,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
+        if self.fault == "hang":
+            options.setdefault("stall_s", HANGS_S)
         return launch(self.program, ranks=self.ranks, cost=self.cost(), settings={"experiment": self.name, **self.told}, name=self.name,
-                      steps=self.steps, watts=self.watts, **options)
+                      steps=self.steps, watts=self.watts, fault=self.misfortune, **options)
 
 
 def sentence(error: ValidationError, cls: type) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
-from ..explain import bubbles
+from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
 from ..schedule import Action, Schedule
 from ..simulate import simulate
@@ -38,10 +38,11 @@ class Pipelined(Experiment):
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        """Options of other schedules than the chosen one."""
+        """Options of other schedules than the chosen one, and where no fault strikes."""
         schedules = Schedule.all()
         used = schedules[settings["schedule"]].options() if settings["schedule"] in schedules else set()
-        return (set().union(*(each.options() for each in schedules.values())) - used) & set(cls.model_fields)
+        others = (set().union(*(each.options() for each in schedules.values())) - used) & set(cls.model_fields)
+        return super().idle_settings(settings) | others
 
     # -- what a subclass says -------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Pipelined(Experiment):
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
         messages = dict.fromkeys("FBI", self.message_bytes)
-        return Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks), **time)
+        return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks), **time))
 
     def predict(self) -> Trace:
         return replace(self.simulated(), settings=self.told)
@@ -118,7 +119,7 @@ class Pipelined(Experiment):
         return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:
-        return bubbles(trace, self.order)
+        return not_finite(trace) + bubbles(trace, self.order)
 
     # -- reality --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
@@ -30,6 +30,7 @@ import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, fresh
+from .faults import Fault
 from .in_place import run_in_place
 from .process import Job
 from .run import FORMAT, Run, this_process
@@ -46,7 +47,8 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
-           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1) -> Run:
+           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1,
+           fault: Fault | None = None) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -57,6 +59,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     stall_s    a run whose logs do not grow for so long is ended as hanging
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
+    fault      what goes wrong on purpose, and where (faults.py)
 
     Every rank computes on the CPU; GPUs come with a later version.
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done. `cost` and
@@ -76,6 +79,11 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         raise Impossible(f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: times must not be negative, and a stall takes some.")
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise Impossible(f"threads is {threads!r}: give each rank a whole number of threads, at least 1.")
+    fault = fault if fault and fault.kind != "none" else None
+    if fault:
+        fault.refuse(ranks)
+        if not record:
+            raise Impossible(f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
     try:
         travelling = cloudpickle.dumps(program)
     except Exception as error:
@@ -83,17 +91,18 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                          "let it make open files, locks and widgets itself.") from error
     clock &= record and cost is not None
     asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter,
-             "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads}
+             "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, **({"fault": asdict(fault)} if fault else {})}
 
     def prepare(hosts: list[dict]) -> Job:
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
+        priced = fault.priced(priced) if fault and priced else priced
         about = {"bigtrain-run": FORMAT, **asked, "clock": priced is not None, "unit": priced.unit if priced else "s",
                  "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
                  "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
                  "settings": settings or {}}
         place = new_directory(directory, name, about)
-        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd())
+        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault)
 
     if given:
         return run_in_place(given, program, {**asked, **versions(), **(settings or {})}, prepare, stall_s)

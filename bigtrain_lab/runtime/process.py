@@ -26,6 +26,7 @@ import torch.distributed as dist
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, frames
 from .clock import Clock
+from .faults import Fault, Strike
 from .group import is_lost
 from .log import EventLog, LogUnwritable
 from .meter import Meter
@@ -50,6 +51,7 @@ class Job:
     record: bool = True
     jitter_s: float = 0.0
     work_directory: str = "."
+    fault: Fault | None = None
 
     def file(self, kind: str, index: int, suffix: str) -> Path:
         return Path(self.directory) / f"{kind}-{index}.{suffix}"
@@ -127,6 +129,8 @@ def work(index: int, job: Job, load, meeting=None) -> int:
             meeting.begin()
         recorder = Recorder(index, clock, log, Meter(clock.wall) if job.meter else None, job.jitter_s, job.seed) if log else None
         rank = Rank(index, job.mesh, torch.device("cpu"), job.seed, recorder)
+        if job.fault and recorder:
+            recorder.strike = Strike(job.fault, rank)
         results = program(rank)
         rank.finish()
         if meeting:

@@ -3,7 +3,9 @@
 import random
 import time
 from contextlib import contextmanager, nullcontext
+from math import isfinite, nan
 
+from ..explain import NOT_FINITE
 from ..schedule import Action, kind_of, name_of
 from .clock import Clock
 from .log import EventLog
@@ -16,7 +18,8 @@ class Recorder:
     def __init__(self, rank: int, clock: Clock, log: EventLog, meter: Meter | None = None, jitter_s: float = 0.0, seed: int = 0):
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
-        self._inside = None
+        self._inside, self.strike = None, None  # strike: a fault on purpose (faults.py)
+        self._not_finite: set[str] = set()  # what was, of "sent" and "reported"
 
     def jitter(self) -> None:
         if self._jitter_s:
@@ -42,7 +45,11 @@ class Recorder:
         try:
             with self.meter.begin() if self.meter else nullcontext():
                 wall_start = clock.wall()
+                if self.strike:
+                    self.strike.begin(name)
                 yield
+                if self.strike:
+                    self.strike.end(clock.wall() - wall_start)
                 wall_end = clock.wall()
         finally:
             self._inside = None
@@ -55,6 +62,8 @@ class Recorder:
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""
+        if self.strike:
+            self.strike.holdings = holdings
         if self.meter:
             self.meter.holdings = holdings
             self._memory("start", self.clock.wall(), self.clock.now("compute"), "compute")
@@ -66,8 +75,16 @@ class Recorder:
 
     def scalar(self, name: str, value: float, lane: str = "compute") -> None:
         self.log.note("scalar", self.clock.wall(), self.rank, lane, "scalar", name, self.clock.now(lane), value)
+        if not isfinite(value):
+            self.not_finite("reported", f"{name} in {self._inside or 'the program'}", lane)
         if not self._inside:  # a span writes at its end
             self.log.write()
+
+    def not_finite(self, how: str, what: str, lane: str) -> None:
+        """Note the first value that this rank sent or reported which is not finite: a NaN began at the rank that was first."""
+        if how not in self._not_finite:
+            self._not_finite.add(how)
+            self.log.note("scalar", self.clock.wall(), self.rank, lane, NOT_FINITE, what, self.clock.now(lane), nan)
 
     # -- messages -------------------------------------------------------------------------------------------
 

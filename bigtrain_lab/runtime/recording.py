@@ -10,6 +10,7 @@ is no header, hence no sender's time: a measured Transfer then begins when the r
 """
 
 from contextlib import contextmanager
+from math import isfinite
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,8 @@ class RecordingGroup(Group):
     def _wire(self, tensor, dst, name, way):
         to, clock = self.members[dst], self.recorder.clock
         self.recorder.sending(to, way, str(name))
+        if not is_finite(tensor):
+            self.recorder.not_finite("sent", str(name) or "a message", self.lane)
         if not clock.modelled:
             return super()._wire(tensor, dst, name, way)
         link = clock.cost.link(self.recorder.rank, to)
@@ -102,3 +105,11 @@ class RecordingGroup(Group):
                 lane = clock.lane(self.lane)
                 lane.now = end = int(latest) + clock.cost.duration((Action(name, 0, 0),), recorder.rank)
         recorder.log.write("span", wall_start, clock.wall(), recorder.rank, self.lane, name, name, start, end, None)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass: a finite sum tells it of all; one that is not may have overflowed."""
+    if not tensor.is_floating_point() or tensor.itemsize < 2:  # float8 adds up on no CPU
+        return True
+    tensor = tensor.detach()
+    return isfinite(tensor.sum()) or bool(tensor.isfinite().all())

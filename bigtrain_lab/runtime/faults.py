@@ -1,0 +1,101 @@
+"""Faults on purpose: what breaks real training, at an action of your choice, so that its symptom can be learnt.
+
+A fault strikes where every technique passes and none looks: at the start of a recorded span. It is real (the process
+does end, the number is a NaN), and a run tells it as it would tell one that nobody asked for.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..core import Cost, Impossible
+
+FAULTS = {
+    "none": "nothing goes wrong",
+    "raise": "the program raises an exception",
+    "exit": "the process leaves without a word",
+    "kill": "the process is killed, as by the system when memory is short",
+    "hang": "the action never ends",
+    "deadlock": "the rank and the next one wait to receive from each other",
+    "straggler": "each action takes twice its time",
+    "nan": "one weight becomes not a number",
+}
+SLOWER = 2  # times that a straggler takes for each action
+EXIT_CODE = 3
+
+
+class OnPurpose(RuntimeError):
+    """The exception of the fault "raise"."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` strikes `rank` at the start of its action number `at`, counted from 0; a straggler is slow from its first."""
+
+    kind: str
+    rank: int = 0
+    at: int = 0
+
+    def __post_init__(self):
+        if self.kind not in FAULTS:
+            raise Impossible(f"There is no fault {self.kind!r}: choose one of {', '.join(FAULTS)}.")
+        if self.rank < 0 or self.at < 0:
+            raise Impossible(f"A fault on rank {self.rank} at action {self.at}: count both from 0.")
+
+    def refuse(self, ranks: int) -> None:
+        """Impossible where a run of so many ranks cannot have it."""
+        if self.kind == "none":
+            return
+        if self.rank >= ranks:
+            raise Impossible(f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose one of them.")
+        if self.kind == "deadlock" and ranks < 2:
+            raise Impossible("A deadlock takes two ranks that wait for each other: take 2 ranks or more.")
+
+    def priced(self, cost: Cost) -> Cost:
+        """The cost of the faulty run: a straggler's actions take longer, predicted and modelled alike."""
+        return replace(cost, slowdown={**cost.slowdown, self.rank: SLOWER}) if self.kind == "straggler" else cost
+
+
+class Strike:
+    """A fault as it lives in one rank: the recorder calls `begin` and `end` around each span."""
+
+    def __init__(self, fault: Fault, rank):
+        self.fault, self.rank, self._actions, self.holdings = fault, rank, 0, dict
+        self.ours = rank.index == fault.rank
+        if fault.kind == "deadlock":  # its other half
+            self.ours |= rank.index == (fault.rank + 1) % rank.size
+
+    def begin(self, name: str) -> None:
+        """An action begins: the fault, if this is where it strikes."""
+        now, self._actions = self._actions == self.fault.at, self._actions + 1
+        if not (now and self.ours):
+            return
+        match self.fault.kind:
+            case "raise":
+                raise OnPurpose(f"the fault that was asked for, in {name}")
+            case "exit":
+                os._exit(EXIT_CODE)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+            case "hang":
+                while True:
+                    time.sleep(3600)
+            case "deadlock":
+                other = (self.rank.index + (1 if self.rank.index == self.fault.rank else -1)) % self.rank.size
+                self.rank.group().recv(other, name="a go-ahead")  # which nobody sends
+            case "nan":
+                self._spoil()
+
+    def end(self, took_ns: int) -> None:
+        """The action's work is done: a straggler takes its time."""
+        if self.ours and self.fault.kind == "straggler":
+            time.sleep((SLOWER - 1) * took_ns / 1e9)
+
+    def _spoil(self) -> None:
+        weights = [w for w in self.holdings().get("weights", ()) if w.is_floating_point() and w.numel()]
+        if not weights:
+            raise Impossible(f"Rank {self.rank.index} has told no weights that could become a NaN: call rank.watch(...) before the first action.")
+        weights[-1].data[(0,) * weights[-1].dim()] = torch.nan  # the last: of an embedding, most rows are never read
