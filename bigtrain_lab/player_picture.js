@@ -25,13 +25,15 @@ function readScene(bytes, look) {
   for (const e of scene.spans) times.add(e.start).add(e.end);
   for (const e of scene.transfers) times.add(e.start).add(e.end);
   scene.times = Float64Array.from(times).sort();
-  scene.peaks = raw.levels.map((rank) => rank.reduce((most, level) => Math.max(most, sum(level)), 0));
+  scene.longest = scene.transfers.reduce((most, t) => Math.max(most, t.end - t.start), 0);
+  scene.totals = raw.levels.map((rank) => Float64Array.from(rank, sum));
+  scene.peaks = scene.totals.map((rank) => rank.reduce((most, total) => Math.max(most, total), 0));
   scene.peak = Math.max(0, ...scene.peaks);
-  scene.inside = raw.inside.map(([rank, t, bytes, kind]) => {  // on top of what the other kinds hold
-    const level = levelAt(raw.levels[rank], t);
-    return { rank, t, bytes: level ? sum(level) - level[kind + 1] + bytes : bytes };
-  });
-  for (const e of scene.inside) scene.peak = Math.max(scene.peak, e.bytes);
+  scene.inside = raw.levels.map(() => []);
+  for (const [rank, t, bytes, kind] of raw.inside) {  // on top of what the other kinds hold
+    const level = levelAt(raw.levels[rank], t), total = level ? sum(level) - level[kind + 1] + bytes : bytes;
+    scene.inside[rank].push([t, total]); scene.peak = Math.max(scene.peak, total);
+  }
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1])));
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
@@ -53,6 +55,9 @@ function lastBefore(items, value, key) {
   return low - 1;
 }
 
+/** Items with a `start`, sorted by it, that overlap a stretch of time; none lasts longer than `longest`. */
+const during = (items, from, to, longest) =>
+  items.slice(lastBefore(items, from - longest, (e) => e.start) + 1, lastBefore(items, to, (e) => e.start) + 1).filter((e) => e.end >= from);
 const spanAt = (row, t) => { const s = row[lastBefore(row, t, (e) => e.start)]; return s && t < s.end ? s : null; };
 const levelAt = (levels, t) => levels[lastBefore(levels, t, (e) => e[0])];
 const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 100 ? 5 : 4 });
@@ -109,7 +114,12 @@ function paintLayer(c, v) {
   c.fillStyle = hatch;
   scene.rows.forEach((_, i) => c.fillRect(x0, L.rowY(i), x1 - x0, L.row));
   paintBoxes(c, v);
-  if (L.gap >= 3 || scene.transfers.length < 400) for (const t of scene.transfers) paintTransfer(c, v, t, theme.soft, 0.8);
+  const messages = during(scene.transfers, v.from, v.to, scene.longest);
+  if (L.gap >= 3 && messages.length > 2 * L.width) {  // too many for arrows: one stroke for all
+    c.strokeStyle = theme.soft; c.globalAlpha = 0.8; c.lineWidth = 1; c.beginPath();
+    for (const t of messages) { const [x0, y0, x1, y1] = course(v, t); c.moveTo(x0, y0); c.lineTo(x1, y1); }
+    c.stroke(); c.globalAlpha = 1;
+  } else if (L.gap >= 3 || messages.length < 400) for (const t of messages) paintTransfer(c, v, t, theme.soft, 0.8);
   if (L.ranks) paintMemory(c, v, look);
   c.restore();
 }
@@ -139,23 +149,38 @@ function paintAxis(c, v) {
 const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || v.look.other
   : s.version == null ? v.look.other : v.look.versions[s.version % v.look.versions.length];
 
+/** What a box may say, longest first; the pointer tells what a short text leaves out. By version, the second stands over the third. */
+function textsOf(s, lens) {
+  if (lens && s.version != null) return [`${s.label} v${s.version}`, s.label, `v${s.version}`, `${s.version}`];
+  const bare = s.label.replace(/^\d+(?=[A-Z]\d+$)/, "");
+  return [s.label, bare, bare.replace(/^[A-Za-z](?=\d+$)/, "")];
+}
+
 function paintBoxes(c, v) {
-  const { scene, layout: L } = v, write = L.row >= 11;
-  c.textAlign = "center"; c.textBaseline = "middle"; c.font = `${L.row >= 16 ? 11 : 10}px ${v.theme.font}`;
-  const widths = {}, wide = (text) => widths[text] ??= c.measureText(text).width;
-  for (const s of scene.spans) {
-    if (s.end < v.from || s.start > v.to) continue;
-    const x = xOf(v, s.start), w = xOf(v, s.end) - x, y = L.rowY(s.row), [fill, ink] = colourOf(v, s);
-    c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
-    if (!write || w < 9) continue;
-    const tag = v.lens && s.version != null ? `v${s.version}` : "", whole = tag ? `${s.label} ${tag}` : s.label;
-    if (tag && L.row >= 22 && wide(whole) > w - 3 && Math.max(wide(s.label), wide(tag)) <= w - 3) {  // in two lines
-      c.fillStyle = ink; c.fillText(s.label, x + (w - 1) / 2, y + L.row / 2 - 5); c.fillText(tag, x + (w - 1) / 2, y + L.row / 2 + 6);
-      continue;
+  const { scene, layout: L } = v, write = L.row >= 11, alike = new Map();  // boxes of one kind and width, which say equally much
+  for (const row of scene.byRow) {
+    let half = -1;
+    for (let i = Math.max(0, lastBefore(row, v.from, (s) => s.start)); i < row.length && row[i].start <= v.to; i++) {
+      const s = row[i], x = xOf(v, s.start), w = xOf(v, s.end) - x, y = L.rowY(s.row);
+      if (s.end < v.from || (w < 0.5 && half === (half = Math.floor(2 * x)))) continue;  // more boxes than pixels
+      const [fill, ink] = colourOf(v, s);
+      c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
+      if (!write || w < 9) continue;
+      const key = `${s.kind} ${Math.round(w)} ${s.version == null}`, texts = textsOf(s, v.lens);
+      if (!alike.has(key)) alike.set(key, { room: w - 3, longest: [...texts], boxes: [] });
+      const group = alike.get(key);
+      texts.forEach((text, k) => { if (text.length > group.longest[k].length) group.longest[k] = text; });
+      group.room = Math.min(group.room, w - 3); group.boxes.push([texts, ink, x + (w - 1) / 2, y + L.row / 2]);
     }
-    const short = tag || s.label, bare = short.replace(/^\d+(?=[A-Z]\d+$)/, "");  // 3F16, F16, 16: the pointer tells the stage
-    const text = [whole, short, bare, bare.replace(/^[A-Za-z](?=\d+$)/, "")].find((t) => wide(t) <= w - 3);
-    if (text) { c.fillStyle = ink; c.fillText(text, x + (w - 1) / 2, y + L.row / 2 + 0.5); }
+  }
+  c.textAlign = "center"; c.textBaseline = "middle"; c.font = `${L.row >= 16 ? 11 : 10}px ${v.theme.font}`;
+  for (const { room, longest, boxes } of alike.values()) {
+    const fits = longest.map((text) => c.measureText(text).width <= room), two = longest.length === 4;
+    const stacked = two && L.row >= 22 && !fits[0] && fits[1] && fits[2], shown = fits.findIndex((fit, k) => fit && !(two && k === 1));
+    for (const [texts, ink, x, y] of boxes) {
+      c.fillStyle = ink;
+      if (stacked) { c.fillText(texts[1], x, y - 5); c.fillText(texts[2], x, y + 6); } else if (shown >= 0) c.fillText(texts[shown], x, y + 0.5);
+    }
   }
 }
 
@@ -178,14 +203,28 @@ function paintTransfer(c, v, t, colour, alpha, width = 1) {
   c.globalAlpha = 1;
 }
 
+/** Indices of the readings [tick, ...] that the view shows, and one on each side; of those in one pixel the highest and the last. */
+function tellingOf(v, readings, height) {
+  const from = Math.max(0, lastBefore(readings, v.from, (e) => e[0])), to = Math.min(readings.length, lastBefore(readings, v.to, (e) => e[0]) + 2);
+  const told = [];
+  for (let i = from; i < to;) {
+    const pixel = Math.floor(xOf(v, readings[i][0]));
+    let high = i, last = i;
+    while (++i < to && Math.floor(xOf(v, readings[i][0])) === pixel) { if (height(i) > height(high)) high = i; last = i; }
+    told.push(high); if (last > high) told.push(last);
+  }
+  return told;
+}
+
 function paintMemory(c, v, look) {
   const { scene, layout: L, theme, limit } = v, onScale = limit && limit <= 4 * scene.peak;
   const top = Math.max(scene.peak, onScale ? limit * 1.04 : 0) || 1, y = (rank, b) => L.stripY(rank) + L.strip * (1 - b / top);
   for (let rank = 0; rank < L.ranks; rank++) {
-    const levels = scene.levels[rank], base = new Float64Array(levels.length);
+    const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
+    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.end;
     const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
       for (let i = from; i !== to; i += by) {
-        const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : scene.end), h = y(rank, base[i]);
+        const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : last), h = y(rank, base[i]);
         c.lineTo(by > 0 ? x : next, h); c.lineTo(by > 0 ? next : x, h);
       }
     };
@@ -197,20 +236,23 @@ function paintMemory(c, v, look) {
     });
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
-    const inside = scene.inside.filter((e) => e.rank === rank);
-    if (inside.length) {
-      c.strokeStyle = look.inside; c.beginPath();
-      inside.forEach((e) => c.lineTo(xOf(v, e.t), y(rank, e.bytes))); c.stroke();
-    }
+    const inside = scene.inside[rank];
+    c.strokeStyle = look.inside; c.beginPath();
+    for (const i of tellingOf(v, inside, (i) => inside[i][1])) c.lineTo(xOf(v, inside[i][0]), y(rank, inside[i][1]));
+    c.stroke();
     if (onScale) {
       c.strokeStyle = theme.soft; c.setLineDash([5, 4]); c.beginPath();
       c.moveTo(xOf(v, v.from), y(rank, limit)); c.lineTo(xOf(v, v.to), y(rank, limit)); c.stroke(); c.setLineDash([]);
     }
   }
+  const scale = `memory by kind, 0 to ${size(scene.peak)}`;
   const device = !limit ? "" : onScale ? `; dashed: the device's ${size(limit)}` : `; the device holds ${size(limit)}, far above this scale`;
   c.fillStyle = theme.soft; c.textAlign = "left"; c.textBaseline = "alphabetic"; c.font = `11px ${theme.font}`;
-  c.fillText(`memory by kind, 0 to ${size(scene.peak)}; left: held now (at the end: the peak)${device}`, LEFT, L.memoryTop - 7);
+  const caption = [`${scale}; left: held now (at the end: the peak)${device}`, `${scale}; left: held now`, scale];
+  c.fillText(caption.find((text) => c.measureText(text).width < L.width - LEFT) ?? scale, LEFT, L.memoryTop - 7);
 }
+
+const flying = ({ scene, t }) => during(scene.transfers, t, t, scene.longest).filter((m) => t < m.end);
 
 function paintFrame(c, v) {
   const { scene, layout: L, theme } = v, x = xOf(v, v.t), right = L.width - RIGHT;
@@ -221,18 +263,17 @@ function paintFrame(c, v) {
     c.fillRect(left, 0, right - left + 3, L.memoryTop - caption); c.fillRect(left, L.memoryTop, right - left + 3, L.bottom - L.memoryTop);
     c.globalAlpha = 1;
   }
-  for (const t of scene.transfers) if (t.start <= v.t && v.t < t.end) {
+  for (const t of flying(v)) {
     const [x0, y0, x1, y1] = course(v, t), part = (v.t - t.start) / (t.end - t.start);
     const px = x0 + (x1 - x0) * part, py = y0 + (y1 - y0) * part;
     if (px < LEFT) continue;
     c.fillStyle = theme.ink; c.beginPath(); c.arc(px, py, 3.5, 0, 7); c.fill();
   }
   if (v.under) outline(c, v);
-  if (x >= LEFT - 1 && x <= right + 1) {
-    c.strokeStyle = c.fillStyle = theme.accent; c.lineWidth = 1.5;
-    c.beginPath(); c.moveTo(x, 0); c.lineTo(x, L.bottom + 4); c.stroke();
-    c.beginPath(); c.moveTo(x - 5, 0); c.lineTo(x + 5, 0); c.lineTo(x, 7); c.fill();
-  }
+  const on = Math.max(LEFT, Math.min(right, x)), off = Math.sign(Math.round(x - on));  // beyond the view: a broken line at its edge
+  c.strokeStyle = c.fillStyle = theme.accent; c.lineWidth = 1.5; c.setLineDash(off ? [3, 5] : []);
+  c.beginPath(); c.moveTo(on, 0); c.lineTo(on, L.bottom + 4); c.stroke(); c.setLineDash([]);
+  c.beginPath(); c.moveTo(on - (off ? 0 : 5), 0); c.lineTo(on + (off ? 8 * off : 5), off ? 5 : 0); c.lineTo(on, off ? 10 : 7); c.fill();
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (let rank = 0; rank < L.ranks; rank++) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
@@ -240,10 +281,11 @@ function paintFrame(c, v) {
     c.fillStyle = theme.ink; if (two) c.fillText(`rank ${rank}`, LEFT - 8, y + L.strip / 2 - 7);
     c.fillStyle = theme.soft; c.fillText(two ? bytes : `rank ${rank}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
   }
-  if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies
+  if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies, and the playhead
     const whole = right - LEFT;
     c.fillStyle = theme.rule; c.fillRect(LEFT, L.height - 4, whole, 3);
     c.fillStyle = theme.soft; c.fillRect(LEFT + whole * v.from / scene.end, L.height - 4, Math.max(8, whole * (v.to - v.from) / scene.end), 3);
+    c.fillStyle = theme.accent; c.fillRect(LEFT + whole * v.t / scene.end - 1.5, L.height - 6, 3, 6);
   }
 }
 
@@ -269,7 +311,7 @@ function find(v, x, y) {
     return span ? { span } : t >= 0 && t <= scene.end ? { idle: i, t } : null;
   }
   let best = null, near = 6;
-  if (y < L.memoryTop) for (const m of scene.transfers) {
+  if (y < L.memoryTop) for (const m of during(scene.transfers, v.from, v.to, scene.longest)) {
     const [x0, y0, x1, y1] = course(v, m), l2 = (x1 - x0) ** 2 + (y1 - y0) ** 2 || 1;
     const p = Math.max(0, Math.min(1, ((x - x0) * (x1 - x0) + (y - y0) * (y1 - y0)) / l2));
     const d = Math.hypot(x - x0 - p * (x1 - x0), y - y0 - p * (y1 - y0));
@@ -311,8 +353,7 @@ function tell(v, u) {
 
 function nowText(v) {
   const { scene } = v, busy = scene.rows.slice(0, 8).map(([rank], i) => `rank ${rank} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
-  const flying = scene.transfers.filter((t) => t.start <= v.t && v.t < t.end);
-  const air = flying.length ? `; on the way: ${flying.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${flying.length > 3 ? ", ..." : ""}` : "";
+  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.spans.length, "box")
     .replace("boxs", "boxes")}, ${plural(scene.transfers.length, "message")}, ${plural(scene.ranks, "rank")}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
