@@ -1,4 +1,4 @@
-"""The command line: list, run, predict, show, export and doctor, a skin over Experiment, Run and Trace.
+"""The command line: list, run, predict, show, compare, export and doctor, a skin over Experiment, Run and Trace.
 
 Nothing heavy is imported before a command needs it: `bigtrain --help` is instant.
 Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one sentence on stderr), 130 interrupted.
@@ -105,22 +105,61 @@ def show(path: Asked = None) -> int:
 
 
 @app.command
-def export(path: Asked = None, *, chrome: Annotated[Path, Parameter(help="the JSON file to write")],
-           clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times; a run's modelled ones unless you say otherwise")] = None,
+def compare(*paths: Place,
+            clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times; modelled ones where all have them, else predicted ones")] = None,
+            ) -> int:
+    """Put runs or saved traces side by side: settings, quantities, the first event that differs, the weights."""
+    from . import side_by_side
+    from .screen import amounts_apart, screen, settings_apart
+
+    sides = side_by_side.sides(paths)
+    traces = side_by_side.on_one_clock(sides, clock)
+    console, letters = screen(), [side.letter for side in sides]
+    for side in sides:
+        console.print(f"{side.letter}  {side.about}", style="bold", soft_wrap=True)
+        for note in side.opened.notes:
+            console.print(note, soft_wrap=True)
+    settings, lines = side_by_side.settings_that_differ(sides), side_by_side.lines(sides, traces)
+    console.print(settings_apart(letters, settings) if settings else "The settings are the same.")
+    if lines:
+        console.print(amounts_apart(letters, traces[0].clock, lines))
+    for side, trace in zip(sides[1:], traces[1:], strict=True):
+        pair, difference = f"{letters[0]} and {side.letter}", side_by_side.first_difference(traces[0], trace)
+        console.print(f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.", soft_wrap=True)
+        if returned := side_by_side.results_differ(sides[0], side):
+            console.print(f"{pair}, what the ranks returned: {returned}", soft_wrap=True)
+    return 0
+
+
+@app.command
+def export(path: Asked = None, *,
+           html: Annotated[Path | None, Parameter(help="the page to write: it plays in any browser, without kernel or network")] = None,
+           chrome: Annotated[Path | None, Parameter(help="the JSON file to write for Perfetto (ui.perfetto.dev) and Chrome")] = None,
+           clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times, or which the page shows first; a run's modelled ones unless you say otherwise")] = None,
            ) -> int:
-    """Write a run or a saved trace in the format that Perfetto (ui.perfetto.dev) and Chrome open."""
+    """Write a run or a saved trace as one HTML page that plays it, or in the format that Perfetto and Chrome open."""
+    from ..core import write_whole
+    from ..words import size
     from .reopen import reopen
     from .screen import screen
 
-    run, _, traces, notes = reopen(path)
+    if html is None and chrome is None:
+        raise Impossible("Nothing was asked for: name a file to write, by --html or --chrome.")
+    run, experiment, traces, notes = reopen(path)
     clock = clock or (run.clock if run else next(iter(traces)))
     if clock not in traces:
         raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")
-    traces[clock].to_chrome(chrome)
     console = screen()
     for note in notes:
         console.print(note, soft_wrap=True)
-    console.print(f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.", soft_wrap=True)
+    if html is not None:
+        from ..page import page
+
+        written = write_whole(html, page(traces, experiment, run, clock, notes))
+        console.print(f"The page is in {html} ({size(written.stat().st_size)}): any browser plays it.", soft_wrap=True)
+    if chrome is not None:
+        traces[clock].to_chrome(chrome)
+        console.print(f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.", soft_wrap=True)
     return 0
 
 

@@ -74,6 +74,29 @@ def said(experiment, traces) -> str:
     return "\n".join(report.whole_first(experiment.explain(given.get("modelled", given["predicted"]))))
 
 
+def settings_apart(letters, rows) -> Table:
+    """The settings that differ between runs, a column each."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("setting", *letters):
+        table.add_column(name, overflow="fold")
+    for name, values in rows:
+        table.add_row(name, *("–" if value in (None, "") else str(value) for value in values))
+    return table
+
+
+def amounts_apart(letters, clock: str, lines) -> Table:
+    """Each quantity on one clock in several runs, and how the others differ from the first."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(clock, no_wrap=True)
+    for letter in letters:
+        table.add_column(letter, justify="right", no_wrap=True)
+    for letter in letters[1:]:
+        table.add_column(f"{letter} against {letters[0]}")
+    for line in lines:
+        table.add_row(line.quantity, *("–" if amount is None else str(amount) for amount in line.amounts), *line.differences)
+    return table
+
+
 def follow(run, spans: int, errors: Console) -> None:
     """A progress bar until the run has ended: the ranks' spans so far, of those that the prediction has."""
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),

@@ -73,7 +73,7 @@ def test_help_names_the_commands_and_imports_nothing_heavy():
             "print('HEAVY', [m for m in ('torch', 'numpy', 'plotly', 'IPython') if m in sys.modules], code)")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert "HEAVY [] 0" in out
-    for name in ("list", "run", "predict", "show", "export", "doctor"):
+    for name in ("list", "run", "predict", "show", "compare", "export", "doctor"):
         assert re.search(rf"│ {name} ", out), name
 
 
@@ -252,8 +252,26 @@ def test_export_refuses_in_a_sentence(cli, done):
     refused(cli("export", "t.jsonl", "--chrome", "o.json", "--clock", "measured"), "t.jsonl has no measured times: choose predicted.")
     refused(cli("export", done, "--chrome", "o.json", "--clock", "wall"), '"predicted", "modelled", "measured"')
     refused(cli("export", done, "--chrome", "no/o.json"), "Cannot write no/o.json")
-    refused(cli("export", done), "--chrome")
-    assert not Path("o.json").exists()
+    refused(cli("export", done), "Nothing was asked for: name a file to write, by --html or --chrome.")
+    refused(cli("export", done, "--html", "no/o.html"), "Cannot write no/o.html")
+    refused(cli("export", done, "--html", "."), "Cannot write .: it is a folder")
+    refused(cli("export", "t.jsonl", "--html", "o.html", "--clock", "measured"), "t.jsonl has no measured times: choose predicted.")
+    assert not Path("o.json").exists() and not Path("o.html").exists()
+
+
+def test_export_writes_a_page_and_the_other_file_too(cli, done):
+    code, out, err = cli("export", done, "--html", "o.html", "--chrome", "o.json", "--clock", "measured")
+    page = Path("o.html").read_text()
+    assert (code, err) == (0, "") and f"The page is in o.html ({len(page.encode()) / 1000:.4g} kB): any browser plays it.\n" in out
+    assert "The measured trace is in o.json" in out and json.loads(Path("o.json").read_text())["otherData"]["clock"] == "measured"
+    assert page.startswith("<!doctype html>") and page.rstrip().endswith("</html>") and '"first":"measured"' in page and ": done" in page
+
+
+def test_export_writes_a_page_of_a_saved_prediction(cli):
+    cli("predict", "pipeline", "--schedule", "gpipe", "--save", "t.jsonl")
+    assert cli("export", "t.jsonl", "--html", "o.html")[0] == 0
+    page = Path("o.html").read_text()
+    assert "pipeline on 4 ranks: a saved predicted trace" in page and "bigtrain run pipeline --schedule gpipe" in page
 
 
 @pytest.mark.parametrize("file, text, said", [
@@ -266,7 +284,7 @@ def test_export_refuses_in_a_sentence(cli, done):
     (None, '["bigtrain-trace", 1, {"clock": "modelled"}]\n["span", 0, "com', "damaged"),
     (None, None, "There is no"),
 ])
-@pytest.mark.parametrize("command", [["show"], ["export", "--chrome", "o.json"]], ids=["show", "export"])
+@pytest.mark.parametrize("command", [["show"], ["export", "--chrome", "o.json"], ["export", "--html", "o.html"]], ids=["show", "export", "page"])
 def test_what_cannot_be_reopened_is_one_sentence(cli, done, tmp_path, command, file, text, said):
     place = tmp_path / "broken"
     if file:
@@ -357,6 +375,7 @@ def test_a_failing_run_tells_the_diagnosis_and_exits_1(cli, family):
     assert code == 1, err
     assert "Rank 1 failed: ValueError: on [bold]purpose[/] :boom:" in err and "here" in err and "Traceback" not in err
     assert "step time" not in out and gone("here")
+    assert cli("export", "here", "--html", "failed.html")[0] == 0 and "Rank 1 failed: ValueError: on [bold]purpose[/]" in Path("failed.html").read_text()
     code, out, _ = cli("show", "here")
     assert code == 0 and ": failed" in out and "Rank 1 failed: ValueError: on [bold]purpose[/] :boom:" in out and "step time" not in out
 

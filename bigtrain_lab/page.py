@@ -1,0 +1,133 @@
+"""A run as one HTML file that plays in any browser: no kernel, no network, nothing beside it.
+
+The page holds the player as it is (player_picture.js, player.js, player.css); page.js stands in for the kernel's half of it.
+Clocks whose traces are equal travel once, as gzip in base64: 45 kB for a run of 3 steps, 90 kB of them the player. The page's policy lets
+the browser run this script and no other, by its hash, and load nothing at all.
+"""
+
+import gzip
+import json
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from string import Template
+
+from . import __version__, report
+from .core import CLOCKS, Trace
+from .experiments import Experiment
+from .panel import table
+from .player import LOOK, Player, pack
+from .runtime import Run
+
+HERE = Path(__file__).parent
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src $script_hash; style-src $style_hash; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="bigtrain_lab $version">
+<title>$title</title>
+<style>$style</style>
+</head>
+<body>
+<header>
+<h1>$heading</h1>
+<p class="btl-about">$about</p>
+$trouble</header>
+<main>
+<div class="btl-tabs" role="tablist" aria-label="clock">$tabs</div>
+<div id="btl-play" role="tabpanel" aria-label="the run"><noscript>The picture needs a script, which this browser does not run; the numbers are below.</noscript></div>
+$results
+$told$again<h2>Settings</h2>
+<dl class="btl-settings">$settings</dl>
+</main>
+<footer>Predicted is a simulation. Modelled is the real processes on a hardware profile's clock. Measured is the wall clock of the machine that ran them.
+Keys: $keys. Written by bigtrain_lab $version.</footer>
+<script type="application/json" id="btl-run">$data</script>
+<script type="module">$script</script>
+</body>
+</html>
+""")
+KEYS = "space plays and pauses, arrows step, + and - change the speed, z and x zoom, f shows all, s one step, v the weight versions, 1 2 3 choose a clock"
+STILL = "Its ranks were still at work when this page was written."
+
+
+def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Run | None = None, clock: str | None = None,
+         notes: tuple[str, ...] = ()) -> str:
+    """The page of what was reopened: traces by clock; the experiment, where it is known; the run, where there is one; the clock
+    shown first; `notes` on what is missing. Part of a run gets no sentences: they would tell of a whole one."""
+    given = [traces[clock] for clock in CLOCKS if clock in traces]
+    first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
+    whole = not first.settings.get("unfinished")
+    ended = [] if run is None or run.state == "done" else [run.diagnosis or STILL]
+    style = "".join([(HERE / "page.css").read_text(), Player._css, table.STYLE.removeprefix("<style>").removesuffix("</style>")])
+    script = f'\n{Player._esm}\n{(HERE / "page.js").read_text()}'
+    name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
+    written = PAGE.substitute(
+        version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script), keys=escape(KEYS),
+        title=escape(f"{name}, {first.ranks} ranks"), heading=escape(experiment.question if experiment else name),
+        about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
+        trouble="".join(f'<div class="btl-trouble" role="alert">{escape(said)}</div>\n' for said in [*ended, *notes]),
+        tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
+        results=results(given, experiment, whole), told=told(run) if run and whole else "", settings=settings(first, experiment),
+        again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n' if experiment else "",
+        data=data(given, first.clock, experiment))
+    return written.encode(errors="replace").decode()  # a path may hold half characters, which no file of text can
+
+
+def about(name: str, trace: Trace, run: Run | None) -> str:
+    """Which run this is, in a line."""
+    started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
+    what = f"{name} on {trace.ranks} rank{'' if trace.ranks == 1 else 's'}"
+    return f"{what}, started {started}: {run.state}" if run else f"{what}: a saved {trace.clock} trace"
+
+
+def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> str:
+    """The table and the sentences."""
+    if experiment is None:
+        return ""
+    by_clock = {trace.clock: trace for trace in given}
+    explained = by_clock.get("modelled") or by_clock.get("predicted")
+    return table.results(experiment.quantities, by_clock, experiment.explain(explained) if whole and explained else [], False)
+
+
+def told(run: Run) -> str:
+    """What the ranks reported, and what the run cost."""
+    return "".join(f"<p>{escape(line)}</p>\n" for line in [*report.reported(run.trace()), report.summary(run.summary())])
+
+
+def settings(trace: Trace, experiment: Experiment | None) -> str:
+    """Each setting; those that are not at their defaults stand out."""
+    if experiment:
+        values, changed = report.settings(experiment), report.settings(experiment, changed_only=True)
+    else:
+        values = changed = {n: v for n, v in trace.settings.items() if n not in ("experiment", "unfinished")}
+    return "".join(f'<div{" class=btl-changed" if name in changed else ""}><dt>{escape(name)}</dt><dd>{escape(written(value))}</dd></div>'
+                   for name, value in values.items())
+
+
+def written(value) -> str:
+    return {True: "yes", False: "no", "": "–"}.get(value, str(value)) if isinstance(value, bool | str) else str(value)
+
+
+def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
+    """What page.js reads, as JSON that no HTML can end: the bodies of the traces, and which clock has which."""
+    bodies: list[str] = []
+    clocks = {}
+    for trace in given:
+        head = f'{{"clock":"{trace.clock}",'.encode()
+        body = b64encode(gzip.compress(pack(trace).removeprefix(head), mtime=0)).decode()
+        clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
+        bodies += [body] if body not in bodies else []
+    limit = getattr(getattr(experiment, "profile", None), "memory_bytes", None)
+    text = json.dumps({"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK}, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def allowed(text: str) -> str:
+    """The name by which the page's policy knows a script or a style of it."""
+    assert not any(end in text for end in ("</script", "</style", "<!--", "\r")), "this would end its element, or change its hash"
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,198 @@
+"""A run's page, opened from a file in Chromium: it plays, scrubs and changes clocks, in both colour schemes, and asks for nothing."""
+
+import re
+from collections import Counter
+
+import pytest
+from playwright.sync_api import expect
+
+from bigtrain_lab.cli import main
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.page import page
+from tests.browser.lab import LAPTOP
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The page of a run of three steps."""
+    folder = tmp_path_factory.mktemp("a run's page & more")  # what an address has to escape
+    assert main(["run", "pipeline", "--ranks", "2", "--micro-batches", "4", "--layers", "2", "--width", "16", "--sequence", "8",
+                 "--schedule", "pipedream", "--directory", str(folder / "run")]) == 0
+    assert main(["export", str(folder / "run"), "--html", str(folder / "run.html")]) == 0
+    return folder / "run.html"
+
+
+class Opened:
+    """The page as a file, watched for requests and complaints."""
+
+    def __init__(self, browser, path, **options):
+        self.context = browser.new_context(**{"viewport": LAPTOP, **options})
+        self.page, self.requests, self.complaints = self.context.new_page(), [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector(".btl-player[data-revision]", timeout=30_000)
+        self.address = path.as_uri()
+
+    def data(self, name: str) -> str:
+        return self.page.locator(".btl-player").get_attribute(f"data-{name}")
+
+    def until(self, name: str, condition: str) -> str:
+        """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript."""
+        self.page.wait_for_function(f"name => {{ const value = document.querySelector('.btl-player').getAttribute('data-' + name); return {condition}; }}",
+                                    arg=name, timeout=30_000)
+        return self.data(name)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    @property
+    def now(self):
+        return self.page.locator(".btl-now")
+
+    def colours(self) -> set[tuple]:
+        """What the canvas shows, a pixel in each 40."""
+        return set(map(tuple, self.page.evaluate("""() => { const canvas = document.querySelector('.btl-player canvas');
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height), found = [];
+            for (let i = 0; i < data.length; i += 160) found.push([data[i], data[i + 1], data[i + 2]]); return found; }""")))
+
+
+@pytest.fixture
+def open_page(browser, exported):
+    """Opens the page; afterwards it has asked for nothing but itself, and no console has complained."""
+    opened = []
+
+    def act(**options) -> Opened:
+        opened.append(Opened(browser, exported, **options))
+        return opened[-1]
+    yield act
+    for made in opened:
+        assert made.requests == [made.address] and made.complaints == []
+        made.context.close()
+
+
+def test_it_plays_and_scrubs_by_key_and_by_mouse(open_page):
+    shown = open_page()
+    assert shown.data("clock") == "modelled" and shown.data("time") == shown.data("end") and shown.data("spans") == str(2 * 12 * 3)
+    expect(shown.now).to_contain_text("End, after")
+    shown.press("Home")  # nothing was clicked: the keys work at once
+    shown.until("time", "value === '0'")
+    expect(shown.now).to_contain_text("Now: rank 0 F0, rank 1 idle")
+    shown.press("ArrowRight")
+    shown.until("time", "value === '1'")
+    expect(shown.now).to_contain_text("Now: rank 0 F1, rank 1 F0")
+    shown.press(" ")
+    shown.until("playing", "value === 'true'")
+    shown.until("time", "value > 2")
+    shown.press(" ")
+    shown.until("playing", "value === 'false'")
+    shown.press("f")
+    box, end, before = shown.page.locator("canvas").bounding_box(), float(shown.data("end")), shown.now.text_content()
+    shown.page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20)
+    shown.page.mouse.down()
+    first = float(shown.until("time", f"value > {end} * 0.2 && value < {end} * 0.5"))
+    shown.page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 20, steps=4)
+    shown.page.mouse.up()
+    assert float(shown.until("time", f"value > {end} * 0.6")) > first
+    expect(shown.now).not_to_have_text(before)
+    shown.page.locator("input[type=range]").evaluate("range => { range.value = 0.25; range.dispatchEvent(new Event('input')); }")
+    shown.until("time", f"Math.abs(value - {end} / 4) < 0.01")
+    shown.page.get_by_role("button", name="play (space)").click()
+    shown.until("time", f"value > {end} * 0.27")
+
+
+def test_clocks_and_versions(open_page):
+    shown = open_page()
+    tabs = shown.page.get_by_role("tab")
+    assert tabs.all_text_contents() == ["predicted", "modelled", "measured"]
+    expect(tabs.nth(1)).to_have_attribute("aria-selected", "true")
+    tabs.nth(2).click()
+    shown.until("clock", "value === 'measured'")
+    expect(shown.page.locator(".btl-badge")).to_have_text("measured")
+    shown.press("ArrowRight")  # from the last tab on to the first
+    shown.until("clock", "value === 'predicted'")
+    expect(tabs.nth(0)).to_be_focused()
+    tabs.nth(0).evaluate("tab => tab.blur()")
+    shown.press("2")
+    shown.until("clock", "value === 'modelled'")
+    plain = shown.colours()
+    shown.press("v")
+    shown.until("lens", "value === 'true'")
+    assert shown.colours() - plain, "the versions have colours of their own"
+
+
+def test_light_and_dark_follow_the_browser(open_page):
+    shown = open_page(color_scheme="dark")
+    corner = "() => [...document.querySelector('canvas').getContext('2d').getImageData(2, 2, 1, 1).data].slice(0, 3)"
+    assert max(shown.page.evaluate(corner)) < 60
+    shown.page.emulate_media(color_scheme="light")
+    shown.page.wait_for_function(f"() => Math.min(...({corner})()) > 240")
+    assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_a_phone_shows_all_of_it_in_its_width(open_page):
+    shown = open_page(viewport={"width": 390, "height": 844}, has_touch=True)
+    assert shown.page.evaluate("document.documentElement.scrollWidth") == 390
+    for button in shown.page.locator(".btl-bar button:visible").all():
+        box = button.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+
+
+def test_it_works_without_the_network(open_page):
+    shown = open_page(offline=True)
+    shown.press("Home", " ")
+    shown.until("time", "value > 1")
+
+
+def test_the_words_are_there_without_a_script(browser, exported):
+    context = browser.new_context(java_script_enabled=False)
+    shown = context.new_page()
+    shown.goto(exported.as_uri())
+    expect(shown.locator(".btl-results")).to_contain_text("step time")
+    expect(shown.locator("noscript")).to_be_visible()
+    context.close()
+
+
+def test_a_view_that_the_playhead_has_left_marks_its_edge(open_page):
+    """After a run the playhead is at the end while the first step is in view: a broken line at the edge says where it is."""
+    shown = open_page()
+    accent = "canvas => { const { data } = canvas.getContext('2d').getImageData(%s, 0, 10, 12); let count = 0;" \
+             "for (let i = 0; i < data.length; i += 4) count += data[i] === 22 && data[i + 1] === 104 && data[i + 2] === 184; return count; }"
+    canvas, edge = shown.page.locator("canvas"), shown.page.evaluate("document.querySelector('canvas').width - 16")
+    shown.press("Home", "s")
+    shown.until("to", f"value < {shown.data('end')}")
+    assert canvas.evaluate(accent % edge) == 0
+    shown.press("End")  # the view follows: the playhead itself is at its edge
+    box = canvas.bounding_box()
+    shown.page.keyboard.down("Shift")  # drags the view away from it
+    shown.page.mouse.move(box["x"] + 300, box["y"] + 20)
+    shown.page.mouse.down()
+    shown.page.mouse.move(box["x"] + 900, box["y"] + 20, steps=3)
+    shown.page.mouse.up()
+    shown.page.keyboard.up("Shift")
+    shown.until("to", f"value < {shown.data('end')}")
+    assert float(shown.data("time")) > float(shown.data("to")) and canvas.evaluate(accent % edge) > 10
+
+
+def test_boxes_of_one_kind_and_size_say_equally_much(browser, tmp_path):
+    """At 32 micro-batches B9 has room where B10 has not: then all say their number alone, and of the narrower F none says anything."""
+    experiment = PipelineExperiment(ranks=4, micro_batches=32, steps=1)
+    (tmp_path / "m32.html").write_text(page({"predicted": experiment.predict()}, experiment))
+    context = browser.new_context(viewport=LAPTOP)
+    context.add_init_script("""window.said = []; const fill = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { said.push(text); return fill.call(this, text, ...at); }""")
+    shown = context.new_page()
+    shown.goto((tmp_path / "m32.html").as_uri())
+    shown.wait_for_selector(".btl-player[data-revision]")
+    shown.evaluate("said.length = 0")
+    shown.set_viewport_size({"width": 1340, "height": 768})  # painted anew, once
+    shown.wait_for_function("() => said.filter((text) => text === '31').length >= 4")
+    said = Counter(shown.evaluate("said"))
+    assert all(said[str(number)] >= 4 for number in range(1, 32)) and not [text for text in said if re.fullmatch(r"[FB]\d+", text)]
+    shown.keyboard.press("z")
+    shown.wait_for_function("() => said.some((text) => /^B[0-9]+$/.test(text))")
+    context.close()

@@ -1,0 +1,159 @@
+"""bigtrain compare: settings, quantities, the first event that differs, what the ranks returned, and its refusals."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bigtrain_lab.cli import main
+from bigtrain_lab.cli.side_by_side import first_difference
+from bigtrain_lab.core import Memory, Span, Trace, Transfer
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.experiments.staleness import Staleness
+
+SMALL = dict(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8)
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*words):
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+    return call
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Directories of runs: `one` and `two` alike, `other` with a learning rate of its own, `real` on an A100's clock."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changed in {"one": {}, "two": {}, "other": {"learning_rate": 0.002}, "real": {"hardware": "a100-nvlink"}}.items():
+        PipelineExperiment(**SMALL).replace(**changed).run(directory=folder / name).wait()
+    return folder
+
+
+def save(path, experiment=PipelineExperiment, **settings):
+    made = experiment(**settings)
+    trace = made.predict()
+    return replace(trace, settings={"experiment": made.name, **trace.settings}).save(path)
+
+
+def cells(out: str, name: str) -> list[str]:
+    line = next(line for line in out.splitlines() if line.startswith(name))
+    return re.split(r"\s{2,}", line.strip())[1:]
+
+
+def refused(answer, *words: str):
+    code, out, err = answer
+    assert (code, out) == (2, "") and err.startswith("bigtrain: ") and err.count("\n") == 1, err
+    for word in words:
+        assert word in err, err
+
+
+def test_two_runs_of_the_same_settings_are_equal_bit_for_bit(cli, runs):
+    code, out, err = cli("compare", runs / "one", runs / "two")
+    assert (code, err) == (0, "")
+    assert re.search(rf"^A  {runs / 'one'}: pipeline on 2 ranks, started .*: done$", out, re.M)
+    assert "The settings are the same." in out
+    assert cells(out, "step time") == ["9 slots", "9 slots", "equal"]
+    assert "A and B, modelled: the same, event for event." in out
+    assert re.search(r"^A and B, what the ranks returned: equal bit for bit, in all \d+ tensors\.$", out, re.M)
+
+
+def test_one_setting_that_differs_is_named_and_the_weights_tell(cli, runs):
+    out = cli("compare", runs / "one", runs / "other")[1]
+    assert cells(out, "learning-rate") == ["0.001", "0.002"] and "micro-batches" not in out
+    assert "A and B, modelled: the same, event for event." in out
+    off, of, name, by = re.search(r"returned: (\d+) of (\d+) tensors differ, most (\S+): by (\S+) of its norm", out).groups()
+    ours, theirs = ({k: v for r in (1, 0) for k, v in np.load(runs / run / f"result-{r}.npz").items()} for run in ("one", "other"))
+    floor = 1e-3 * np.sqrt(sum(np.sum(a.astype(float) ** 2) for a in ours.values()))
+    errors = {k: np.linalg.norm(ours[k].astype(float) - theirs[k]) / max(np.linalg.norm(ours[k]), floor) for k in ours}
+    assert name == max(errors, key=errors.get) and float(by) == pytest.approx(errors[name], rel=1e-2)
+    assert int(of) == len(ours) and int(off) == sum((ours[k] != theirs[k]).any() for k in ours) > 10
+
+
+def test_a_run_against_its_own_prediction(cli, runs):
+    save("p.jsonl", **SMALL)
+    out = cli("compare", "p.jsonl", runs / "one")[1]
+    assert "A and B, predicted: the same, event for event." in out and "returned" not in out
+    assert "A  p.jsonl: pipeline on 2 ranks, a saved trace" in out
+
+
+def test_more_than_two_are_compared_with_the_first(cli):
+    for name, schedule in (("a", "gpipe"), ("b", "1f1b"), ("c", "naive")):
+        save(name, schedule=schedule)
+    code, out, _ = cli("compare", "a", "b", "c")
+    assert code == 0 and cells(out, "schedule") == ["gpipe", "1f1b", "naive"]
+    assert cells(out, "step time") == ["33 slots", "33 slots", "96 slots", "equal", "x 2.91"]
+    assert cells(out, "peak memory, rank 3")[3].startswith("-")
+    assert "A and B, predicted: first difference: rank 0, 0F4 at 4 slots against 0B0 at 10 slots." in out
+    assert "A and C, predicted: first difference: rank 0, 0F0 against 0F0–7 at 0 slots." in out
+
+
+def test_runs_on_other_numbers_of_ranks(cli):
+    save("a", ranks=2), save("b", ranks=4)
+    out = cli("compare", "a", "b")[1]
+    assert cells(out, "peak memory, rank 3")[0] == "–" and cells(out, "ranks") == ["2", "4"]
+
+
+def test_the_clock_can_be_chosen(cli, runs):
+    out = cli("compare", runs / "one", runs / "real", "--clock", "measured")[1]
+    assert re.search(r"^measured +A +B", out, re.M) and cells(out, "hardware") == ["unit", "a100-nvlink"]
+    assert "what the ranks returned: equal bit for bit" in out
+
+
+def test_what_cannot_be_compared_is_one_sentence(cli, runs):
+    save("s", Staleness), save("p"), save("real", hardware="a100-nvlink")
+    refused(cli("compare", "p"), "1 run cannot be compared: name 2 or more")
+    refused(cli("compare"), "0 runs cannot be compared")
+    refused(cli("compare", "p", "s"), "p is of the experiment pipeline and s of staleness: compare runs of one experiment.")
+    refused(cli("compare", "p", "real"), "p counts predicted time in slots and real in seconds")
+    refused(cli("compare", runs / "one", runs / "real"), "or say --clock measured")
+    refused(cli("compare", runs / "one", "p", "--clock", "modelled"), "p has no modelled times: choose predicted.")
+    refused(cli("compare", "p", "gone"), "There is no gone")
+
+
+def test_a_damaged_result_is_one_sentence(cli, runs, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for source in (runs / "one").iterdir():
+        (broken / source.name).write_bytes(source.read_bytes()[:200 if source.name == "result-1.npz" else None])
+    code, _, err = cli("compare", runs / "one", broken)
+    assert code == 2 and "The results in" in err and "run it again" in err and err.count("\n") == 1
+
+
+# -- the first difference ----------------------------------------------------------------------------------------
+
+
+BASE = (Span(0, "compute", "F", "0F0", 0, 1000, 0), Transfer(1, "compute", "F", "0F0", 1000, 2000, 0, 64), Span(1, "compute", "F", "1F0", 2000, 3000, 0),
+        Memory(1, "compute", "activations", "1F0", 3000, 640), Span(1, "compute", "B", "1B0", 14000, 16000, 0))
+
+
+def changed(number: int, **fields) -> Trace:
+    return Trace.of([e._replace(**fields) if i == number else e for i, e in enumerate(BASE)], "modelled", ranks=2)
+
+
+@pytest.mark.parametrize("other, said", [
+    (changed(4, start=15000), "rank 1, 1B0 at 14 slots against 15 slots"),
+    (changed(4, end=17000), "rank 1, 1B0 until 16 slots against 17 slots"),
+    (changed(4, version=1), "rank 1, 1B0 with weight version 0 against 1"),
+    (changed(4, kind="W", name="1W0"), "rank 1, 1B0 against 1W0 at 14 slots"),
+    (changed(4, name="1B1", start=15000), "rank 1, 1B0 at 14 slots against 1B1 at 15 slots"),
+    (changed(1, end=2500), "rank 1, the message of 0F0 until 2 slots against 2.5 slots"),
+    (changed(1, bytes=128), "rank 1, the message of 0F0 with 64 B against 128 B"),
+    (changed(3, bytes=1280), "rank 1, activations after 1F0 with 640 B against 1.28 kB"),
+    (Trace.of(BASE[:4], "modelled", ranks=2), "rank 1, 1B0 at 14 slots against nothing"),
+    (changed(0, end=1500),
+     "rank 0, 0F0 until 1 slot against 1.5 slots"),
+])
+def test_the_first_event_that_differs_is_told(other, said):
+    assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == said
+
+
+def test_ticks_of_another_size_are_the_same_time():
+    fine = Trace.of([e._replace(start=3 * e.start, **({} if isinstance(e, Memory) else {"end": 3 * e.end})) for e in BASE], "modelled", ranks=2,
+                    ticks_per_unit=3000)
+    assert first_difference(Trace.of(BASE, "modelled", ranks=2), fine) is None
