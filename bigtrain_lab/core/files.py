@@ -14,7 +14,7 @@ def write_whole(path, text: str) -> Path:
         raise Impossible(f"Cannot write {path}: it is a folder; name a file in it.")
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):
