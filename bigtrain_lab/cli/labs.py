@@ -86,13 +86,15 @@ def run(experiment, *,
     with errors.status("predicting"):
         if not place:
             warm()  # the ranks' server loads meanwhile
-        predicted = experiment.predict()
+        predicted = None if quiet else experiment.predict()
     try:
         with errors.status("starting the ranks"):
             started = experiment.run(directory=directory, stall_s=stall_s, clock=clock)
-    except RankFailed as failure:  # under torchrun: the rank that failed tells, whichever it is
-        screen(stderr=True).print(f"The run failed.\n{failure}")
+    except RankFailed as failure:  # under torchrun: one rank tells all, the others a sentence
+        screen(stderr=True).print(f"The run failed.\n{failure}", soft_wrap=True)
         return 1
+    if quiet:
+        return 0
     try:
         follow(started, len(predicted.spans()), errors)
     except KeyboardInterrupt:

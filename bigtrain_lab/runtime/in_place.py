@@ -4,6 +4,7 @@ All ranks share one directory, which rank 0 makes on a disk that every node sees
 failure is told as under `launch`: by one rank in full, by the others in a sentence.
 """
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -15,21 +16,22 @@ from .run import RankFailed, Run
 from .team import Team
 
 
-def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float) -> Run:
+def run_in_place(place: Place, travelling: bytes, asked: dict, prepare, stall_s: float) -> Run:
     """Run the program as rank `place.index` and return when all ranks have. RankFailed where one failed, Impossible where
     the ranks cannot work together.
 
-    asked     what every rank must have been asked for alike
-    prepare   hosts -> Job: makes the run's directory; called by rank 0 alone
+    travelling  the program; all ranks run rank 0's
+    asked       what every rank must have been asked for alike
+    prepare     hosts -> Job: makes the run's directory; called by rank 0 alone
     """
     team = Team(place, asked)
-    job = team.agree(prepare)
+    job, travelling = team.agree(prepare, travelling)
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
         with Lookout(team, job, stall_s) as lookout:
             try:
-                end = lookout.end(work(place.index, job, lambda: program))
+                end = lookout.end(work(place.index, job, lambda: cloudpickle.loads(travelling)))
             except LogUnwritable as error:
                 end = lookout.give_up(f"Rank {place.index}: {error}")
     finally:

@@ -62,8 +62,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     fault      what goes wrong on purpose, and where (faults.py)
 
     Every rank computes on the CPU; GPUs come with a later version.
-    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done. `cost` and
-    `watts` may be functions without arguments; of all ranks of torchrun only rank 0 then asks for them.
+    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done; cost, directory
+    and program are rank 0's for all. `cost` and `watts` may be functions without arguments, which only rank 0 then asks.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -105,7 +105,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault)
 
     if given:
-        return run_in_place(given, program, {**asked, **versions(), **(settings or {})}, prepare, stall_s)
+        alike = {name: value for name, value in {**asked, **versions(), **(settings or {})}.items() if name != "facts"}  # measured
+        return run_in_place(given, travelling, alike, prepare, stall_s)
     job = prepare([])
     place = Path(job.directory)
     job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))

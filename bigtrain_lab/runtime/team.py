@@ -4,7 +4,7 @@
     compare     all must have been asked the same: settings, ranks, versions
     connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
     clocks      how far each machine's clock is from rank 0's (offset.py)
-    the job     rank 0's, with its cost: a machine's own kept measurements must not make its ranks live in another time
+    the job     rank 0's, with its cost and its program: what a machine has measured must not make its ranks differ from others
     directory   made by rank 0; every rank must see it
 """
 
@@ -90,20 +90,21 @@ class Team:
                          "ahead_s": ahead / 1e9, "error_s": offset.error_ns / 1e9})
         return told
 
-    def agree(self, prepare):
-        """Rank 0's job, which `prepare(hosts)` makes there, with this machine's zero; in a directory that every rank sees."""
-        shared = [None]
+    def agree(self, prepare, program: bytes) -> tuple:
+        """Rank 0's job, which `prepare(hosts)` makes there, with this machine's zero, and rank 0's program. Every rank sees
+        the job's directory."""
+        shared = [None, program if self.index == 0 else None]
         if self.index == 0:
             try:
-                shared = [prepare(self.hosts())]
+                shared[0] = prepare(self.hosts())
             except Impossible as error:  # the other ranks must hear of it
-                shared = [str(error)]
+                shared[0] = str(error)
         dist.broadcast_object_list(shared, src=0)
-        job = shared[0]
+        job, program = shared
         if isinstance(job, str):
             raise Impossible(job)
         self._refuse_unseen(job)
-        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
+        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns), program
 
     def leave(self, patience_s: float) -> None:
         """Rank 0's process may hold the store: it goes last, if the others go soon."""
