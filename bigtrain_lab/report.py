@@ -37,7 +37,7 @@ class Difference(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One quantity on the three clocks, None where there is none; `unit` is the prediction's."""
+    """One quantity on the three clocks, None where there is none; `unit` is the prediction's. `pinned` is from another run."""
 
     quantity: str
     unit: str
@@ -45,26 +45,35 @@ class Row(NamedTuple):
     modelled: Amount | None
     measured: Amount | None
     differences: tuple[Difference, ...] = ()
+    pinned: Amount | None = None
 
     @property
     def difference(self) -> str:
         return ", ".join(told.text for told in self.differences)
 
 
+Column = dict[str, Amount]  # quantity -> what a trace says of it
+
+
 def rows(quantities, *traces: Trace | None) -> list[Row]:
     """A row a quantity of an experiment; each trace goes into the column of its clock."""
-    by_clock = {trace.clock: trace for trace in traces if trace is not None}
+    return lined_up(quantities, {trace.clock: column(quantities, trace) for trace in traces if trace is not None})
 
-    def on(clock, quantity):
-        if (trace := by_clock.get(clock)) is None or trace.settings.get("unfinished"):  # part of a run compares with nothing
-            return None
-        value = quantity.of(trace)
-        return None if value is None else Amount(value, trace.unit if quantity.unit in TIMES else quantity.unit)
 
+def column(quantities, trace: Trace) -> Column:
+    """What a trace says of each quantity; nothing where it is part of a run, which compares with nothing."""
+    if trace.settings.get("unfinished"):
+        return {}
+    values = {quantity: value for quantity in quantities if (value := quantity.of(trace)) is not None}
+    return {q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit) for q, value in values.items()}
+
+
+def lined_up(quantities, columns: dict[str, Column], pinned: Column | None = None) -> list[Row]:
+    """A row a quantity, from the columns of the clocks."""
     table = []
     for quantity in quantities:
-        amounts = [on(clock, quantity) for clock in CLOCKS]
-        table.append(Row(quantity.name, quantity.unit, *amounts, differences(*amounts, quantity.exact)))
+        amounts = [columns.get(clock, {}).get(quantity.name) for clock in CLOCKS]
+        table.append(Row(quantity.name, quantity.unit, *amounts, differences(*amounts, quantity.exact), (pinned or {}).get(quantity.name)))
     return table
 
 
@@ -159,12 +168,43 @@ def settings(experiment, changed_only: bool = False) -> dict[str, object]:
             if not (changed_only and value == fields[name].get_default(call_default_factory=True))}
 
 
+def setting(value) -> str:
+    """A setting's value in a sentence."""
+    return {True: "on", False: "off", "": "none"}.get(value, str(value)) if isinstance(value, (bool, str)) else str(value)
+
+
+def told_settings(experiment) -> str:
+    """The settings that differ from their defaults: "schedule gpipe, ranks 8"."""
+    return ", ".join(f"{name} {setting(value)}" for name, value in settings(experiment, changed_only=True).items())
+
+
+def changes(was, now) -> list[str]:
+    """The settings in which two experiments differ: "schedule gpipe, now 1f1b"."""
+    before, after = {"experiment": was.name, **settings(was)}, {"experiment": now.name, **settings(now)}
+    return [f"{name} {setting(value)}, now {setting(after[name])}" for name, value in before.items()
+            if name in after and after[name] != value]
+
+
 def command(experiment, verb: str = "run") -> str:
     """The shell command that repeats this experiment; settings at their defaults are left out."""
     parts = ["bigtrain", verb, experiment.name]
     for name, value in settings(experiment, changed_only=True).items():
         parts += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return shlex.join(parts)
+
+
+TWO_NODES = 'torchrun --nnodes=2 --nproc-per-node={} --rdzv-backend=c10d --rdzv-endpoint="$HEAD_NODE:29400"'
+
+
+def commands(experiment) -> dict[str, str]:
+    """The same run by each launcher: what it is called -> the command line. The one for two nodes is typed on each of them,
+    in a folder that both see, with the first one's name in HEAD_NODE; it is left out where the ranks do not divide by 2."""
+    shell = command(experiment)
+    module = "-m bigtrain_lab" + shell.removeprefix("bigtrain")
+    lines = {"shell": shell, "torchrun, one node": f"torchrun --standalone --nproc-per-node={experiment.ranks} {module}"}
+    if experiment.ranks % 2 == 0:
+        lines["torchrun, two nodes"] = f"{TWO_NODES.format(experiment.ranks // 2)} {module}"
+    return lines
 
 
 class Cell(NamedTuple):
