@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one 
 """
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +24,9 @@ Asked = Annotated[Path | None, Parameter(help="a run directory, or a file that p
 def main(arguments=None) -> int:
     """Run one command (by default the process's own words) and return its exit code."""
     try:
-        return app(arguments, exit_on_error=False, print_error=False) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"bigtrain: {message}", file=sys.stderr)
+            return app(arguments, exit_on_error=False, print_error=False) or 0
     except (Impossible, CycloptsError) as error:
         print(f"bigtrain: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,18 @@ def test_list_says_what_there_is(cli):
     for name, cls in Schedule.all().items():
         assert re.search(rf"^{name} .*{re.escape(sys.modules[cls.__module__].__doc__.split()[0])}", out, re.M)
     assert "312 TFLOP/s" in out and "NVLink 3 300 GB/s" in out and "data sheet" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["experiments", "schedules"])
+def test_a_file_that_does_not_import_is_one_sentence_and_the_others_work(folder, tmp_path):
+    shutil.copytree(ROOT / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    broken = tmp_path / "bigtrain_lab" / folder / "mine.py"
+    broken.write_text("import math\n\ndef half(:\n")
+    done = subprocess.run([sys.executable, "-m", "bigtrain_lab", "list"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0 and "pipeline" in done.stdout and "gpipe" in done.stdout
+    assert done.stderr == f"bigtrain: {broken}, line 3: SyntaxError: invalid syntax; nothing of this file is there until it is mended.\n"
 
 
 @pytest.mark.parametrize("flag", ["-v", "--verbose"])

@@ -1,6 +1,10 @@
 """Values: families, meshes, costs, traces."""
 
+import importlib
 import json
+import re
+import warnings
+from abc import ABCMeta, abstractmethod
 
 import numpy as np
 import pytest
@@ -56,6 +60,48 @@ def test_a_class_whose_attributes_come_late_is_found_and_checked(Shape):
     late.name = "a"
     with pytest.raises(Impossible, match="taken by lib.A"):
         Shape.all()
+
+
+FILES = {
+    "__init__": "from bigtrain_lab.core.family import import_files\nfrom .shape import Shape\nimport_files(__name__, __path__)\n",
+    "shape": "from bigtrain_lab.core import Family\nclass Shape(Family, family=__package__):\n    pass\n",
+    "circle": "from .shape import Shape\nclass Circle(Shape):\n    name = 'circle'\n",
+}
+
+
+@pytest.mark.parametrize("text, line, why", [
+    ("def half(:\n", 1, "SyntaxError: invalid syntax"),
+    ("import nothing_of_this_name\n", 1, "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    ("from .shape import Shape\nclass Square(Shape):\n    name = 'square'\nclass Bad(Shape):\n    name = 1 / 0\n", 5, "ZeroDivisionError: division by zero"),
+    ("from .shape import Shape\nclass Round(Shape):\n    name = 'circle'\n", 2, "Impossible: The name 'circle' is taken by .*circle.Circle"),
+], ids=["syntax", "import", "class", "name"])
+def test_a_file_that_does_not_import_keeps_no_other_out(text, line, why, tmp_path, monkeypatch):
+    package = f"shapes_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / package).mkdir()
+    for name, source in {**FILES, "line": text, "triangle": FILES["circle"].replace("Circle", "Triangle").replace("circle", "triangle")}.items():
+        (tmp_path / package / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    Shape = importlib.import_module(package).Shape
+    told = f"{tmp_path / package / 'line.py'}, line {line}: {why}.*; nothing of this file is there until it is mended"
+    with pytest.warns(UserWarning, match=told):
+        assert list(Shape.all()) == ["circle", "triangle"]
+    with pytest.warns(UserWarning), pytest.raises(Impossible, match=f"no shape called 'line': choose one of circle, triangle. {told}"):
+        Shape.named("line")
+
+
+def test_a_member_without_a_name_is_told_and_a_base_is_not(Shape):
+    base = typed(Shape, "Base")
+    typed(base, "Mine", name="mine")
+    abstract = ABCMeta("Abstract", (Shape,), {"__module__": "__main__", "__qualname__": "Abstract", "draw": abstractmethod(lambda self: None)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(Shape.all()) == ["mine"]
+    typed(abstract, "Forgotten", draw=lambda self: None)
+    said = 'Forgotten has no name of its own, so it is in no menu: write name = "..." in the class.'
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        assert list(Shape.all()) == ["mine"]
+    with pytest.warns(UserWarning), pytest.raises(Impossible, match=re.escape(f"choose one of mine. {said}")):
+        Shape.named("forgotten")
 
 
 def test_mesh_is_row_major_and_its_last_axis_neighbours():
