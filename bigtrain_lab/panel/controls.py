@@ -51,6 +51,13 @@ def fixed(width: str, **more) -> widgets.Layout:
     return widgets.Layout(width=width, flex="0 0 auto", **more)
 
 
+def put(made: widgets.ValueWidget, value) -> None:
+    """Set a control; a slider of doublings learns a value between them."""
+    if isinstance(made, widgets.SelectionSlider) and value not in made.options:
+        made.options = sorted([*made.options, value])
+    made.value = value
+
+
 def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
     """Setting -> its control, at this experiment's values."""
     fields = type(experiment).model_fields

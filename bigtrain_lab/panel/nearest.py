@@ -1,20 +1,32 @@
-"""From settings that cannot be to the nearest that can: one setting changed, first the one that was moved last."""
+"""From settings to their prediction, or to the nearest settings that can be: one changed, first the one that was moved last."""
 
 import time
 from traceback import extract_tb
+from typing import NamedTuple
 
-from ..core import Impossible
+from .. import report
+from ..core import Impossible, Trace
 from .controls import nearby
 
 PATIENCE_S = 0.25
 
 
-def attempt(experiment_class: type, settings: dict) -> tuple | str:
-    """(experiment, prediction, description, explanation), or the sentence that says why these settings cannot be."""
+class Prediction(NamedTuple):
+    """All that a panel shows of settings before they run."""
+
+    experiment: object
+    trace: Trace
+    description: str
+    sentences: list[str]
+    column: report.Column
+
+
+def attempt(experiment_class: type, settings: dict) -> Prediction | str:
+    """The prediction, or the sentence that says why these settings cannot be."""
     try:
         experiment = experiment_class(**settings)
         trace = experiment.predict()
-        return experiment, trace, experiment.describe(), experiment.explain(trace)
+        return Prediction(experiment, trace, experiment.describe(), experiment.explain(trace), report.column(experiment.quantities, trace))
     except Impossible as error:
         return str(error)
     except Exception as error:  # a class typed by a student may raise anything

@@ -5,7 +5,7 @@ from html import escape
 from .. import report
 from ..core import CLOCKS, Trace
 
-SHOWN = 5  # sentences
+SHOWN, NAMED = 5, 4  # sentences; settings that have changed
 STYLE = """<style>
 .btl-question { font-size: 16px; font-weight: 600; line-height: 1.3; margin: 2px 0 4px; color: var(--jp-ui-font-color0, #111); }
 .btl-controls .widget-label { text-align: left; } .btl-controls .widget-readout { min-width: 34px; }
@@ -13,7 +13,9 @@ STYLE = """<style>
   color: var(--jp-ui-font-color0, #111); }
 .btl-results table { border-collapse: collapse; font-variant-numeric: tabular-nums; flex: 0 0 auto; }
 .btl-results th, .btl-results td { padding: 1px 14px 1px 0; text-align: right; white-space: nowrap; border: 0; }
-.btl-results th:first-child, .btl-results td:first-child, .btl-results td:last-child, .btl-results th:last-child { text-align: left; }
+.btl-results th:first-child, .btl-results td:first-child, .btl-results .btl-last { text-align: left; }
+.btl-results .btl-pinned { border-left: 1px solid var(--jp-border-color1, #bbb); padding-left: 14px; }
+.btl-changes { margin: 4px 0 0; max-width: 640px; overflow-wrap: anywhere; color: var(--jp-ui-font-color1, #333); }
 .btl-results thead th { border-bottom: 1px solid var(--jp-border-color1, #bbb); font-weight: 600; }
 .btl-results .btl-none { color: var(--jp-ui-font-color3, #999); }
 .btl-results .btl-stale { opacity: .45; }
@@ -27,22 +29,56 @@ body[data-jp-theme-light="false"] .btl-equal { color: #4ADE9A; } body[data-jp-th
 .btl-trouble { border-left: 4px solid #C2410C; background: var(--jp-layout-color2, #f4f4f4); padding: 8px 12px; font-size: 13px;
   line-height: 1.45; color: var(--jp-ui-font-color0, #111); white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow: auto; }
 .btl-describe { font-size: 12px; line-height: 1.4; color: var(--jp-ui-font-color2, #666); margin: 8px 0 0 10px; }
+.btl-command { line-height: 1.3; } .btl-command span { font-size: 11px; color: var(--jp-ui-font-color2, #666); }
+.btl-soft { font-size: 12px; color: var(--jp-ui-font-color2, #666); }
+.btl-history select { font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
+.btl-waiting { opacity: .45; }
 .btl-command code { display: block; background: var(--jp-layout-color2, #f4f4f4); padding: 5px 9px; font-size: 12px; user-select: all;
   overflow-wrap: anywhere; color: var(--jp-ui-font-color0, #111); }
 </style>"""
 
 
+def heading(question: str) -> str:
+    """The question, and the style of all that the panel says in HTML."""
+    return f'{STYLE}<div class="btl-question">{escape(question)}</div>'
+
+
 def results(quantities, traces: dict[str, Trace], sentences: list[str], stale: bool) -> str:
-    """Table and sentences as HTML; `stale` greys what the last run gave."""
+    """Table and sentences of some traces as HTML; `stale` greys what the last run gave."""
+    return html(report.rows(quantities, *traces.values()), sentences, stale)
+
+
+def html(rows: list[report.Row], sentences: list[str], stale: bool = False, pinned: str = "", changes: list[str] = ()) -> str:
+    """The same of rows. `pinned` is the clock of the pinned column, if there is one; `changes` say what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
     heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
+    heads += f'<th class="btl-last">{"settings changed" if stale else "difference"}</th>'
+    heads += f'<th class="btl-pinned">pinned ({pinned})</th><th class="btl-last">now against it</th>' if pinned else ""
     body = "".join(
         f"<tr><td>{escape(row.quantity)}</td>" + "".join(
             f"<td{grey if clock != 'predicted' else ''}>{cell(getattr(row, clock))}</td>" for clock in CLOCKS)
-        + f"<td>{'' if stale else difference(row)}</td></tr>"
-        for row in report.rows(quantities, *traces.values()))
-    return (f'<div class="btl-results"><table><thead><tr><th></th>{heads}<th>{"settings changed" if stale else "difference"}</th></tr></thead>'
-            f"<tbody>{body}</tbody></table>{why(sentences)}</div>")
+        + f'<td class="btl-last">{"" if stale else difference(row)}</td>'
+        + (f'<td class="btl-pinned">{cell(row.pinned)}</td><td class="btl-last">{against(row, pinned, stale)}</td>' if pinned else "") + "</tr>"
+        for row in rows)
+    return (f'<div class="btl-results"><div><table><thead><tr><th></th>{heads}</tr></thead>'
+            f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>{why(sentences)}</div>")
+
+
+def against(row: report.Row, clock: str, stale: bool) -> str:
+    """From what is pinned to what is there now: on the pinned clock, where it has a number that is not stale, else predicted."""
+    now = None if stale else getattr(row, clock)
+    now = now or row.predicted
+    if now is None or row.pinned is None or now.unit != row.pinned.unit:
+        return ""
+    return f'<span class="btl-soft">{escape(report.gap(row.pinned, now))}</span>'
+
+
+def told_changes(changes: list[str]) -> str:
+    """What has changed since the pinned run, in a sentence; the rest under the pointer where it is much."""
+    if not changes:
+        return '<p class="btl-changes">pinned: the settings of now</p>'
+    more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
+    return f'<p class="btl-changes" title="{escape("; ".join(changes))}">pinned: {escape("; ".join(changes[:NAMED]))}{more}</p>'
 
 
 def why(sentences: list[str]) -> str:

@@ -91,7 +91,7 @@ def test_compare_puts_each_clock_under_the_other():
 
 
 def test_figures_by_name():
-    assert {"timeline", "memory", "compare", "versions"} == set(figures.FIGURES)
+    assert {"timeline", "memory", "compare", "versions"} <= set(figures.FIGURES)
     assert figures.figure("timeline", trace_of()).data
     with pytest.raises(Impossible, match="no figure called 'pie'.*timeline"):
         figures.figure("pie", trace_of())

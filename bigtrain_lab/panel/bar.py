@@ -1,0 +1,87 @@
+"""The run bar: Run, Stop, Pin, History, Copy command, more settings; below it the status, the commands, the past runs.
+
+It knows widgets only: what a press does is the panel's business.
+"""
+
+from html import escape
+
+import ipywidgets as widgets
+
+from .controls import fixed
+from .history import Past
+
+SHUT, OPEN = "none", None  # of a layout's display
+ROWS = 7  # of the list of runs
+
+
+def button(text: str, icon: str, tooltip: str, width: str, kind: type = widgets.Button, **more):
+    return kind(description=text, icon=icon, tooltip=tooltip, layout=fixed(width, **more))
+
+
+class Bar(widgets.VBox):
+    """Its parts are attributes. `choose` is given the Past that was chosen, `copy` the text to be copied."""
+
+    def __init__(self, choose, copy):
+        self._filling, self._copy = False, copy
+        self.run = button("Run", "play", "start the real processes", "138px")
+        self.run.button_style = "success"
+        self.stop = button("Stop", "stop", "end the processes now", "76px")
+        self.stop.disabled = True
+        self.pin = button("Pin", "thumb-tack", "keep what is shown, to compare with", "70px")
+        self.unpin = button("", "times", "unpin: compare with nothing", "32px", display=SHUT).add_class("btl-unpin")
+        self.history = button("History", "history", "list the runs kept under runs/, and reopen one", "92px", widgets.ToggleButton)
+        self.command = button("Copy command", "copy", "copy the same run for a shell, and show it for torchrun", "136px", widgets.ToggleButton)
+        self.more = button("more settings", "sliders", "show the other settings", "132px", widgets.ToggleButton)
+        self.status = widgets.HTML(layout=widgets.Layout(width="auto", min_height="18px", margin="0 2px"))
+        self.lines = widgets.VBox([], layout=widgets.Layout(display=SHUT, width="auto")).add_class("btl-commands")
+        self.past = widgets.Select(rows=ROWS, layout=widgets.Layout(width="auto")).add_class("btl-history")
+        self.past.tooltip = "choose a run to reopen it"
+        self.past.observe(lambda change: choose(change["new"]) if change["new"] and not self._filling else None, "value")
+        self.about_past = widgets.HTML(layout=widgets.Layout(width="auto"))
+        self._list = widgets.VBox([self.past, self.about_past], layout=widgets.Layout(display=SHUT, width="auto", margin="2px"))
+        row = widgets.HBox([self.run, self.stop, self.pin, self.unpin, self.history, self.command, self.more],
+                           layout=widgets.Layout(width="auto", overflow="hidden", margin="2px 0 0"))
+        super().__init__([row, self.status, self.lines, self._list], layout=widgets.Layout(width="auto", overflow="hidden"))
+
+    def enable(self, impossible: bool, predicting: bool, running: bool) -> None:
+        """Which buttons can be pressed now."""
+        self.run.disabled = impossible or predicting or running
+        self.stop.disabled = not running
+        self.pin.disabled = impossible or predicting
+        self.past.disabled = running
+
+    def tell(self, html: str, title: str = "") -> None:
+        """Show what goes on, in a line."""
+        self.status.value = f'<div class="btl-status" role="status" title="{escape(title)}">{html}</div>' if html else ""
+
+    def write(self, commands: dict[str, str]) -> None:
+        """Show the commands, each with a button that copies it; nothing where there are none."""
+        if not commands:
+            self.lines.layout.display = SHUT
+            return
+        if len(self.lines.children) != len(commands):
+            self.lines.children = [widgets.HBox([button("", "copy", "", "32px"), widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))],
+                                                layout=widgets.Layout(width="auto")) for _ in commands]
+            for row in self.lines.children:
+                row.children[0].on_click(lambda pressed: self._copy(self._texts[pressed]))
+        self._texts = {row.children[0]: text for row, text in zip(self.lines.children, commands.values())}
+        for row, (label, text) in zip(self.lines.children, commands.items()):
+            row.children[0].tooltip = f"copy: {label}"
+            row.children[1].value = f'<div class="btl-command"><span>{escape(label)}</span><code>{escape(text)}</code></div>'
+        self.lines.layout.display = OPEN
+
+    def list_past(self, runs: list[Past], older: int) -> None:
+        """Show the list, nothing chosen."""
+        self._filling = True  # options choose their first by themselves
+        try:
+            self.past.options = [(str(past), past) for past in runs]
+            self.past.value = None
+        finally:
+            self._filling = False
+        left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. " if older else ""
+        self.about_past.value = (f'<div class="btl-soft">{left}Choose a run to reopen it, without processes.</div>' if runs else
+                                 '<div class="btl-soft">There are no runs in runs/ yet: press Run.</div>')
+        self._list.layout.display = OPEN
+
+    def shut_past(self) -> None:
+        self._list.layout.display = SHUT

@@ -1,0 +1,98 @@
+"""What a panel compares: the prediction, the traces of the last run, and what is pinned, each with its column of the table."""
+
+from typing import NamedTuple
+
+from .. import report
+from ..core import CLOCKS, Impossible, Trace
+from ..runtime import Run
+from . import history
+from .nearest import Prediction
+
+
+class Pinned(NamedTuple):
+    """A trace that is kept to compare with, what it was made with, and its column of the table."""
+
+    experiment: object
+    trace: Trace
+    column: report.Column
+
+    def __str__(self) -> str:
+        return f"pinned: {self.trace.clock}, {report.told_settings(self.experiment) or 'default settings'}"
+
+
+class Compared:
+    """Values only; a column is counted once, when its trace comes, since a long trace takes a second to count."""
+
+    def __init__(self, experiment):
+        self.experiment, self.ran = experiment, None  # now, and of the last run
+        self.prediction: Prediction | None = None
+        self.traces: dict[str, Trace] = {}
+        self.columns: dict[str, report.Column] = {}
+        self.pinned: Pinned | None = None
+
+    def predict(self, prediction: Prediction) -> bool:
+        """Take what the settings of now give; whether they have changed."""
+        before = identity(self.experiment)
+        self.prediction, self.experiment = prediction, prediction.experiment
+        self.traces["predicted"], self.columns["predicted"] = prediction.trace, prediction.column
+        return identity(self.experiment) != before
+
+    def begin(self, ran) -> None:
+        """A run of this experiment begins; while it goes on its traces are drawn and compare with nothing."""
+        self.ran = ran
+        self._forget()
+
+    def end(self, traces: dict[str, Trace], ran) -> None:
+        """A run has ended, or was reopened."""
+        self.ran = ran
+        self._forget()
+        self.traces |= traces
+        self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
+
+    def _forget(self) -> None:
+        for clock in CLOCKS[1:]:
+            self.traces.pop(clock, None), self.columns.pop(clock, None)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the settings have changed since the last run."""
+        return self.ran is not None and identity(self.ran) != identity(self.experiment)
+
+    def rows(self) -> list[report.Row]:
+        return report.lined_up(self.experiment.quantities, self.columns, self.pinned.column if self.pinned else None)
+
+    def pin(self, tab: str) -> None:
+        """Keep what this tab shows; where it shows nothing yet, the run that belongs to the settings, else the prediction."""
+        own = [] if self.stale else ["modelled", "measured"]
+        clock = next((clock for clock in (tab, *own, "predicted") if clock in self.columns), None)
+        if clock:
+            self.pinned = Pinned(self.experiment if clock == "predicted" else self.ran, self.traces[clock], self.columns[clock])
+
+    @property
+    def sentences(self) -> list[str]:
+        return self.prediction.sentences if self.prediction else []
+
+    def of(self, tab: str) -> Trace | None:
+        """The trace that a tab shows."""
+        return (self.pinned.trace if self.pinned else None) if tab == "pinned" else self.traces.get(tab)
+
+    def changes(self) -> list[str]:
+        """The settings that differ from those of what is pinned."""
+        return report.changes(self.pinned.experiment, self.experiment) if self.pinned else []
+
+
+def identity(experiment) -> tuple:
+    """What makes two experiments the same: instances made before and after an edit of a class are compared too."""
+    return experiment.name, experiment.model_dump()
+
+
+def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
+    """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot be read or taken."""
+    run = Run.open(directory)
+    try:
+        experiment = history.experiment_of(run, own)
+        traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
+        _ = run.state, run.damage  # read now: what raises here is one sentence
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
+        raise Impossible(history.sentence(run.directory, error)) from error
+    return run, experiment, traces

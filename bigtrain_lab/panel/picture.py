@@ -1,0 +1,103 @@
+"""What a panel draws: a tab a clock, what is wrong, the player, the other figures, and of a long run a choice of the steps drawn."""
+
+from collections.abc import Callable
+from html import escape
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from .. import figures
+from ..core import CLOCKS, Impossible, Trace
+from ..player import Player
+from .controls import fixed
+from .window import steps_drawn, window
+
+PLAYED = {"timeline", "memory", "versions"}  # figures that the player draws
+PINNED = "pinned"
+TABS = {"predicted": "simulated from the plan; redrawn at every move", "modelled": "the real ranks, on the hardware profile's clock",
+        "measured": "the real ranks, on this machine's wall clock", PINNED: "what you pinned, to compare with"}
+WIDE = dict(width="auto", overflow="hidden")
+
+
+class Picture(widgets.VBox):
+    """`chosen()` is called when another tab is pressed, to `show` what it stands for; `mend()` when the offer is taken."""
+
+    def __init__(self, chosen: Callable[[], None], mend: Callable[[], None]):
+        self._trace, self._note, self._live, self._fitting = None, "", False, False
+        self.tabs = widgets.ToggleButtons(options=list(CLOCKS), tooltips=[TABS[clock] for clock in CLOCKS], style={"button_width": "104px"},
+                                          layout=widgets.Layout(margin="4px 2px 0"))
+        self.tabs.observe(lambda _: None if self._fitting else chosen(), "value")
+        self._about = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
+        self._trouble = widgets.HTML(layout=widgets.Layout(display="none", margin="2px"))
+        self._mend = widgets.Button(layout=fixed("auto", display="none", align_self="flex-start"), button_style="info")
+        self._mend.on_click(lambda _: mend())
+        self.first = widgets.IntSlider(1, min=1, max=1, description="first step drawn", style={"description_width": "104px"},
+                                       tooltip="which training steps the picture shows", layout=fixed("320px"))
+        self.first.observe(lambda _: None if self._fitting else self._draw(), "value")
+        self._told = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
+        self._steps = widgets.HBox([self.first, self._told], layout=widgets.Layout(display="none", **WIDE))
+        self.player = Player(layout=widgets.Layout(width="auto"))
+        self._others = widgets.VBox([], layout=widgets.Layout(width="auto"))
+        self.body = widgets.VBox([self._steps, self.player, self._others], layout=widgets.Layout(width="auto"))
+        super().__init__([widgets.HBox([self.tabs, self._about], layout=widgets.Layout(**WIDE)), self._trouble, self._mend, self.body],
+                         layout=widgets.Layout(width="auto"))
+
+    def offer(self, pinned: bool) -> None:
+        """The tabs: the clocks, and what is pinned where something is."""
+        names, tab = [*CLOCKS, *[PINNED] * pinned], self.tabs.value
+        if names == list(self.tabs.options):
+            return
+        self._fitting = True  # options choose their first by themselves
+        try:
+            self.tabs.tooltips = [TABS[name] for name in names]
+            self.tabs.options = names
+            self.tabs.value = tab if tab in names else names[0]
+        finally:
+            self._fitting = False
+
+    def go_to(self, tab: str) -> None:
+        """Choose this tab, without a call of `chosen`."""
+        self._fitting, self.tabs.value, self._fitting = True, tab, False
+
+    def tell_trouble(self, html: str, mend: dict, whole: bool) -> None:
+        """What is wrong and what mends it; `whole`: nothing can be drawn meanwhile."""
+        for part, shown in ((self._trouble, html), (self._mend, mend), (self.body, not whole)):
+            part.layout.display = None if shown else "none"
+        if html:
+            self._trouble.value = html
+        if mend:
+            self._mend.description = "Use " + ", ".join(f"{name.replace('_', ' ')} = {value}" for name, value in mend.items())
+
+    def show(self, trace: Trace | None, note: str = "", about: str = "", live: bool = False, names: tuple[str, ...] = ()) -> None:
+        """The trace, with a line about it; a `note` greys it and says why, or stands alone. `names`: the figures beside the player."""
+        self._trace, self._note, self._live = trace, note, live
+        self._about.value = f'<div class="btl-describe">{escape(about)}</div>' if about else ""
+        self._draw()
+        others = [name for name in names if name not in PLAYED] if trace is not None else []
+        if (others or self._others.children) and not live:  # a figure of plotly is too slow to be made ten times a second
+            self._others.children = [drawn(name, trace) for name in others]
+
+    def _draw(self) -> None:
+        """All of a short trace; of a long one the steps that were chosen, while it still grows the last ones."""
+        trace = self._trace
+        count = steps_drawn(trace) if trace is not None else 0
+        whole = trace is None or count == trace.steps
+        self._steps.layout.display = "none" if whole or self._live else None
+        if whole:
+            self.player.show(trace, self._note, self._live)
+            return
+        last = trace.steps - count + 1
+        first = last if self._live else min(self.first.value, last)
+        if not self._live:
+            self._fitting, self.first.max, self._fitting = True, last, False
+            self._told.value = (f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps} are drawn, their time '
+                                "from 0; the table tells of all</div>")
+        self.player.show(window(trace, first - 1, count), self._note, self._live)
+
+
+def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
+    """A figure by name, or why this trace has none."""
+    try:
+        return go.FigureWidget(figures.figure(name, trace))
+    except Impossible as error:
+        return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')

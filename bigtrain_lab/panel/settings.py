@@ -1,0 +1,95 @@
+"""The controls of an experiment, and what each move of one asks for: the prediction, or the nearest settings that can be."""
+
+import threading
+from collections.abc import Callable
+
+import ipywidgets as widgets
+
+from .controls import controls_of, grey, members, put, refresh
+from .nearest import Prediction, attempt, nearest
+from .newest import Newest
+
+PATIENCE_S = 0.4  # a prediction that takes longer goes on in a thread
+GRID = dict(grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))", grid_gap="0 14px", width="auto", overflow="hidden")
+
+
+class Settings(widgets.VBox):
+    """`.controls` by name. The first ones in view, the others folded away.
+
+    `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where the answer takes long;
+    the offer is {setting: value} that mends what cannot be.
+    """
+
+    def __init__(self, experiment, answered: Callable[[Prediction | str, dict], None], waiting: Callable[[], None], lock: threading.RLock):
+        self._tell, self._tell_waiting, self._lock = answered, waiting, lock
+        self._newest, self._asked, self._answered = Newest(), 0, 0
+        self._quiet, self._moved = False, None
+        self.main = widgets.GridBox([], layout=widgets.Layout(**GRID)).add_class("btl-controls")
+        self.more = widgets.GridBox([], layout=widgets.Layout(display="none", **GRID)).add_class("btl-controls")
+        self.fit(experiment)
+        super().__init__([self.main, self.more], layout=widgets.Layout(width="auto", overflow="hidden"))
+
+    def fit(self, experiment) -> None:
+        """Controls for this experiment's class, at its values."""
+        self.experiment_class = type(experiment)
+        knobs = self.experiment_class.knobs()
+        self.controls, self._members = controls_of(experiment), members(knobs)
+        for name, made in self.controls.items():
+            made.observe(self._on_move(name), "value")
+        self.main.children, self.more.children = ([self.controls[n] for n, k in knobs.items() if k.more == folded] for folded in (False, True))
+
+    def set(self, **settings) -> None:
+        """Move controls, as a hand would, and predict once."""
+        self._quiet = True
+        try:
+            for name, value in settings.items():
+                put(self.controls[name], value)
+                self._moved = name
+        finally:
+            self._quiet = False
+        self.predict()
+
+    def read_menus(self) -> None:
+        """Offer what the families now hold; predict again only where a class has been typed or changed."""
+        knobs = self.experiment_class.knobs()
+        now = members(knobs)
+        if now == self._members:
+            return
+        self._members, self._quiet = now, True
+        try:
+            refresh(self.controls, knobs)
+        finally:
+            self._quiet = False
+        self.predict(PATIENCE_S)
+
+    def _on_move(self, name: str):
+        def move(_):
+            if not self._quiet:
+                self._moved = name
+                self.predict(PATIENCE_S)
+        return move
+
+    def predict(self, patience_s: float | None = None) -> None:
+        """Predict what the controls say; what takes longer than `patience_s` comes later, unless a control moves on."""
+        settings, cls, moved = {name: made.value for name, made in self.controls.items()}, self.experiment_class, self._moved
+        grey(self.controls, cls.idle_settings(settings))
+        self._asked = asked = self._asked + 1
+
+        def compute():
+            tried = attempt(cls, settings)
+            return asked, tried, (nearest(cls, settings, moved) or {}) if isinstance(tried, str) else {}
+
+        if not self._newest.ask(compute, self._on_answer, patience_s):
+            with self._lock:
+                if self.predicting:  # it may have come meanwhile
+                    self._tell_waiting()
+
+    @property
+    def predicting(self) -> bool:
+        """Whether what the controls say is still to be predicted."""
+        return self._answered < self._asked
+
+    def _on_answer(self, answer: tuple[int, Prediction | str, dict]) -> None:
+        with self._lock:
+            self._answered, tried, offer = answer
+            self._tell(tried, offer)
