@@ -1,7 +1,7 @@
 """Does this machine have what the labs need? One finding a check: ok, warn or fail, with the mend.
 
 A check is a function of the number of ranks that returns a Finding; CHECKS is their order. A check that itself breaks is
-a failed check, never a traceback.
+a failed check, never a traceback. The way to another machine has three checks of its own.
 """
 
 import os
@@ -37,6 +37,37 @@ def findings(ranks: int) -> Iterator[Finding]:
             level, words = "fail", [f"could not be checked: {type(error).__name__}: {error}".partition("\n")[0],
                                     "install the project again (make setup)."]
         yield Finding(level, name, *words)
+
+
+def peer_findings(peer) -> Iterator[Finding]:
+    """The way to a port of another machine (runtime/peers.py): its name, the interface that reaches it, the port."""
+    from .runtime import border, peers
+
+    mend = "let this machine's name service or /etc/hosts know it, or use its address."
+    try:
+        address = peers.resolve(peer)
+        yield Finding("ok", "name", f"{peer.host} is {address}" if address != peer.host else f"{address} is an address")
+        mend = "connect this machine to the peer's network."
+        own = peers.own_address(address)
+    except peers.Unreachable as error:
+        yield Finding("fail", "name" if "name service" in mend else "route", f"{peer.host}: {error}", mend)
+        return
+    name, chosen = peers.interface_of(own), border.interface()
+    says = f"{name or 'an interface without a name'} with address {own} reaches {address}"
+    if peers.loopback(own):
+        yield Finding("ok", "route", f"{address} is this machine itself, by its loopback interface {name}")
+    elif name and chosen not in (None, name):
+        yield Finding("warn", "route", f"{says}, but GLOO_SOCKET_IFNAME is {chosen}", f"export GLOO_SOCKET_IFNAME={name} on this node.")
+    else:
+        yield Finding("ok", "route", f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}" if name else says)
+    try:
+        peers.connect(address, peer.port)
+        yield Finding("ok", "port", f"{peer} takes connections")
+    except peers.Unreachable as error:
+        refused = "refused" in str(error)
+        yield Finding("fail", "port", f"{peer} does not answer: {error}",
+                      "start torchrun there first, or look up the port: the machine is there, but nothing listens." if refused
+                      else "open the port in the firewalls on the way, or look up the address.")
 
 
 def python(ranks):

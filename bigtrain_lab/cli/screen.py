@@ -108,9 +108,12 @@ def follow(run, spans: int, errors: Console) -> None:
 
 
 def tell(console: Console, run) -> None:
-    """What the ranks reported, and what the run cost."""
-    for line in [*report.reported(run.trace()), report.summary(run.summary())]:
-        console.print(line)
+    """What the ranks reported, what the run cost, and how far its machines' clocks were apart."""
+    from ..runtime.offset import told
+
+    for line in [*report.reported(run.trace()), report.summary(run.summary()), told(run.settings.get("hosts", []))]:
+        if line:
+            console.print(line)
 
 
 def finding_line(finding) -> Text:

@@ -134,8 +134,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
-        return launch(self.program, ranks=self.ranks, cost=self.cost(), settings={"experiment": self.name, **self.told}, name=self.name,
-                      steps=self.steps, watts=self.watts, fault=self.misfortune, **options)
+        return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.told}, name=self.name,
+                      steps=self.steps, watts=lambda: self.watts, fault=self.misfortune, **options)
 
 
 def sentence(error: ValidationError, cls: type) -> str:
