@@ -167,15 +167,18 @@ def export(path: Asked = None, *,
 
 
 @app.command
-def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4) -> int:
+def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4,
+           peer: Annotated[str | None, Parameter(help="host:port of another machine: check the way to it instead")] = None) -> int:
     """Check what the labs need: one line each, with the mend."""
-    from ..doctor import findings
+    from ..doctor import findings, peer_findings
     from .screen import finding_line, screen
 
+    if peer is not None:
+        from ..runtime.peers import Peer
     if ranks < 1:
         raise Impossible(f"ranks is {ranks}: ask for at least 1.")
     console, errors = screen(), screen(stderr=True)
-    found, levels = findings(ranks), set()
+    found, levels = peer_findings(Peer.of(peer)) if peer is not None else findings(ranks), set()
     while True:
         with errors.status("checking"):  # gone before a line is printed: it must not send that line to stderr
             finding = next(found, None)
