@@ -222,7 +222,8 @@ function render({ model, el }) {
       const step = v.scene.end / v.scene.steps, whole = wanted === "all" || (wanted === "auto" && (v.scene.steps === 1 || readable(v.scene.end)));
       page = whole ? Infinity : step;
       if (whole) act.window(0, v.scene.end);
-      else act.window(Math.floor(Math.min(v.t, v.scene.end - 1) / step) * step * (wanted === "step"), step);
+      else act.window(v.scene.unfinished && wanted === "auto" ? v.scene.end - step  // where it broke
+        : Math.floor(Math.min(v.t, v.scene.end - 1) / step) * step * (wanted === "step"), step);
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };

@@ -88,6 +88,7 @@ def pack(trace: Trace) -> bytes:
             inside.append([e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)])
     return json.dumps({
         "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks, "steps": trace.steps,
+        "unfinished": bool(trace.settings.get("unfinished")),
         "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": levels(trace, start), "inside": inside,
     }, separators=(",", ":")).encode()
 

@@ -116,7 +116,7 @@ function paintLayer(c, v) {
   paintBoxes(c, v);
   const messages = during(scene.transfers, v.from, v.to, scene.longest);
   if (L.gap >= 3 && messages.length > 2 * L.width) {  // too many for arrows: one stroke for all
-    c.strokeStyle = theme.soft; c.globalAlpha = 0.8; c.lineWidth = 1; c.beginPath();
+    c.strokeStyle = theme.soft; c.globalAlpha = 0.3; c.lineWidth = 1; c.beginPath();
     for (const t of messages) { const [x0, y0, x1, y1] = course(v, t); c.moveTo(x0, y0); c.lineTo(x1, y1); }
     c.stroke(); c.globalAlpha = 1;
   } else if (L.gap >= 3 || messages.length < 400) for (const t of messages) paintTransfer(c, v, t, theme.soft, 0.8);
@@ -165,12 +165,13 @@ function paintBoxes(c, v) {
       if (s.end < v.from || (w < 0.5 && half === (half = Math.floor(2 * x)))) continue;  // more boxes than pixels
       const [fill, ink] = colourOf(v, s);
       c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
-      if (!write || w < 9) continue;
-      const key = `${s.kind} ${Math.round(w)} ${s.version == null}`, texts = textsOf(s, v.lens);
-      if (!alike.has(key)) alike.set(key, { room: w - 3, longest: [...texts], boxes: [] });
+      const left = Math.max(x, LEFT), seen = Math.min(x + w, L.width - RIGHT) - left;  // what the view shows of it
+      if (!write || seen < 9) continue;
+      const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens);
+      if (!alike.has(key)) alike.set(key, { room: seen - 3, longest: [...texts], boxes: [] });
       const group = alike.get(key);
       texts.forEach((text, k) => { if (text.length > group.longest[k].length) group.longest[k] = text; });
-      group.room = Math.min(group.room, w - 3); group.boxes.push([texts, ink, x + (w - 1) / 2, y + L.row / 2]);
+      group.room = Math.min(group.room, seen - 3); group.boxes.push([texts, ink, left + (seen - 1) / 2, y + L.row / 2]);
     }
   }
   c.textAlign = "center"; c.textBaseline = "middle"; c.font = `${L.row >= 16 ? 11 : 10}px ${v.theme.font}`;
@@ -322,7 +323,7 @@ function find(v, x, y) {
   return null;
 }
 
-const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
 function tell(v, u) {
   const { scene, look } = v, time = (t) => clockTime(scene, t);

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import expect
@@ -176,6 +177,21 @@ def test_a_view_that_the_playhead_has_left_marks_its_edge(open_page):
     shown.page.keyboard.up("Shift")
     shown.until("to", f"value < {shown.data('end')}")
     assert float(shown.data("time")) > float(shown.data("to")) and canvas.evaluate(accent % edge) > 10
+
+
+def test_part_of_a_run_opens_where_it_broke(browser, tmp_path):
+    experiment = PipelineExperiment(steps=60)
+    trace = experiment.predict()
+    part = replace(trace, clock="modelled", steps=3, settings={**trace.settings, "unfinished": True}, events=trace.events[:2000])
+    for name, traces in (("whole", {"predicted": trace}), ("part", {"modelled": part})):
+        (tmp_path / f"{name}.html").write_text(page(traces, experiment))
+    shown = browser.new_page(viewport=LAPTOP)
+    for name, at_end in (("whole", False), ("part", True)):
+        shown.goto((tmp_path / f"{name}.html").as_uri())
+        shown.wait_for_selector(".btl-player[data-to]")
+        about = shown.locator(".btl-player").evaluate("player => ({ ...player.dataset })")
+        assert float(about["to"]) - float(about["from"]) < float(about["end"]) and (about["to"] == about["end"]) is at_end
+    shown.close()
 
 
 def test_boxes_of_one_kind_and_size_say_equally_much(browser, tmp_path):

@@ -142,7 +142,8 @@ def test_a_failed_run_says_why_and_what_there_is(tmp_path):
     held = Elements(page(traces_of(experiment, run), experiment, run))
     assert "Rank 1 failed: ValueError: <b>on purpose</b>" in held.said and ": failed." in held.said
     assert "In all," not in held.said and "a step" not in held.said and "step time 9 slots – –" in held.said
-    assert json.loads(held.packed()["modelled"])["spans"]
+    packed = {clock: json.loads(body) for clock, body in held.packed().items()}
+    assert packed["modelled"]["spans"] and packed["modelled"]["unfinished"] and not packed["predicted"]["unfinished"]
     only = Elements(page({"measured": run.trace("measured")}, None, run))
     assert "Rank 1 failed" in only.said and "micro_batches 2" in only.said and not only.all("table")
 
