@@ -88,12 +88,14 @@ def test_pipedream_hears_nothing(held, ranks, micro_batches):
 def test_a_version_found_by_counting_is_as_good():
     def version(self, action):
         done = 0
+        if action.kind == "U":
+            return action.micro_batch
         for step in self.steps(action.stage):
             if step[0] == action._replace(kind="F"):
                 return done
             done += step[0].kind == "U"
 
-    assert schedule_findings(made(PipeDream, version=version)) == []
+    assert schedule_findings(made(PipeDream, version=version, versions_held=held_as_a_range)) == []
 
 
 # -- wrong: the order ---------------------------------------------------------------------------------------------------
@@ -171,7 +173,16 @@ def test_what_is_missing_or_twice_or_elsewhere_is_named():
 def test_what_is_no_schedule_is_a_sentence_too():
     assert "return a list" in findings(lambda self, rank: None)[0]
     assert "'0F0', which is no action" in findings(lambda self, rank: ["0F0"])[0]
-    assert "raised ZeroDivisionError" in findings(lambda self, rank: 1 / 0)[0]
+    assert findings(lambda self, rank: 1 / 0) == ["steps(0) raised ZeroDivisionError: division by zero. Try that call alone."]
+    assert findings(lambda self, rank: [F(rank, 0.5)]) == [
+        "steps(0) holds F(0, 0.5): a stage and a micro-batch are whole numbers, counted from 0."]
+    assert findings(lambda self, rank: [F("0", 0), B(rank, 0)])[0].startswith("steps(0) holds F(0, 0): ")
+    assert "no kind X" in findings(lambda self, rank: [Action("X", rank, 0)])[0]
+
+
+def test_an_update_of_another_micro_batch():
+    (told,) = findings(lambda self, rank: [*OneFOneB.steps(self, rank), U(rank, 3)])
+    assert told == ("U3 on rank 0 applies the gradients of all micro-batches up to 7, so its name is U7: write that, or leave U out.")
 
 
 # -- wrong: the versions -------------------------------------------------------------------------------------------------
@@ -184,6 +195,59 @@ def test_stash_newest():
     assert "B1 on rank 1 used version 1, F1 version 0:" in findings(
         PipeDream.steps, base=PipeDream, version=lambda self, a: PipeDream.version(self, a) if a.stage == 0 else
         max(0, a.micro_batch - (3 - a.stage)) if a.kind == "F" else a.micro_batch)[0]
+
+
+def test_what_is_no_version_is_told_of_the_method_that_gave_it():
+    for version, said in ((lambda self, action: None, "version(0F0) gave None: return the number of updates that its weights have behind them."),
+                          (lambda self, action: action.micro_batch / 2, "version(0F0) gave 0.0: return the number of updates"),
+                          (lambda self, action: self.delay, "version(0F0) raised AttributeError: 'Typed' object has no attribute 'delay'. Try that call alone.")):
+        assert schedule_findings(made(PipeDream, version=version))[0].startswith(said)
+    for held, said in ((lambda self, stage, updates: None, "versions_held(0, 0) gave None: return the numbers of the versions that the stage keeps, such as [0]."),
+                       (lambda self, stage, updates: "0", "versions_held(0, 0) gave '0': return the numbers"),
+                       (lambda self, stage, updates: 1 / updates, "versions_held(0, 0) raised ZeroDivisionError: division by zero.")):
+        assert schedule_findings(made(PipeDream, versions_held=held))[0].startswith(said)
+
+
+@pytest.mark.parametrize("p,m", [(4, 8), (3, 7), (2, 5), (4, 5)])
+def test_no_update_is_ever_used(p, m):
+    assert schedule_findings(made(PipeDream, version=lambda self, action: action.micro_batch if action.kind == "U" else 0), p, m) == [
+        f"No forward ever used an update: all {m} micro-batches used version 0. Use the newest at each forward."]
+
+
+def test_a_delay_of_all_stages_by_other_than_the_depth():
+    body = {"version": lambda self, action: max(0, action.micro_batch - 5) if action.kind != "U" else action.micro_batch}
+    assert schedule_findings(made(PipeDream, **body))[0].startswith("All stages delayed 5: that is vertical sync.")
+    (told,) = schedule_findings(made(PipeDream, version=lambda self, action: action.micro_batch if action.kind == "U" else min(2, PipeDream.version(self, action))))
+    assert told == "F6 on rank 0 used version 2 though 3 is there. Use the newest at each forward."
+
+
+def test_a_version_below_the_first():
+    (told,) = schedule_findings(made(PipeDream, version=lambda self, action: action.micro_batch - (3 - action.stage) * (action.kind != "U")))
+    assert told == "F0 on rank 0 asks for version -3: versions are counted from 0, which is the newest until the first update."
+
+
+def test_versions_that_are_kept_have_to_be_told():
+    said = ["Your class does not say which versions a stage keeps: write versions_held(stage, updates), which returns their numbers."]
+    assert schedule_findings(made(PipeDream, version=lambda self, action: PipeDream.version(self, action))) == said
+
+
+@pytest.mark.parametrize("wrong,said", [
+    (lambda t: 0, "U1 on rank 0 says version 0, but it turns version 1 into 2: its version is 1."),
+    (lambda t: t + 1, "U0 on rank 0 says version 1, but it turns version 0 into 1: its version is 0."),
+])
+def test_an_update_of_another_version(wrong, said):
+    body = {"version": lambda self, action: wrong(action.micro_batch) if action.kind == "U" else PipeDream.version(self, action)}
+    assert schedule_findings(made(PipeDream, versions_held=held_as_a_range, **body)) == [said]
+
+
+def test_an_update_named_after_another_backward():
+    def steps(self, rank):
+        order = PipeDream.steps(self, rank)
+        last = len(order) - 1
+        return [*order[:last - 2], order[last - 1], *U(rank, 6), *U(rank, 7)] if rank == 1 else order
+
+    (told,) = schedule_findings(made(PipeDream, steps=steps))
+    assert told == "U6 on rank 1 comes right after B7 and applies its gradient: call it U7."
 
 
 def test_stash_never_freed():
