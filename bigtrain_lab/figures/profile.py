@@ -12,6 +12,9 @@ from ..words import duration
 from . import palette
 from .timeline import look
 
+INK, GRID, CLEAR = "#737B86", "rgba(128,128,128,0.22)", "rgba(0,0,0,0)"  # it stands in a panel, whose page may be light or dark
+LABEL = 0.15  # height of a stage's label, as a share of the picture's
+
 
 def profile(trace: Trace) -> go.Figure:
     """Two pictures side by side: pieces and stages, as shares of a micro-batch's work; and the predicted step of each cut."""
@@ -19,37 +22,40 @@ def profile(trace: Trace) -> go.Figure:
     if not facts:
         raise Impossible("This trace knows no profile of its model: take one of the experiment partition.")
     cuts, chosen = facts["cuts"], facts["chosen"]
-    figure = make_subplots(cols=2, column_widths=[0.66, 0.34], horizontal_spacing=0.09)
+    figure = make_subplots(cols=2, column_widths=[0.64, 0.36], horizontal_spacing=0.12)
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])
     draw_cuts(figure, cuts, chosen, trace.settings["facts"]["unit"])
     figure.update_layout(**look(f"{trace.clock}: what each piece and each stage takes", 330), showlegend=False)
-    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44))
+    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44), autosize=True, font_color=INK, paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID)
     return figure
 
 
 def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int]) -> None:
     """Left: bars in the colour of their stage, on one scale of shares; the dashed line is a perfect share."""
     whole, unit = sum(time for _, time in pieces), trace.settings["facts"]["unit"]
-    took = stage_times(trace) or [0.0] * len(sizes)
+    took = (stage_times(trace) + [0.0] * len(sizes))[:len(sizes)]  # of a run that has just begun, nothing
+    shares = [time / (sum(took) or 1) for time in took]
+    perfect, top = 1 / len(sizes), 1.28 * max(1 / len(sizes), *shares)
     first = 0
     for stage, size in enumerate(sizes):
-        colour, share = palette.version(stage), took[stage] / (sum(took) or 1) if stage < len(took) else 0.0
+        colour, share = palette.version(stage), shares[stage]
         figure.add_bar(x=[first + (size - 1) / 2], y=[share], width=size - 0.06, marker=dict(color=colour, opacity=0.22, line_width=0),
-                       hovertext=f"stage {stage}: {share:.1%} of the work, {duration(took[stage], trace.unit)} a micro-batch"
-                       if stage < len(took) else "", hoverinfo="text", row=1, col=1)
-        figure.add_annotation(x=first + (size - 1) / 2, y=share, yanchor="bottom", text=f"stage {stage}<br><b>{share:.0%}</b>",
-                              showarrow=False, font_size=12, bgcolor="rgba(255,255,255,0.8)", borderpad=1, row=1, col=1)
+                       hovertext=f"stage {stage}: {share:.1%} of the work, {duration(took[stage], trace.unit)} a micro-batch",
+                       hoverinfo="text", row=1, col=1)
+        above = perfect if perfect - LABEL * top < share < perfect else share  # the dashed line crosses no label
+        figure.add_annotation(x=first + (size - 1) / 2, y=above, yanchor="bottom", text=f"stage {stage}<br><b>{share:.0%}</b>",
+                              showarrow=False, font_size=12, row=1, col=1)
         own = pieces[first:first + size]
         figure.add_bar(x=list(range(first, first + size)), y=[time / whole for _, time in own], width=0.62, marker=dict(color=colour, line_width=0),
                        hovertext=[f"{name}: {time / whole:.1%} of the work, {duration(time, unit)}" for name, time in own],
                        hoverinfo="text", row=1, col=1)
         first += size
-    figure.add_hline(y=1 / len(sizes), line=dict(dash="dash", width=1.5, color=palette.TRANSFER), row=1, col=1)
+    figure.add_hline(y=perfect, line=dict(dash="dash", width=1.5, color=palette.TRANSFER), row=1, col=1)
     names = [short(name) for name, _ in pieces] if len(pieces) <= 24 else ["" for _ in pieces]
     figure.update_xaxes(tickvals=list(range(len(pieces))), ticktext=names, tickangle=0, showgrid=False, row=1, col=1,
-                        title=f"pieces of the model; dashed: a perfect share, {1 / len(sizes):.0%}")
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero", range=[0, 1.28 * max(1 / len(sizes), *(t / (sum(took) or 1) for t in took))],
-                        row=1, col=1)
+                        title=f"pieces of the model; dashed: a perfect share, {perfect:.0%}")
+    figure.update_yaxes(tickformat=".0%", range=[0, top], row=1, col=1)
 
 
 def draw_cuts(figure: go.Figure, cuts: dict, chosen: str, unit: str) -> None:
@@ -57,11 +63,11 @@ def draw_cuts(figure: go.Figure, cuts: dict, chosen: str, unit: str) -> None:
     names = list(reversed(cuts))
     figure.add_bar(
         y=names, x=[cuts[name]["step_time"] for name in names], orientation="h", width=0.6,
-        marker=dict(color=[palette.CLOCKS["predicted"] if name == chosen else palette.OTHER_PHASE for name in names], line_width=0),
+        marker=dict(color=[palette.CLOCKS["predicted"] if name == chosen else palette.TRANSFER for name in names], line_width=0),
         text=[f"{duration(cuts[name]['step_time'], unit)}, {cuts[name]['idle']:.0%} idle" for name in names], textposition="auto",
-        hovertext=[f"{name}: stages of {', '.join(map(str, cuts[name]['sizes']))} pieces" for name in names], hoverinfo="text", row=1, col=2)
-    figure.update_xaxes(title="a step, predicted, by the cut", showticklabels=False, rangemode="tozero", row=1, col=2)
-    figure.update_yaxes(ticksuffix="  ", row=1, col=2)
+        insidetextfont_color="white", cliponaxis=False, hovertext=[f"{name}: stages of {', '.join(map(str, cuts[name]['sizes']))} pieces" for name in names], hoverinfo="text", row=1, col=2)
+    figure.update_xaxes(title="a step, predicted, by the cut", showticklabels=False, showgrid=False, zerolinecolor=GRID, row=1, col=2)
+    figure.update_yaxes(ticksuffix="  ", showgrid=False, row=1, col=2)
 
 
 def short(name: str) -> str:
