@@ -44,7 +44,8 @@ class Stage(NamedTuple):
 
 
 def balanced(pieces: Sequence[Piece], devices: int, bytes_per_s=None, most_replicas: int = 1) -> list[Stage]:
-    """The pipeline on all the devices whose slowest place is fastest; of several such, the one whose next slowest is, and so on.
+    """The pipeline on all the devices whose slowest place is fastest; of several such, the one whose next slowest is, and so on;
+    of several such still, the one with shorter later stages.
 
     `bytes_per_s` None: free links. Impossible where the devices are more than the pieces and their replicas.
     """
@@ -54,7 +55,7 @@ def balanced(pieces: Sequence[Piece], devices: int, bytes_per_s=None, most_repli
     weights = [0, *accumulate(piece.weight_bytes for piece in pieces)]
     T = {(s, j, k): replicated(work[j] - work[s], weights[j] - weights[s], k, bytes_per_s)
          for j in range(1, N + 1) for s in range(j) for k in range(1, K + 1)}
-    link = [0, *(passing(piece, bytes_per_s) for piece in pieces)]  # link[s]: what piece s sends on
+    link = [0, *(passing(piece, bytes_per_s) for piece in pieces)]  # link[s]: after s pieces
     A: dict[tuple[int, int], tuple[tuple, list[Stage]]] = {(0, 0): ((), [])}  # (j, m) -> all times, slowest first; the stages
     for m in range(1, devices + 1):
         for j in range(1, N + 1):
