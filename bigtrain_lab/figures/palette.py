@@ -12,6 +12,7 @@ OTHER_PHASE = "#9AA5B1"
 IDLE = "#C9CED6"
 TRANSFER = "#6B7280"
 
+VERSION_SHADES = (0, -0.35, 0.45)  # darker, then lighter: 21 colours before one comes again
 VERSIONS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
 MEMORY = dict(zip(MEMORY_KINDS, ("#4477AA", "#88CCEE", "#CC6677", "#DDCC77", "#44AA99", "#117733"), strict=True))
@@ -26,8 +27,14 @@ def phase(kind: str) -> str:
 
 
 def version(number: int) -> str:
-    """Neighbouring versions differ; the colours repeat after seven, the printed number tells which."""
-    return VERSIONS[number % len(VERSIONS)]
+    """Neighbouring versions differ in hue, those seven apart in shade; the printed number tells which."""
+    return shaded(VERSIONS[number % len(VERSIONS)], VERSION_SHADES[number // len(VERSIONS) % len(VERSION_SHADES)])
+
+
+def shaded(colour: str, by: float) -> str:
+    """A colour so much lighter, or where negative darker."""
+    channels = (int(colour[i:i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(c + by * (255 - c) if by > 0 else c * (1 + by)):02X}" for c in channels)
 
 
 def ink(colour: str) -> str:

@@ -11,7 +11,7 @@ from .controls import fixed
 from .history import Past
 
 SHUT, OPEN = "none", None  # of a layout's display
-ROWS = 7  # of the list of runs
+ROWS = 3, 8  # of the list of runs: at least, at most
 
 
 def button(text: str, icon: str, tooltip: str, width: str, kind: type = widgets.Button, **more):
@@ -27,14 +27,14 @@ class Bar(widgets.VBox):
         self.run.button_style = "success"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
         self.stop.disabled = True
-        self.pin = button("Pin", "thumb-tack", "keep what is shown, to compare with", "70px")
-        self.unpin = button("", "times", "unpin: compare with nothing", "32px", display=SHUT).add_class("btl-unpin")
-        self.history = button("History", "history", "list the runs kept under runs/, and reopen one", "92px", widgets.ToggleButton)
-        self.command = button("Copy command", "copy", "copy the same run for a shell, and show it for torchrun", "136px", widgets.ToggleButton)
-        self.more = button("more settings", "sliders", "show the other settings", "132px", widgets.ToggleButton)
+        self.pin = button("Pin", "thumb-tack", "keep what is shown, to compare with", "74px").add_class("btl-pin")
+        self.unpin = button("Unpin", "times", "compare with nothing any more", "84px", display=SHUT).add_class("btl-unpin")
+        self.history = button("History", "history", "list the runs kept under runs/, and reopen one", "104px", widgets.ToggleButton)
+        self.command = button("Copy command", "copy", "copy the same run for a shell, and show it for torchrun", "154px", widgets.ToggleButton)
+        self.more = button("more settings", "sliders", "show the other settings", "140px", widgets.ToggleButton)
         self.status = widgets.HTML(layout=widgets.Layout(width="auto", min_height="18px", margin="0 2px"))
         self.lines = widgets.VBox([], layout=widgets.Layout(display=SHUT, width="auto")).add_class("btl-commands")
-        self.past = widgets.Select(rows=ROWS, layout=widgets.Layout(width="auto")).add_class("btl-history")
+        self.past = widgets.Select(rows=ROWS[0], layout=widgets.Layout(width="auto")).add_class("btl-history")
         self.past.tooltip = "choose a run to reopen it"
         self.past.observe(lambda change: choose(change["new"]) if change["new"] and not self._filling else None, "value")
         self.about_past = widgets.HTML(layout=widgets.Layout(width="auto"))
@@ -76,6 +76,7 @@ class Bar(widgets.VBox):
         try:
             self.past.options = [(str(past), past) for past in runs]
             self.past.value = None
+            self.past.rows = min(max(ROWS[0], len(runs)), ROWS[1])
         finally:
             self._filling = False
         left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. " if older else ""

@@ -8,7 +8,7 @@ from ..core import CLOCKS, Trace
 SHOWN, NAMED = 5, 4  # sentences; settings that have changed
 STYLE = """<style>
 .btl-question { font-size: 16px; font-weight: 600; line-height: 1.3; margin: 2px 0 4px; color: var(--jp-ui-font-color0, #111); }
-.btl-controls .widget-label { text-align: left; } .btl-controls .widget-readout { min-width: 34px; }
+.btl-controls .widget-label { text-align: left; } .btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
 .btl-results { display: flex; flex-wrap: wrap; gap: 6px 28px; align-items: flex-start; font-size: 12px; line-height: 1.45;
   color: var(--jp-ui-font-color0, #111); }
 .btl-results table { border-collapse: collapse; font-variant-numeric: tabular-nums; flex: 0 0 auto; }
@@ -76,7 +76,7 @@ def against(row: report.Row, clock: str, stale: bool) -> str:
 def told_changes(changes: list[str]) -> str:
     """What has changed since the pinned run, in a sentence; the rest under the pointer where it is much."""
     if not changes:
-        return '<p class="btl-changes">pinned: the settings of now</p>'
+        return '<p class="btl-changes">pinned: with the settings of now</p>'
     more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
     return f'<p class="btl-changes" title="{escape("; ".join(changes))}">pinned: {escape("; ".join(changes[:NAMED]))}{more}</p>'
 

@@ -1,13 +1,15 @@
 """Figures draw what a trace answers, and the player's bytes hold every event of it."""
 
 import json
+from itertools import combinations
+from math import cbrt, dist
 
 import pytest
 
 from bigtrain_lab import figures
 from bigtrain_lab.core import MEMORY_KINDS, Cost, Impossible, Link, Memory, Span, Trace
 from bigtrain_lab.figures import palette, words
-from bigtrain_lab.player import Player, pack
+from bigtrain_lab.player import LOOK, Player, pack
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.schedules.gpipe import GPipe
 from bigtrain_lab.schedules.naive import Naive
@@ -132,6 +134,22 @@ def test_the_palette_tells_all_apart():
     for colours in (palette.PHASES.values(), palette.VERSIONS, palette.MEMORY.values(), palette.CLOCKS.values()):
         assert len(set(colours)) == len(colours)
     assert list(palette.MEMORY) == list(MEMORY_KINDS)
+
+
+def lab(colour):
+    """CIE 1976 L*a*b* of a colour: there a distance of 2 can just be seen."""
+    red, green, blue = ((c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for c in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)))
+    xyz = (0.4124 * red + 0.3576 * green + 0.1805 * blue, 0.2126 * red + 0.7152 * green + 0.0722 * blue, 0.0193 * red + 0.1192 * green + 0.9505 * blue)
+    x, y, z = (cbrt(t / white) for t, white in zip(xyz, (0.9505, 1, 1.089)))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_the_versions_of_a_long_run_look_apart():
+    colours = [palette.version(n) for n in range(21)]
+    assert min(dist(lab(a), lab(b)) for a, b in combinations(colours, 2)) > 9  # v7 is not v0
+    assert min(dist(lab(a), lab(b)) for a, b in zip(colours, colours[1:])) > 30  # neighbours, at a glance
+    assert palette.version(21) == palette.version(0) == palette.VERSIONS[0]
+    assert LOOK["versions"] == [[colour, palette.ink(colour)] for colour in colours]  # the player's are the figures'
 
 
 # -- the player's bytes ---------------------------------------------------------------------------------------------------
