@@ -1,0 +1,342 @@
+"""A run is the same wherever its ranks are: a panel's, the shell's, torchrun's on one agent and on two, on two machines.
+
+Two machines are two network namespaces, with monotonic clocks that are 1000 s apart, where this process may make them;
+elsewhere that test is not collected. All ports are ephemeral, on loopback or inside the namespaces.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+import bigtrain_lab
+from bigtrain_lab import report
+from bigtrain_lab.checks import clocks_differ
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.panel import Panel
+from bigtrain_lab.runtime import Run, launch
+from tests.unit.ranks import warm_up
+
+ROOT = Path(bigtrain_lab.__file__).parents[1]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+# Small, with dropout, in times whose links matter; ranks and settings differ from the defaults.
+LAB = PipelineExperiment(ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink", dropout=0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def environment(**more) -> dict:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
+    return {**inherited, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **more}
+
+
+def ended(*processes, timeout=120) -> list[tuple[int, str]]:
+    """(exit code, what was printed) of each process; none is left, whatever happens."""
+    try:
+        return [(process.returncode, output) for process in processes for output in process.communicate(timeout=timeout)[:1]]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+                process.wait()
+
+
+def typed(line: str, directory, where, *prefix, **more) -> subprocess.Popen:
+    """A command line as somebody types it in a shell, its run kept in that directory."""
+    return subprocess.Popen([*prefix, "bash", "-c", f"{line} --directory {directory}"], cwd=where, env=environment(**more), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def assert_same(run: Run, other: Run) -> None:
+    assert run.state == other.state == "done"
+    assert run.trace("modelled").events == other.trace("modelled").events  # the losses too
+    for ours, theirs in zip(run.results, other.results, strict=True):
+        assert set(ours) == set(theirs) and all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
+def panels_run(directory) -> Run:
+    panel = Panel(LAB)
+    panel.start(directory=directory).wait(timeout=120)
+    return panel.run
+
+
+def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp_path):
+    warm_up()
+    first = panels_run(tmp_path / "panel")
+    assert clocks_differ(LAB.predict(), first.trace()) == []
+    lines, head = report.commands(LAB), f"127.0.0.1:{free_port()}"
+    assert list(lines) == ["shell", "torchrun, one node", "torchrun, two nodes"]
+    [(code, output)] = ended(typed(lines["shell"], "shell", tmp_path))
+    assert code == 0 and "✓ equal" in output
+    [(code, output)] = ended(typed(lines["torchrun, one node"], "one", tmp_path))
+    assert code == 0 and output.count("The run is kept in") == 1
+    two = lines["torchrun, two nodes"].replace("$HEAD_NODE:29400", head)
+    (code, output), (other_code, other_output) = ended(*(typed(two, "two", tmp_path, OMP_NUM_THREADS="3") for _ in range(2)))
+    assert code == other_code == 0 and (output + other_output).count("The run is kept in") == 1
+    for name in ("shell", "one", "two"):
+        run = Run.open(tmp_path / name)
+        assert_same(first, run)
+        assert run.settings["threads"] == 1
+
+
+def test_an_odd_number_of_ranks_has_no_line_for_two_nodes():
+    assert list(report.commands(LAB.replace(ranks=3))) == ["shell", "torchrun, one node"]
+
+
+# -- two machines -------------------------------------------------------------------------------------------------
+
+APART_S = 1000
+LATER = ["unshare", "--time", "--monotonic", str(APART_S), "--fork", "--kill-child"]
+
+
+def may_make_namespaces() -> bool:
+    if not (shutil.which("ip") and shutil.which("unshare")) or os.geteuid():
+        return False
+    name = f"bt{os.getpid()}"
+    made = [subprocess.run(words, capture_output=True).returncode == 0
+            for words in (["ip", "netns", "add", name], ["ip", "netns", "exec", name, *LATER, "true"], ["ip", "netns", "del", name])]
+    return all(made)
+
+
+@pytest.fixture
+def machines():
+    """Words that run a command on either of two machines, which reach each other as 10.77.0.1 and 10.77.0.2."""
+    names = [f"bt{os.getpid()}{letter}" for letter in "ab"]
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+        subprocess.run(["ip", "link", "add", "va", "netns", names[0], "type", "veth", "peer", "name", "vb", "netns", names[1]], check=True)
+        for number, (name, link) in enumerate(zip(names, ("va", "vb")), start=1):
+            for words in (["addr", "add", f"10.77.0.{number}/24", "dev", link], ["link", "set", link, "up"], ["link", "set", "lo", "up"]):
+                subprocess.run(["ip", "-n", name, *words], check=True)
+        yield [["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1], *LATER]]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+if may_make_namespaces():
+    def test_two_machines_run_the_same_and_know_their_clocks(machines, tmp_path):
+        warm_up()
+        shell, rest = report.commands(LAB)["shell"], report.commands(LAB)["torchrun, two nodes"].partition("-m ")[2]
+        nodes = [f"torchrun --nnodes=2 --nproc-per-node=2 --master-addr=10.77.0.1 --master-port=29400 --node-rank={i} -m {rest}" for i in (0, 1)]
+        (code, output), (other_code, _) = ended(*(typed(line, "run", tmp_path, *on) for line, on in zip(nodes, machines)))
+        assert code == other_code == 0, output
+        told = re.search(r"Clocks of 2 machines: that of rank 2 .* rank 0's, known to \S+ ms", " ".join(output.split()))
+        assert told and "corrected" in output and shell
+        run = Run.open(tmp_path / "run")
+        assert_same(panels_run(tmp_path / "here"), run)
+        here, there = run.settings["hosts"]
+        assert (here["ranks"], there["ranks"], here["offset_ns"]) == ([0, 1], [2, 3], 0)
+        assert abs(there["offset_ns"] - APART_S * 10**9) <= 1e9 * there["error_s"]
+        crossing = [t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}]
+        assert crossing and all(t.start <= t.end for t in crossing)
+        shown = subprocess.run(["bigtrain", "show", str(tmp_path / "run")], env=environment(), capture_output=True, text=True, check=True)
+        assert "Clocks of 2 machines" in shown.stdout
+
+
+# -- what rank 0 says holds for all -------------------------------------------------------------------------------
+
+
+def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[int, str]]:
+    """The ranks of a job as torchrun would start them, without it: (exit code, output) of each."""
+    port = str(free_port())
+    return ended(*(subprocess.Popen(
+        [sys.executable, *words], cwd=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=environment(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **each(rank))) for rank in range(ranks)))
+
+
+def script(where: Path, text: str) -> list[str]:
+    (where / "script.py").write_text(textwrap.dedent(text))
+    return ["script.py"]
+
+
+def keep_profile(cache: Path, speed: float) -> None:
+    import torch
+
+    from bigtrain_lab.runtime import calibrate
+    found = {"version": calibrate.VERSION, "torch": torch.__version__, "when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34,
+             "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9, "flops_per_s": {"float32": speed, "float64": speed}}
+    (cache / "bigtrain_lab").mkdir(parents=True)
+    (cache / "bigtrain_lab" / "this-machine.json").write_text(json.dumps(found))
+
+
+def test_the_cost_is_rank_0_s_whatever_another_machine_has_measured_of_itself(tmp_path, monkeypatch):
+    """Rank 1's machine has kept another profile, rank 2's none."""
+    keep_profile(tmp_path / "cache0", 5e10)
+    keep_profile(tmp_path / "cache1", 1e9)
+    lab = PipelineExperiment(ranks=3, micro_batches=3, steps=1, layers=3, width=16, sequence=8, hardware="this-machine")
+    words = ["-m", "bigtrain_lab", *report.command(lab).split()[1:], "--directory", "run"]
+    done = ranks_by_hand(tmp_path, words, 3, lambda rank: {"XDG_CACHE_HOME": str(tmp_path / f"cache{rank}")})
+    assert [code for code, _ in done] == [0, 0, 0], done
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache0"))
+    assert clocks_differ(lab.predict(), Run.open(tmp_path / "run").trace()) == []
+
+
+def test_ranks_that_were_asked_for_different_things_are_refused(tmp_path):
+    words = script(tmp_path, """
+        import os, sys
+        from bigtrain_lab.core import Impossible
+        from bigtrain_lab.runtime import launch
+        try:
+            launch(lambda rank: None, 2, steps=3 + int(os.environ["RANK"]), directory="run")
+        except Impossible as error:
+            sys.exit(f"refused: {error}")
+    """)
+    sentence = "refused: Rank 1 was started with steps 4 and rank 0 with 3: give every node the same command and the same versions."
+    assert [(code, output.splitlines()[-1]) for code, output in ranks_by_hand(tmp_path, words, 2)] == [(1, sentence)] * 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
+    words = script(tmp_path, """
+        import os, sys
+        from bigtrain_lab.core import Impossible
+        from bigtrain_lab.runtime import launch, team
+        team.SEEN_S = 0.1
+        if os.environ["RANK"] == "1":
+            team.readable = lambda path: False  # as on a machine with a disk of its own
+        try:
+            launch(lambda rank: None, 2, directory="run")
+        except Impossible as error:
+            sys.exit(f"refused: {error}")
+    """)
+    for code, output in ranks_by_hand(tmp_path, words, 2):
+        last = output.splitlines()[-1]
+        assert code == 1 and last.startswith("refused: Rank 1 on ") and "does not see the run directory" in last
+        assert last.endswith("choose a --directory on a disk that all nodes share.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_path):
+    words = script(tmp_path, """
+        import torch
+        from bigtrain_lab.runtime import launch
+        torch.set_num_threads(2)
+        run = launch(lambda rank: {f"threads{rank.index}": torch.get_num_threads()}, 2, directory="run")
+        again = launch(lambda rank: {"second": rank.index}, 2, directory="again")
+        print([int(n) for n in run.result.values()], [int(n) for n in again.result.values()], torch.get_num_threads())
+    """)
+    assert [(code, out.splitlines()[-1]) for code, out in ranks_by_hand(tmp_path, words, 2)] == [(0, "[1, 1] [0] 2")] * 2
+
+    def threads(rank):
+        import torch
+        return {"threads": torch.get_num_threads()}
+
+    assert launch(threads, 1, directory=tmp_path / "here").result["threads"] == 1
+    assert launch(threads, 1, directory=tmp_path / "more", threads=2).result["threads"] == 2
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+
+FAILING = """
+    import os, sys, time
+    from bigtrain_lab.runtime import RankFailed, launch
+
+    def program(rank):
+        group = rank.group()
+        group.barrier()
+        with rank.span("work"):
+            pass
+        {fault}
+
+    try:
+        launch(program, int(os.environ["WORLD_SIZE"]), directory="run", stall_s=2)
+    except RankFailed as error:
+        sys.exit(f"told: {{error}}")
+"""
+FAULTS = {
+    # the rank that fails, what it does (and what the others do), how the diagnosis begins
+    "a victim waits, another rank has finished": ('''
+        if rank.index == 2: raise ValueError("the loss is bad")
+        if rank.index == 1: group.recv(2, name="x")''', "Rank 2 failed: ValueError: the loss is bad"),
+    "killed": ('''
+        if rank.index == 1: os.kill(os.getpid(), 9)
+        group.barrier()''', "Rank 1 ended before its program returned (killed, or os._exit?)"),
+    "rank 0 killed, and with it the store": ('''
+        if rank.index == 0: os.kill(os.getpid(), 9)
+        group.barrier()''', "Rank 0 ended before its program returned (killed, or os._exit?)"),
+    "left": ('''
+        if rank.index == 2: os._exit(0)
+        group.barrier()''', "Rank 2 ended before its program returned (killed, or os._exit?)"),
+    "deadlock": ('''
+        if rank.index: group.recv(3 - rank.index, name="x")''', "Deadlock: rank 1 waits for x from rank 2; rank 2 waits for x from rank 1"),
+    "hang": ('''
+        if rank.index == 1: time.sleep(1000)
+        group.barrier()''', "Rank 1 hangs: no progress for 2 s at "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_under_torchrun_a_failure_is_told_once_and_ends_all(tmp_path, fault):
+    doing, words = FAULTS[fault]
+    done = ranks_by_hand(tmp_path, script(tmp_path, textwrap.dedent(FAILING).format(fault=textwrap.indent(textwrap.dedent(doing), "    "))), 3)
+    run = Run.open(tmp_path / "run")
+    assert run.state == "failed" and run.diagnosis.startswith(words)
+    silent = {"killed": 1, "rank 0 killed, and with it the store": 0, "left": 2}.get(fault)
+    whole = []
+    for rank, (code, output) in enumerate(done):
+        if rank == silent:
+            continue
+        said = re.split("^(?:told|bigtrain): ", output, flags=re.M)
+        assert code == 1 and len(said) == 2 and said[1].startswith(words) and "Traceback" not in output, output
+        whole.append(f"What the ranks wrote is kept in {tmp_path / 'run'}." in said[1])
+    assert whole.count(True) == 1  # one rank tells all of it
+
+
+def test_under_two_agents_of_torchrun_a_failure_ends_both(tmp_path):
+    """The last rank fails, on the other agent than rank 0; one rank waits for it, two have finished."""
+    (name,) = script(tmp_path, textwrap.dedent(FAILING).format(fault=textwrap.indent(textwrap.dedent('''
+        if rank.index == 3: raise ValueError("the loss is bad")
+        if rank.index == 0: group.recv(3, name="x")'''), "    ")))
+    line = f'torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}'
+    done = ended(*(typed(line, "unused", tmp_path) for _ in range(2)))
+    assert all(code for code, _ in done)
+    said = re.findall("^told: .*", "\n".join(output for _, output in done), flags=re.M)
+    assert 1 <= len(said) <= 4 and set(said) == {"told: Rank 3 failed: ValueError: the loss is bad"}
+    assert Run.open(tmp_path / "run").diagnosis.startswith("Rank 3 failed: ValueError: the loss is bad")
+    left = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
+    assert left == []
+
+
+# -- the scripts of docs/clusters.md ------------------------------------------------------------------------------
+
+SHOWN = report.commands(PipelineExperiment(ranks=8, micro_batches=16))["torchrun, two nodes"]
+
+
+def test_the_slurm_script_is_bash_and_starts_what_the_panel_copies():
+    path = ROOT / "examples" / "slurm.sh"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert path.read_text().splitlines().count(SHOWN) == 1
+    assert SHOWN in (ROOT / "docs" / "clusters.md").read_text()
+
+
+def test_the_kubernetes_job_is_whole_and_starts_what_the_panel_copies():
+    service, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
+    assert (service["kind"], job["kind"], service["spec"]["clusterIP"]) == ("Service", "Job", "None")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
+    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert container["env"] == [{"name": "HEAD_NODE", "value": f"{job['metadata']['name']}-0.{service['metadata']['name']}"}]
+    (text,) = container["args"]
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert container["command"] == ["bash", "-c"] and text.splitlines()[-1] == SHOWN
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["workingDir"] in [mount["mountPath"] for mount in container["volumeMounts"]]
