@@ -4,7 +4,7 @@ A part is cut by time, the whole divided by its steps, so that boxes of a neighb
 with what its ranks held then. The table tells of the whole trace.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import replace
 
 from ..core import Memory, Trace
@@ -23,8 +23,10 @@ def window(trace: Trace, first: int, steps: int) -> Trace:
     if first <= 0 and steps >= trace.steps:
         return trace
     begin, length = trace.events[0].start, max(e.end for e in trace.events) - trace.events[0].start
-    start, end = (begin + length * step / trace.steps for step in (first, first + steps))
-    events = trace.events[:bisect_left(trace.events, end, key=lambda e: e.start)] if first + steps < trace.steps else trace.events
+    start, end = (begin + length * step // trace.steps for step in (first, first + steps))
+    events = trace.events
+    if first + steps < trace.steps:  # what ends with the step is its own, an update that takes no time too
+        events = [e for e in events[:bisect_right(events, end, key=lambda e: e.start)] if e.start < end or e.end == end]
     if first > 0:
         held, kept = {}, []
         for event in events:

@@ -1,0 +1,363 @@
+"""What a panel keeps: what was pinned, and the runs in its folder; and what it does while a prediction or a picture is long."""
+
+import json
+import threading
+
+import pytest
+
+from bigtrain_lab import report
+from bigtrain_lab.core import MEMORY_KINDS, Impossible, Trace
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.experiments.staleness import Staleness
+from bigtrain_lab.panel import Panel, history, show
+from bigtrain_lab.panel.newest import Newest
+from bigtrain_lab.panel.picture import Picture
+from bigtrain_lab.panel.window import DRAWN, steps_drawn, window
+from bigtrain_lab.player import pack
+from bigtrain_lab.runtime import RankFailed
+from tests.unit.ranks import until
+from tests.unit.test_panel import Waves, panel  # noqa: F401  (a fixture)
+
+
+def ran(panel, **settings):
+    """The panel after a run with these settings."""
+    panel.set(**settings)
+    panel.start()
+    panel.wait(60)
+    return panel
+
+
+# -- Pin ----------------------------------------------------------------------------------------------------------------
+
+
+def test_pin_keeps_the_prediction_where_nothing_ran(panel):
+    before = panel.traces["predicted"]
+    panel.bar.pin.click()
+    panel.set(micro_batches=4)
+    assert (panel.rows[0].pinned, panel.rows[0].predicted) == (report.Amount(9, "slot"), report.Amount(15, "slot"))
+    assert ">pinned: micro-batches 2, now 4<" in panel._results.value
+    assert "pinned (predicted)" in panel._results.value and ">+66.7%<" in panel._results.value
+    panel.tabs.value = "pinned"
+    assert panel.player.data == pack(before) and panel.player.note == ""
+
+
+def test_a_pinned_run_stands_beside_the_next_one(panel):
+    ran(panel)
+    panel.pin()
+    pinned = panel.traces["modelled"]
+    ran(panel, micro_batches=3)
+    assert (panel.rows[1].pinned.value, panel.rows[1].modelled.value) == (4, 6)
+    assert "pinned (modelled)" in panel._results.value and "x 1.5" not in panel._results.value and "+50%" in panel._results.value
+    panel.tabs.value = "pinned"
+    assert panel.player.data == pack(pinned) and "micro-batches" not in panel.picture._about.value  # it had the default
+    panel.tabs.value = "modelled"
+    assert panel.player.data == pack(panel.traces["modelled"]) != pack(pinned)
+
+
+def test_pin_again_replaces_and_unpin_takes_away(panel):
+    assert panel.bar.unpin.layout.display == "none"
+    panel.pin()
+    panel.set(micro_batches=4)
+    panel.pin()
+    assert panel.pinned.experiment.micro_batches == 4 and panel.tabs.options == ("predicted", "modelled", "measured", "pinned")
+    assert "pinned: with the settings of now" in panel._results.value and panel.bar.unpin.layout.display is None
+    panel.tabs.value = "pinned"
+    panel.bar.unpin.click()
+    assert panel.pinned is None and panel.tabs.options == ("predicted", "modelled", "measured") and panel.tabs.value == "predicted"
+    assert "pinned" not in panel._results.value and panel.bar.unpin.layout.display == "none"
+    assert panel.player.data == pack(panel.traces["predicted"])
+
+
+def test_pin_keeps_what_is_looked_at_with_the_settings_that_it_had(panel):
+    ran(panel)
+    panel.set(micro_batches=4)  # shows the prediction
+    panel.pin()
+    assert (panel.pinned.trace.clock, panel.pinned.experiment.micro_batches) == ("predicted", 4)
+    panel.tabs.value = "measured"  # of the run before the move
+    panel.pin()
+    assert (panel.pinned.trace.clock, panel.pinned.experiment.micro_batches) == ("measured", 2)
+
+
+def test_a_stale_run_is_not_what_now_is_compared_with(panel):
+    ran(panel)
+    panel.pin()
+    panel.set(micro_batches=4)
+    spans = panel._results.value.split("<td>spans</td>")[1].split("</tr>")[0]
+    assert ">x 4.5<" in spans  # 18 are predicted now, 4 are pinned
+
+
+def test_a_run_of_fewer_ranks_says_nothing_of_the_others():
+    shown = show("pipeline", ranks=2, layers=4)
+    shown.pin()
+    shown.set(ranks=3)
+    assert [row.pinned is None for row in shown.rows if "rank" in row.quantity] == [False, False, True, False]
+    assert "pinned: ranks 2, now 3" in shown._results.value
+
+
+def test_what_cannot_be_is_not_pinned(panel):
+    panel.set(ranks=4)
+    assert panel.problem and panel.bar.pin.disabled
+
+
+# -- History ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(panel):
+    """A panel after three runs: a good one, one that failed, and the last."""
+    ran(panel, micro_batches=3)
+    panel.set(trouble="raise")
+    panel.start()
+    with pytest.raises(RankFailed):
+        panel.wait(60)
+    return ran(panel, micro_batches=2, trouble="none")
+
+
+def age(folder):
+    """Give the runs of a folder times of their own, in the order of their names, which begin with a second."""
+    for number, directory in enumerate(sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)):
+        about = json.loads((directory / "settings.json").read_text())
+        (directory / "settings.json").write_text(json.dumps({**about, "started": f"2026-01-01T00:00:0{number}+00:00"}))
+
+
+def test_history_lists_the_newest_first_with_what_differs(kept, tmp_path):
+    age(tmp_path / "runs")
+    kept.bar.history.value = True
+    told = [past.told for past in kept.bar.past._options_values]
+    assert told == ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"] and kept.bar.past.value is None
+    assert [past.state for past in kept.bar.past._options_values] == ["done", "failed", "done"]
+    assert "Jan 0" in kept.bar.past.options[0][0] or "Dec 31" in kept.bar.past.options[0][0]  # wherever this machine is
+    kept.bar.history.value = False
+    assert kept.bar._list.layout.display == "none"
+
+
+def test_choosing_reopens_settings_traces_and_failure(kept, tmp_path):
+    age(tmp_path / "runs")
+    kept.bar.history.value = True
+    last, failed, first = kept.bar.past._options_values
+    kept.bar.past.value = first
+    assert (kept.experiment.micro_batches, kept.controls["micro_batches"].value, kept.stale, kept.problem) == (3, 3, False, "")
+    assert kept.tabs.value == "modelled" and kept.rows[1].modelled.value == 6 and "reopened" in kept.status.value
+    assert kept.run._watch is None  # no process is its
+    kept.bar.past.value = failed
+    assert "the wave broke" in kept.problem and kept.controls["trouble"].value == "raise" and not kept.run_button.disabled
+    kept.bar.past.value = last
+    assert kept.problem == "" and kept.experiment == Waves() and kept.wait(1) == kept.traces["modelled"]
+    kept.set(micro_batches=4)
+    assert kept.stale
+
+
+def test_the_list_is_read_again_when_a_run_ends(panel):
+    panel.bar.history.value = True
+    assert panel.bar.past.options == () and "no runs in runs/ yet" in panel.bar.about_past.value
+    ran(panel)
+    assert len(panel.bar.past.options) == 1
+
+
+def test_damaged_and_foreign_runs_say_why(kept, tmp_path):
+    age(tmp_path / "runs")
+    first, failed, last = sorted((tmp_path / "runs").iterdir(), key=lambda path: json.loads((path / "settings.json").read_text())["started"])
+    (first / "settings.json").write_text("{")
+    about = json.loads((failed / "settings.json").read_text())
+    (failed / "settings.json").write_text(json.dumps({**about, "settings": {**about["settings"], "colour": "red"}}))
+    (tmp_path / "runs/empty").mkdir()
+    found, older = history.listed(Waves)
+    assert [past.directory.name for past in found][:2] == [last.name, failed.name] and older == 0
+    assert found[1].problem.startswith("test-waves has no setting 'colour'") and "cannot be reopened here" in str(found[1])
+    assert {past.state for past in found[2:]} == {"damaged"} and all("is not a run directory" in past.problem for past in found[2:])
+    before = kept.experiment
+    for past in found[1:]:
+        kept._choose(past)
+        assert kept.problem == past.problem and kept.experiment is before
+    kept._choose(found[0])
+    assert kept.problem == ""
+
+
+def test_a_run_that_lost_its_end_shows_what_is_whole(kept):
+    directory = kept.run.directory
+    log = directory / "events-1.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:len(lines) // 2]))
+    kept.reopen(directory)
+    assert "The log of rank 1" in kept.problem and "what is whole is shown" in kept.problem
+    assert kept.picture.body.layout.display is None and kept.traces["modelled"].spans(0)
+
+
+def test_a_run_of_another_experiment_brings_its_controls(panel, tmp_path):
+    Staleness(ranks=2, micro_batches=2, steps=1).run().wait(60)
+    panel.bar.history.value = True
+    ran(panel)
+    assert [past.name for past in panel.bar.past._options_values] == ["test-waves", "staleness"]  # its own come first
+    panel.pin()
+    panel.bar.past.value = panel.bar.past._options_values[1]
+    assert type(panel.experiment) is Staleness and "learning_rate" in panel.controls and "What do old weights do" in panel._heading.value
+    assert panel.rows[0].modelled == panel.rows[0].predicted and "pinned: experiment test-waves, now staleness" in panel._results.value
+    assert [made.description for made in panel.settings.children[0].children][0] == "schedule"
+
+
+def test_the_oldest_are_counted(kept, monkeypatch):
+    monkeypatch.setattr(history, "LISTED", 2)
+    kept.bar.history.value = True
+    assert len(kept.bar.past.options) == 2 and "1 older run" in kept.bar.about_past.value
+
+
+def test_no_run_is_reopened_while_one_goes_on(panel, tmp_path):
+    before = ran(panel).run.directory
+    panel.set(gate=str(tmp_path / "gate"))
+    panel.start()
+    assert panel.bar.past.disabled
+    with pytest.raises(Impossible, match="A run goes on in this panel"):
+        panel.reopen(before)
+    (tmp_path / "gate").touch()
+    panel.wait(60)
+
+
+def test_every_kept_setting_finds_its_control(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = PipelineExperiment(learning_rate=0.0123, ranks=1, steps=1, layers=1, micro_batches=1, tied=True, rows=3, seed=7)
+    run = asked.run()
+    run.wait(60)
+    shown = show("pipeline")
+    shown.reopen(run.directory)
+    assert shown.experiment == asked and not shown.stale
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------------
+
+
+def test_each_command_is_copied_by_its_button_and_none_stays_for_what_cannot_be(panel):
+    sent = []
+    panel.player.send = lambda message: sent.append(message["text"])
+    panel.command_button.value = True
+    assert sent == ["bigtrain run test-waves"]
+    for row in panel.bar.lines.children:
+        row.children[0].click()
+        assert sent[-1] in row.children[1].value.replace("&#x27;", "'")
+    assert len(set(sent)) == len(panel.bar.lines.children)
+    panel.set(ranks=4)
+    assert panel.problem and panel.bar.lines.layout.display == "none"
+    panel.set(ranks=1)
+    assert panel.bar.lines.layout.display is None and "--ranks 1" in panel.bar.lines.children[0].children[1].value
+    panel.command_button.value = False
+    assert panel.bar.lines.layout.display == "none"
+
+
+def test_what_can_be_pressed_has_a_tooltip(panel):
+    panel.command_button.value = True
+    pressed, parts = [], [panel]
+    for part in parts:
+        parts += getattr(part, "children", ())
+        pressed += [part] if hasattr(part, "icon") or part is panel.bar.past else []
+    assert len(pressed) >= 8 and all(part.tooltip or part is panel.picture._mend for part in pressed)
+
+
+# -- long predictions -------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_call_wins():
+    newest, gate, told = Newest(), threading.Event(), []
+    assert newest.ask(lambda: "quick", told.append, 60) and told == ["quick"]
+    assert not newest.ask(lambda: gate.wait(60) and "first", told.append, 0)
+    assert not newest.ask(lambda: "second", told.append, 0)  # never begins
+    last = threading.Event()
+    assert not newest.ask(lambda: "third", lambda answer: (told.append(answer), last.set()), 0)
+    gate.set()
+    assert last.wait(60) and told == ["quick", "third"]
+
+
+def test_an_answer_in_time_comes_in_the_thread_that_asked():
+    threads = []
+    Newest().ask(lambda: threads.append(threading.current_thread()), lambda _: threads.append(threading.current_thread()))
+    assert threads[0] is not threads[1] is threading.current_thread()
+
+
+def test_a_call_that_never_ends_is_passed(monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.panel.newest.STUCK_S", 0)
+    newest, gate, told = Newest(), threading.Event(), []
+    assert not newest.ask(lambda: gate.wait(60), told.append, 0)
+    assert newest.ask(lambda: "next", told.append) and told == ["next"]
+    gate.set()
+    assert newest.ask(lambda: "last", told.append) and told == ["next", "last"]
+
+
+def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move(panel, monkeypatch):
+    gate, real = threading.Event(), Waves.predict
+    monkeypatch.setattr(Waves, "predict", lambda self: real(self) if self.micro_batches < 5 or gate.wait(60) else None)
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", 0.01)
+    panel.controls["micro_batches"].value = 6
+    assert panel.player.note == "predicting these settings" and panel.run_button.disabled and panel.start() is None and panel.bar.pin.disabled
+    assert "btl-waiting" in panel._results._dom_classes and panel.experiment.micro_batches == 2
+    panel.controls["micro_batches"].value = 7
+    gate.set()
+    until(lambda: panel.experiment.micro_batches != 2)
+    assert panel.experiment.micro_batches == 7  # 6 was passed
+    until(lambda: "btl-waiting" not in panel._results._dom_classes and panel.player.note == "" and not panel.run_button.disabled)
+    assert panel.rows[0].predicted == report.Amount(24, "slot")
+
+
+# -- long traces ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long():
+    return PipelineExperiment(steps=10).predict()
+
+
+def test_a_window_is_the_steps_asked_for_with_what_was_held_before(long):
+    part = window(long, 3, 2)
+    assert {int(s.name.split("F")[1]) for s in part.where(kind="F").spans()} == set(range(24, 40)) and part.steps == 2
+    assert len(part.spans()) == len(long.spans()) // 5 and part.step_time == long.step_time == 33
+    start = min(s.start for s in part.spans())
+    for rank in range(4):
+        for kind in MEMORY_KINDS:
+            held = [level for tick, level in long.levels(rank, kind) if tick <= start]
+            assert part.levels(rank, kind)[0][1] == (held[-1] if held else 0)
+        assert part.peak_bytes(rank) == long.peak_bytes(rank)
+
+
+def test_windows_side_by_side_hold_all(long):
+    parts = [window(long, first, 2) for first in range(0, 10, 2)]
+    assert sum(len(part.spans()) for part in parts) == len(long.spans()) and window(long, 0, 10) is long
+    assert sum(len(part.transfers()) for part in parts) == len(long.transfers())
+
+
+def test_only_a_long_trace_is_cut(long):
+    assert len(long) <= DRAWN and steps_drawn(long) == 10
+    longer = PipelineExperiment(steps=100).predict()
+    assert len(window(longer, 0, steps_drawn(longer))) <= DRAWN < len(longer) and steps_drawn(Trace((), "predicted")) == 1
+
+
+def test_the_steps_of_a_long_trace_can_be_chosen():
+    shown = show("pipeline", steps=100)
+    picture, trace = shown.picture, shown.traces["predicted"]
+    count = steps_drawn(trace)
+    assert picture._steps.layout.display is None and picture.first.max == 101 - count and shown.player.data == pack(window(trace, 0, count))
+    picture.first.value = 50
+    assert shown.player.data == pack(window(trace, 49, count)) and f"steps 50 to {49 + count} of 100" in picture._told.value
+    shown.set(steps=3)
+    assert picture._steps.layout.display == "none" and shown.player.data == pack(shown.traces["predicted"])
+    assert shown.rows[0].predicted == report.Amount(33, "slot")
+
+
+def test_a_run_that_goes_on_shows_its_last_steps():
+    picture = Picture(lambda: None, lambda: None)
+    trace = PipelineExperiment(steps=100).predict()
+    picture.show(trace, live=True)
+    assert picture.player.data == pack(window(trace, 100 - steps_drawn(trace), steps_drawn(trace))) and picture._steps.layout.display == "none"
+
+
+def test_a_figure_that_a_trace_cannot_give_says_so():
+    picture = Picture(lambda: None, lambda: None)
+    picture.show(Waves().predict(), names=("timeline", "pie"))
+    assert len(picture._others.children) == 1 and "no figure called" in picture._others.children[0].value
+
+
+def test_a_panel_whose_first_settings_cannot_be_says_why_and_can_be_mended(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Panel(Waves(ranks=4))
+    made.tabs.value = "measured"
+    assert made.problem.startswith("4 ranks need") and made.bar.pin.disabled
+    made.set(ranks=2)
+    assert made.problem == "" and made.rows[0].predicted == report.Amount(9, "slot")
+    assert issubclass(Waves, Experiment)
