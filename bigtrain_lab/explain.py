@@ -1,6 +1,6 @@
 """Why a rank waits: one sentence for each bubble, read off the trace and the schedule's needs."""
 
-from .core import Scalar, Trace
+from .core import Scalar, Span, Trace
 from .core.trace import ACTION
 from .schedule import Action, Schedule
 from .words import duration
@@ -26,26 +26,48 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
             crossed = ranks_before(Action.parse(own[0].name.split("+")[0]), schedule)
             sentences.append(f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before {short(own[0].name)} "
                              f"has crossed {listed(crossed)}.")
-        gaps = [(after.start - before.end, after) for before, after in zip(own, own[1:]) if after.start > before.end]
-        if gaps:
-            wait, after = max(gaps, key=lambda gap: gap[0])
-            action = Action.parse(after.name.split("+")[0])
-            crossed = ranks_before(action, schedule)
-            what = "its gradient has come back through" if action.kind in "BI" else "its input has crossed"
-            others = f" {len(gaps)} such waits take {amount(trace, sum(g for g, _ in gaps))}." if len(gaps) > 1 else ""
-            if crossed:
-                sentences.append(f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until "
-                                 f"{what} {listed(crossed)}.{others}")
+        sentences += middle(rank, own, trace, schedule)
         if (wait := end - own[-1].end) > 0:
             left = [r for r, others in spans.items() if any(s.end > own[-1].end and s.kind[0] in "BI" for s in others)]
             what = (f"and the last gradients still have to cross {listed(sorted(left, reverse=True))}" if left
                     else "and other ranks still have work of their own")
             sentences.append(f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, {what}.")
-    share = trace.bubble()
-    if share > 0 and not schedule.asynchronous:
-        sentences.append(f"In all, {100 * share:.1f}% of the ranks' time is idle. A batch fills and drains the pipeline once, "
-                         "so cutting it into more micro-batches makes the share smaller.")
+    if (share := trace.bubble()) > 0:
+        sentences.append(f"In all, {100 * share:.1f}% of the ranks' time is idle{the_whole(spans, schedule)}")
     return sentences
+
+
+def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list[str]:
+    """The longest of a rank's waits between its first action and its last, how many are like it, and how many are for the
+    other thing that a rank can wait for."""
+    waits: dict[str, list[tuple[int, Span]]] = {"input": [], "gradient": []}
+    for before, after in zip(own, own[1:]):
+        action = Action.parse(after.name.split("+")[0])
+        if after.start > before.end and action.kind in "FBI" and ranks_before(action, schedule):
+            waits["input" if action.kind == "F" else "gradient"].append((after.start - before.end, after))
+    (kind, like), (other, unlike) = sorted(waits.items(), key=lambda of: max((wait for wait, _ in of[1]), default=0), reverse=True)
+    if not like:
+        return []
+    wait, after = max(like, key=lambda of: of[0])
+    what = {"input": "input has crossed", "gradient": "gradient has come back through"}[kind]
+    said = (f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until its {what} "
+            f"{listed(ranks_before(Action.parse(after.name.split('+')[0]), schedule))}.")
+    if len(like) > 1:
+        said += f" {len(like)} such waits take {amount(trace, sum(wait for wait, _ in like))}."
+    if unlike:
+        one = len(unlike) == 1
+        said += f" {len(unlike)} wait{'' if one else 's'} for {other}s take{'s' if one else ''} {amount(trace, sum(wait for wait, _ in unlike))}."
+    return [said]
+
+
+def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
+    """Why the ranks idle as long as they do in all, and what would make it less: the end of a sentence, and one more."""
+    in_time = sorted((s for own in spans.values() for s in own), key=lambda s: (s.start, s.end))
+    if all(after.start >= before.end for before, after in zip(in_time, in_time[1:])):
+        return ": one rank works at a time, into however many micro-batches a batch is cut."
+    if schedule.asynchronous:
+        return ". It fills the pipeline once and drains it once, and not at the updates between, so a longer run makes the share smaller."
+    return ". A batch fills and drains the pipeline once, so cutting it into more micro-batches makes the share smaller."
 
 
 def not_finite(trace: Trace) -> list[str]:

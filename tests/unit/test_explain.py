@@ -1,0 +1,61 @@
+"""Why ranks wait, in sentences: each wait is counted with those it is named with, and all of them are told."""
+
+import re
+
+import pytest
+
+from bigtrain_lab.core import Span, Trace
+from bigtrain_lab.explain import bubbles
+from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.schedules.gpipe import GPipe
+from bigtrain_lab.simulate import simulate
+
+SLOTS = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
+
+
+def told(name, ranks=4, micro_batches=8):
+    schedule = Schedule.named(name)(ranks, micro_batches)
+    trace = simulate(schedule, SLOTS)
+    return trace, bubbles(trace, schedule)
+
+
+@pytest.mark.parametrize("name", [name for name in Schedule.all() if not name.startswith("zb")])
+def test_the_slots_that_are_told_are_all_that_a_rank_idles(name):
+    """Zero-bubble orders wait for nothing but a first input or gradient; there a wait may end in a W that it does not explain."""
+    trace, sentences = told(name)
+    for rank in range(4):
+        own = [s for s in sentences if s.startswith(f"Rank {rank} ")]
+        assert sum(map(idle_slots, own)) == trace.idle(rank), own
+
+
+def idle_slots(sentence: str) -> float:
+    """The slots of a sentence: of the longest wait alone, or of all such waits, and of the others."""
+    longest, *sums = map(float, re.findall(r"([\d.]+) slots?", sentence))
+    return sum(sums) if "such waits" in sentence else longest + sum(sums)
+
+
+def test_waits_for_other_things_are_told_apart():
+    spans = [Span(0, "compute", "F", f"0F{i}", i, i + 1) for i in range(3)] + [Span(0, "compute", "B", f"0B{i}", 20 + i, 21 + i) for i in range(3)]
+    spans += [Span(1, "compute", kind, f"1{name}", start, start + 1) for kind, name, start in
+              (("F", "F0", 1), ("F", "F1", 3), ("F", "F2", 7), ("B", "B0", 9), ("B", "B1", 14), ("B", "B2", 16))]
+    spans += [Span(2, "compute", "F", f"2F{i}", 9 + i, 10 + i) for i in range(3)]
+    trace = Trace.of(spans, "modelled", ticks_per_unit=1, ranks=3)
+    rank_1 = next(s for s in bubbles(trace, GPipe(3, 3)) if s.startswith("Rank 1 idles") and "before" in s and "first" not in s)
+    assert rank_1 == ("Rank 1 idles 4 slots before B1: it cannot start until its gradient has come back through rank 2. "
+                      "3 such waits take 6 slots. 2 waits for inputs take 4 slots.")
+
+
+@pytest.mark.parametrize("name,whole", [
+    ("1f1b", "In all, 27.3% of the ranks' time is idle. A batch fills and drains the pipeline once, so cutting it into more micro-batches makes the share smaller."),
+    ("pipedream", "In all, 27.3% of the ranks' time is idle. It fills the pipeline once and drains it once, and not at the updates between, so a longer run makes the share smaller."),
+    ("naive", "In all, 75.0% of the ranks' time is idle: one rank works at a time, into however many micro-batches a batch is cut."),
+])
+def test_the_whole_is_told_of_every_kind_of_schedule(name, whole):
+    assert told(name)[1][-1] == whole
+
+
+@pytest.mark.parametrize("name", ["1f1b", "pipedream", "naive"])
+def test_what_the_whole_promises_holds(name):
+    """More micro-batches, or a longer run, make the share smaller, or leave it where that was said."""
+    shares = [told(name, micro_batches=m)[0].bubble() for m in (8, 16)]
+    assert shares[1] == shares[0] if name == "naive" else shares[1] < shares[0]
