@@ -11,19 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, matmul_flops, matmuls,
                                  moved_bytes, parameter_bytes, parameter_shapes, parameters, saved_bytes)
+from tests.unit.sizes import DROPPED, NOISE, SMALL
 
-SMALL = GPTConfig(layers=3, width=12, heads=3, sequence=7, vocabulary=11)
-DROPPED = replace(SMALL, dropout=0.3)
-NOISE = Noise(seed=5, step=2, micro_batch=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors this small gain nothing from more, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def inputs_of(config, first, batch):
