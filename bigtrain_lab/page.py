@@ -114,7 +114,7 @@ def written(value) -> str:
 
 
 def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
-    """What page.js reads, as JSON that no HTML can end: the bodies of the traces, and which clock has which."""
+    """What page.js reads, which holds nothing of a run but base64: the bodies of the traces, and which clock has which."""
     bodies: list[str] = []
     clocks = {}
     for trace in given:
@@ -123,8 +123,7 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
         clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
         bodies += [body] if body not in bodies else []
     limit = getattr(getattr(experiment, "profile", None), "memory_bytes", None)
-    text = json.dumps({"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK}, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    return json.dumps({"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK}, separators=(",", ":"))
 
 
 def allowed(text: str) -> str:

@@ -18,17 +18,10 @@ from .figures.timeline import rows_of
 
 HERE = Path(__file__).parent
 
-
-def shaded(colour: str, by: float) -> str:
-    """A colour so much lighter, or where negative darker: the seven colours of versions repeat in other shades."""
-    channels = (int(colour[i:i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(c + by * (255 - c) if by > 0 else c * (1 + by)):02X}" for c in channels)
-
-
 LOOK = {
     "phases": {kind: [colour, palette.ink(colour), palette.PHASE_NAMES[kind]] for kind, colour in palette.PHASES.items()},
     "other": [palette.OTHER_PHASE, palette.ink(palette.OTHER_PHASE), "other"],
-    "versions": [[colour, palette.ink(colour)] for shade in (0, -0.35, 0.45) for colour in (shaded(c, shade) for c in palette.VERSIONS)],
+    "versions": [[palette.version(n), palette.ink(palette.version(n))] for n in range(len(palette.VERSIONS) * len(palette.VERSION_SHADES))],
     "memory": [[kind, palette.MEMORY[kind]] for kind in MEMORY_KINDS],
     "clocks": palette.CLOCKS, "inside": palette.INSIDE,
 }

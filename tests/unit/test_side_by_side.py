@@ -1,7 +1,9 @@
 """bigtrain compare: settings, quantities, the first event that differs, what the ranks returned, and its refusals."""
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,13 +118,36 @@ def test_what_cannot_be_compared_is_one_sentence(cli, runs):
     refused(cli("compare", "p", "gone"), "There is no gone")
 
 
-def test_a_damaged_result_is_one_sentence(cli, runs, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for source in (runs / "one").iterdir():
-        (broken / source.name).write_bytes(source.read_bytes()[:200 if source.name == "result-1.npz" else None])
-    code, _, err = cli("compare", runs / "one", broken)
+@pytest.fixture
+def copy(runs, tmp_path):
+    """A copy of the run `one`, to be changed."""
+    return Path(shutil.copytree(runs / "one", tmp_path / "copy"))
+
+
+def test_a_damaged_result_is_one_sentence(cli, runs, copy):
+    (copy / "result-1.npz").write_bytes((copy / "result-1.npz").read_bytes()[:200])
+    code, _, err = cli("compare", runs / "one", copy)
     assert code == 2 and "The results in" in err and "run it again" in err and err.count("\n") == 1
+
+
+def test_weights_of_other_models_are_told_apart(cli, runs, copy):
+    held = dict(np.load(copy / "result-0.npz"))
+    name = next(iter(held))
+    np.savez(copy / "result-0.npz", **{**held, name: held[name][:-1]})
+    assert f"of different models: {name} has shape {held[name].shape} against {held[name][:-1].shape}." in cli("compare", runs / "one", copy)[1]
+    np.savez(copy / "result-0.npz", **held, aaa=np.zeros(1), bbb=np.zeros(1))
+    assert "what the ranks returned: of different models: only B has aaa and 1 more." in cli("compare", runs / "one", copy)[1]
+    assert "what the ranks returned: of different models: only A has aaa and 1 more." in cli("compare", copy, runs / "one")[1]
+
+
+def test_a_run_that_failed_is_compared_as_far_as_it_went(cli, runs, copy):
+    (copy / "end.json").write_text('{"state": "failed", "diagnosis": "Rank 1 failed."}')
+    log = (copy / "events-1.jsonl").read_text().splitlines()
+    (copy / "events-1.jsonl").write_text("\n".join(line for line in log if '"1B1"' not in line and '"1U' not in line) + "\n")
+    code, out, err = cli("compare", runs / "one", copy)
+    assert (code, err) == (0, "") and ": failed" in out and "A and B, what the ranks returned: not compared, since B is failed." in out
+    assert cells(out, "step time") == ["9 slots", "–"]
+    assert re.search(r"A and B, modelled: first difference: rank 1, 1B1 at \d slots against nothing\.", out)
 
 
 # -- the first difference ----------------------------------------------------------------------------------------
@@ -151,6 +176,12 @@ def changed(number: int, **fields) -> Trace:
 ])
 def test_the_first_event_that_differs_is_told(other, said):
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == said
+
+
+def test_the_earliest_difference_is_told_whichever_rank_has_it():
+    late = [e._replace(end=e.end + 1) if isinstance(e, Span) else e for e in BASE[2:]]
+    other = Trace.of([*BASE[:2], *late, Span(0, "compute", "B", "0B0", 17000, 19000, 0)], "modelled", ranks=2)
+    assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == "rank 1, 1F0 until 3 slots against 3.001 slots"
 
 
 def test_ticks_of_another_size_are_the_same_time():
