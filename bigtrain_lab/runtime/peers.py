@@ -27,7 +27,7 @@ class Peer(NamedTuple):
         """From "host:port" or "[address]:port"; Impossible where it is neither."""
         host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
-        if not colon or not host or (":" in host and not bracketed) or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        if not colon or not host.strip("[]") or (":" in host and not bracketed) or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
             raise Impossible(f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in brackets).")
         return cls(host[1:-1] if bracketed else host, int(port))
 

@@ -8,6 +8,8 @@ import pytest
 
 from bigtrain_lab import doctor
 from bigtrain_lab.cli import main
+from bigtrain_lab.runtime import peers
+from bigtrain_lab.runtime.border import LOOPBACK
 
 WANTED = {"ipywidgets": ">=8.1", "anywidget": ">=0.11", "jupyterlab": ">=4.6", "ipykernel": ">=7.4"}
 FOUND = {"ipywidgets": "8.1.9", "anywidget": "0.11.0", "jupyterlab": "4.6.6", "ipykernel": "7.4.0"}
@@ -164,3 +166,80 @@ def test_a_browser_is_only_for_the_tests(monkeypatch):
     assert level == "warn" and "labs work in any browser" in says and mend
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/x" if name == "chromium" else None)
     assert doctor.browser(2)[0] == "ok"
+
+
+# -- the way to a peer ----------------------------------------------------------------------------------------------
+
+
+def of_peer(capsys, peer: str) -> tuple[int, list[str]]:
+    code = main(["doctor", "--peer", peer])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_a_peer_that_answers(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = f"localhost:{server.getsockname()[1]}"
+        code, lines = of_peer(capsys, peer)
+    assert code == 0 and lines == ["ok   name     localhost is 127.0.0.1",
+                                   f"ok   route    127.0.0.1 is this machine itself, by its loopback interface {LOOPBACK}",
+                                   f"ok   port     {peer} takes connections"]
+
+
+def test_a_port_at_which_nothing_listens(capsys):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        code, lines = of_peer(capsys, f"127.0.0.1:{held.getsockname()[1]}")
+    assert code == 1 and len(lines) == 3
+    assert lines[2].startswith("fail port") and "connection refused. Mend: start torchrun there first" in lines[2]
+
+
+def test_a_name_that_nobody_knows_is_one_line(capsys):
+    code, lines = of_peer(capsys, "nowhere.invalid:29400")
+    assert code == 1 and len(lines) == 1
+    assert lines[0].startswith("fail name     nowhere.invalid: ") and "Mend: let this machine's name service or /etc/hosts know it" in lines[0]
+
+
+def test_a_peer_that_says_nothing_is_given_up(capsys, monkeypatch):
+    """A listener whose queue is full drops what comes, as a firewall does."""
+    monkeypatch.setattr(peers.connect, "__defaults__", (0.2,))
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        waiting = []
+        for _ in range(8):  # until the queue takes no more
+            one = socket.socket()
+            one.settimeout(0.2)
+            waiting.append(one)
+            try:
+                one.connect(server.getsockname())
+            except TimeoutError:
+                break
+        code, lines = of_peer(capsys, f"127.0.0.1:{server.getsockname()[1]}")
+        for one in waiting:
+            one.close()
+    assert code == 1 and lines[2].startswith("fail port") and "does not answer: no answer within 0.2 s. Mend: open the port in the firewalls" in lines[2]
+
+
+def test_a_peer_beyond_every_route(capsys, monkeypatch):
+    def nowhere(address):
+        raise peers.Unreachable("Network is unreachable")
+
+    monkeypatch.setattr(peers, "own_address", nowhere)
+    code, lines = of_peer(capsys, "192.0.2.77:1")
+    assert code == 1 and len(lines) == 2 and lines[1] == ("fail route    192.0.2.77: Network is unreachable. "
+                                                          "Mend: connect this machine to the peer's network.")
+
+
+@pytest.mark.parametrize("chosen, level, words", [
+    (None, "ok", "eth1 with address 10.0.0.7 reaches 10.0.0.9; to insist on it: export GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1"),
+    ("eth1", "ok", "to insist on it"), ("eth0", "warn", "but GLOO_SOCKET_IFNAME is eth0. Mend: export GLOO_SOCKET_IFNAME=eth1 on this node.")])
+def test_the_interface_that_reaches_a_peer(capsys, monkeypatch, chosen, level, words):
+    monkeypatch.setattr(peers, "own_address", lambda address: "10.0.0.7")
+    monkeypatch.setattr(peers, "interface_of", lambda address: "eth1")
+    monkeypatch.setattr(peers, "connect", lambda *_: None)
+    monkeypatch.setattr("bigtrain_lab.runtime.border.interface", lambda: chosen)
+    code, lines = of_peer(capsys, "10.0.0.9:29400")
+    assert code == 0 and lines[1].split()[0] == level and words in lines[1]
+
+
+def test_what_is_no_peer(capsys):
+    assert main(["doctor", "--peer", "node1"]) == 2
+    assert "'node1' is no peer: write host:port" in capsys.readouterr().err
