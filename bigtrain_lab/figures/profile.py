@@ -13,6 +13,7 @@ from . import palette
 from .timeline import look
 
 INK, GRID, CLEAR = "#737B86", "rgba(128,128,128,0.22)", "rgba(0,0,0,0)"  # it stands in a panel, whose page may be light or dark
+WIDTH = 900  # a panel's cell on a laptop, with the list of files beside it
 LABEL = 0.15  # height of a stage's label, as a share of the picture's
 
 
@@ -26,7 +27,7 @@ def profile(trace: Trace) -> go.Figure:
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])
     draw_cuts(figure, cuts, chosen, trace.settings["facts"]["unit"])
     figure.update_layout(**look(f"{trace.clock}: what each piece and each stage takes", 330), showlegend=False)
-    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44), autosize=True, font_color=INK, paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)
+    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44), width=WIDTH, font_color=INK, paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID)
     return figure
 
