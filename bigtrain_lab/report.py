@@ -142,7 +142,7 @@ def reported(trace: Trace) -> list[str]:
     """Each number that the ranks reported, first and last: "loss 5.56 -> 5.21"."""
     values: dict[str, list[float]] = {}
     for event in trace:
-        if isinstance(event, Scalar):
+        if isinstance(event, Scalar) and event.kind == "scalar":
             values.setdefault(event.name, []).append(event.value)
     return [f"{name} {of[0]:.4g} -> {of[-1]:.4g} ({len(of)} values)" for name, of in values.items()]
 

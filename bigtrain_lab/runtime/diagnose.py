@@ -1,19 +1,17 @@
 """From logs and statuses to a few readable lines: which rank failed, where and why, and what the others were doing.
 
 The earliest failure that is nobody's consequence is the culprit: a rank that lost its connection is a victim. In a hang
-the guilty rank is the one that is not waiting. A deadlock is certain, without a time limit, when every rank waits for a
-message that its sender, itself waiting or done, has not sent: each log is written before its rank blocks.
+the guilty rank is the one that is not waiting. A deadlock (waits.py) is certain, without a time limit.
 """
 
 import json
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from . import frames
-from .log import Mark, Tail
 from .process import FAILED, UNWRITABLE
+from .waits import Doing, RankState, knot, ranks, said, state_of, untaken
 
 
 class Exit(NamedTuple):
@@ -23,71 +21,60 @@ class Exit(NamedTuple):
     wall: int
 
 
-class Doing:
-    """The last thing that a rank's log says it did, kept up to date with `follow`."""
-
-    def __init__(self, directory: Path, rank: int):
-        self.rank, self._tail = rank, Tail(Path(directory) / f"events-{rank}.jsonl")
-        self.last = self.span = None
-        self.sent, self.got = Counter(), Counter()  # (peer, channel) -> messages
-        self.wants = None  # (src, channel, label) that it waits for
-        self.labels = {}  # channel -> what its messages are called
-
-    def follow(self) -> None:
-        for item in self._tail.new():
-            if isinstance(item, Mark):
-                self._mark(item)
-            elif hasattr(item.measured, "version"):
-                self.span, self.last = item.measured.name, "span"
-
-    def _mark(self, mark: Mark) -> None:
-        if mark.what == "send":
-            dst, channel, self.labels[channel] = mark.about
-            self.sent[dst, channel] += 1
-            return
-        if mark.what == "got" and self.wants:
-            self.got[self.wants[0], self.wants[1]] += 1
-        self.wants = mark.about if mark.what == "wait" else None
-        self.last = mark.what
-        if mark.what == "enter":
-            self.span = mark.about[0]
-
-    def __str__(self) -> str:
-        match self.last:
-            case None:
-                return f"rank {self.rank} had not begun"
-            case "wait" if self.wants[0] is None:
-                return f"rank {self.rank} waits for all ranks in {self.wants[2]}"
-            case "wait":
-                return f"rank {self.rank} waits for {self.wants[2] or 'a message'} from rank {self.wants[0]}"
-            case "finish":
-                return f"rank {self.rank} has ended its part and waits until its messages are taken"
-            case "done":
-                return f"rank {self.rank} had finished"
-            case "enter":
-                return f"rank {self.rank} was in {self.span}"
-        return f"rank {self.rank} had done {self.span}" if self.span else f"rank {self.rank} had done no step yet"
-
-
 def deadlock(doings: list[Doing]) -> str | None:
     """The sentence of a certain deadlock, with its cycle; None where there is none. Follow the logs before."""
-    if any(d.last not in ("wait", "finish", "done") for d in doings) or all(d.last == "done" for d in doings):
+    stuck = knot(doings)
+    if not stuck:
         return None
-    waiting = [d for d in doings if d.last == "wait"]
-    for d in waiting:
-        src, channel, _ = d.wants
-        if src is None or doings[src].sent[d.rank, channel] > d.got[src, channel]:
-            return None  # a collective, or a message on its way
-    if not waiting:
-        return None
-    chain = [waiting[0]]
-    while (following := doings[chain[-1].wants[0]]) not in chain:
-        if following.last != "wait":
-            over = "has finished without sending it" if following.last == "done" else "has ended its part without sending it"
-            return f"{_capital(chain[-1])}, which {over}. " + _rest(doings, {chain[-1].rank, following.rank})
-        chain.append(following)
-    cycle = chain[chain.index(following):]
-    return "Deadlock: " + "; ".join(map(str, cycle)) + ". " + _rest(doings, {d.rank for d in cycle})
+    last = doings[stuck[-1]]
+    if last.last == "done":
+        first, verb = doings[stuck[0]], {"finish": "taking it", "wait": "sending it"}[doings[stuck[0]].last]
+        if first.wants and first.wants.src is None:
+            verb = "calling it"
+        return f"{_capital(said(doings, first))}, which has finished without {verb}. " + _rest(doings, set(stuck))
+    return "Deadlock: " + "; ".join(said(doings, doings[rank]) for rank in stuck) + ". " + _rest(doings, set(stuck))
+
+
+def lines(directory: Path, doings: list[Doing]) -> str:
+    """Where in its program each rank is, one line a place; stacks were asked for before."""
+    places: dict[str, list[int]] = {}
+    for doing in doings:
+        if doing.last != "done" and (line := line_of(directory, doing.rank)):
+            places.setdefault(line, []).append(doing.rank)
+    return "".join(f"\n  {ranks(who)} at {line}" for line, who in places.items())
+
+
+def line_of(directory: Path, rank: int) -> str:
+    """Where a rank failed, or where it was when stacks were asked for; "" where neither is known."""
+    if place := status_of(directory, rank).get("place"):
+        return str(frames.Place(*place))
+    dump = Path(directory) / f"stacks-{rank}.txt"
+    place = frames.of_dump(dump.read_text(errors="replace")) if dump.exists() else None
+    return str(place) if place else ""
+
+
+def states(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> list[RankState]:
+    """What each rank was at when the run failed, for a picture of who waits for whom."""
+    stuck, culprit = knot(doings), culprit_of(directory, exits)
+    found = []
+    for doing in doings:
+        state = state_of(doings, doing, line_of(directory, doing.rank), stuck)
+        if doing.rank == culprit:
+            state = state._replace(state="failed", what=_cause(directory, culprit, exits.get(culprit)), on=())
+        found.append(state)
+    return found
+
+
+def _cause(directory: Path, rank: int, exit: Exit | None) -> str:
+    """How a rank ended, in a word or two."""
+    if (status := status_of(directory, rank)).get("state") == "failed":
+        return status["type"]
+    code = exit.code if exit else FAILED
+    return _signal(code) if code < 0 else f"exit code {code}"
+
+
+def _signal(code: int) -> str:
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 def hang(directory: Path, doings: list[Doing], stall_s: float) -> str:
@@ -95,8 +82,7 @@ def hang(directory: Path, doings: list[Doing], stall_s: float) -> str:
     guilty = [d for d in doings if d.last not in ("wait", "finish", "done")] or [d for d in doings if d.last != "done"]
     lines = []
     for d in guilty:
-        dump = Path(directory) / f"stacks-{d.rank}.txt"
-        place = frames.of_dump(dump.read_text(errors="replace")) if dump.exists() else None
+        place = line_of(directory, d.rank)
         lines.append(f"Rank {d.rank} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({d}).")
     return "\n".join([*lines, _rest(doings, {d.rank for d in guilty})]).strip()
 
@@ -148,19 +134,17 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
     if code == UNWRITABLE:
         return f"Rank {rank} cannot write to {directory}: free some space or choose another directory."
     if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else "a signal"
-        hint = "; out of memory?" if name == "SIGKILL" else ""
-        return f"Rank {rank} was killed by signal {-code} ({name}{hint}){last}.{_crash(directory, rank)}"
+        hint = "; out of memory?" if -code == signal.SIGKILL else ""
+        return f"Rank {rank} was killed by signal {-code} ({_signal(code)}{hint}){last}.{_crash(directory, rank)}"
     return f"Rank {rank} exited with code {code} before its program returned (os._exit?){last}."
 
 
 def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
     """Of a rank that lost its connection and no rank had failed: which message had no other end."""
-    if doing.wants and doing.wants[0] is not None and doings[doing.wants[0]].last == "done":
+    if doing.wants and doing.wants.src is not None and doings[doing.wants.src].last == "done":
         return f"{_capital(doing)}, which has finished without sending it."
-    for (dst, channel), count in doing.sent.items():
-        if count > doings[dst].got[doing.rank, channel]:
-            return f"Rank {doing.rank} sent {doing.labels[channel] or 'a message'} to rank {dst}, which has finished without taking it."
+    for (dst, channel), _ in untaken(doings, doing):
+        return f"Rank {doing.rank} sent {doing.labels[channel] or 'a message'} to rank {dst}, which has finished without taking it."
     return None
 
 
@@ -172,7 +156,7 @@ def _crash(directory: Path, rank: int) -> str:
 
 
 def _rest(doings: list[Doing], told: set[int]) -> str:
-    others = [str(d) for d in doings if d.rank not in told]
+    others = [said(doings, d) for d in doings if d.rank not in told]
     return f"Meanwhile {'; '.join(others)}." if others else ""
 
 

@@ -41,6 +41,14 @@ def of_error(error: BaseException) -> Place | None:
     return innermost([Place(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)])
 
 
+def is_whole(dump: Path) -> bool:
+    """Whether faulthandler has written all of a dump: the outermost frame of each stack is a whole line, the main thread's last."""
+    try:
+        return bool(re.search(r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z', dump.read_text(errors="replace"), flags=re.M))
+    except OSError:
+        return False
+
+
 def of_dump(text: str) -> Place | None:
     """Where a process is by what faulthandler wrote last: the thread that crashed, else the main one, which it lists last."""
     parts = re.split(r"^(Current thread|Thread) .*$", text, flags=re.M)

@@ -5,7 +5,7 @@
     ["transfer", wall start, wall end, wall bytes, rank, lane, kind, name, start, end, src, bytes]
     ["memory" | "scalar", wall, rank, lane, kind, name, start, bytes | value]
     ["inside", rank, lane, kind, name, [[wall, bytes], ...]]
-    ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label]  ["@got", wall, channel]
+    ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
     ["@finish", wall]  ["@done", wall]                                     marks, for the diagnosis only
 
 Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since

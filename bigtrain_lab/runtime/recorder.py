@@ -92,8 +92,8 @@ class Recorder:
         self.log.note("@send", self.clock.wall(), dst, channel, label)  # written before this rank next blocks or works
 
     @contextmanager
-    def waiting(self, src: int | None, channel: int, label: str):
-        """Around a call that may block, for a message from `src`, or for all (None)."""
-        self.log.write("@wait", self.clock.wall(), src, channel, label)
+    def waiting(self, src: int | None, channel: int, label: str, *group):
+        """Around a call that may block, for a message from `src`, or (None) in a collective of a group: its name and members."""
+        self.log.write("@wait", self.clock.wall(), src, channel, label, *group)
         yield
         self.log.write("@got", self.clock.wall(), channel)

@@ -2,7 +2,8 @@
 
     isend   issue, stamp = lane.send(link, bytes)            travel with the data
     recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to arrival
-    a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost
+    a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost; so is what
+            each rank calls, and a mismatch is a sentence
 
 Under a modelled clock the bytes that are charged are those of the tensor; for an Action whose kind the Cost prices no
 message they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. With the clock off there
@@ -11,14 +12,17 @@ is no header, hence no sender's time: a measured Transfer then begins when the r
 
 from contextlib import contextmanager
 from math import isfinite
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
+from ..core import Impossible
 from ..schedule import Action
 from .group import Group
 from .message import HEADER, Shape, pack, unpack
 from .recorder import Recorder
+from .waits import ranks
 
 
 class RecordingGroup(Group):
@@ -91,20 +95,46 @@ class RecordingGroup(Group):
         with self.recorder.waiting(self.members[src], way, str(name) or site), super()._waiting(src, way, name, site):
             yield
 
+    # -- collectives ----------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._call = f"all_reduce ({op}) of {Shape.of(tensor)}"
+        return super().all_reduce(tensor, op, name)
+
+    def broadcast(self, tensor, src=0, name="broadcast"):
+        self._call = f"broadcast from rank {src} of {Shape.of(tensor)}"
+        return super().broadcast(tensor, src, name)
+
+    def barrier(self, name="barrier"):
+        self._call = "barrier"
+        super().barrier(name)
+
     @contextmanager
     def _together(self, name):
         self.recorder.jitter()
         recorder, clock = self.recorder, self.recorder.clock
         wall_start = clock.wall()
-        with recorder.waiting(None, 0, name), super()._together(name):
-            yield
+        with recorder.waiting(None, 0, name, self._pg.group_name, self.members), super()._together(name):
             start, end = clock.now(self.lane), None
+            latest = self._agree(start or 0)
+            yield
             if clock.modelled:
-                latest = torch.tensor([start])
-                dist.all_reduce(latest, dist.ReduceOp.MAX, group=self._pg)
-                lane = clock.lane(self.lane)
-                lane.now = end = int(latest) + clock.cost.duration((Action(name, 0, 0),), recorder.rank)
+                end = latest + clock.cost.duration((Action(name, 0, 0),), recorder.rank)
+                clock.lane(self.lane).now = end
         recorder.log.write("span", wall_start, clock.wall(), recorder.rank, self.lane, name, name, start, end, None)
+
+    def _agree(self, start: int) -> int:
+        """The latest start of all. Impossible, on every rank, where they are about to call different collectives: the
+        backend would hang, or add up what does not belong together."""
+        call = crc32(self._call.encode())
+        latest = torch.tensor([start, call, -call])
+        dist.all_reduce(latest, dist.ReduceOp.MAX, group=self._pg)
+        if int(latest[1]) != -int(latest[2]):
+            calls = [None] * self.size
+            dist.all_gather_object(calls, self._call, group=self._pg)
+            told = "; ".join(f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}" for one in dict.fromkeys(calls))
+            raise Impossible(f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order.")
+        return int(latest[0])
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

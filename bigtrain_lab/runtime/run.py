@@ -23,6 +23,7 @@ from ..core import Impossible, Span, Trace
 from ..core.trace import ACTION
 from . import damage
 from .log import Log, Logged, Tail
+from .waits import RankState, noted
 
 FORMAT = 1
 POLL_S = 0.03
@@ -80,6 +81,11 @@ class Run:
     def damage(self) -> str | None:
         """What the directory of a run that has ended has lost since, in a sentence; None where it is whole."""
         return None if self.state == "running" else damage.of(self.directory, self._logs(), self.ranks, self.state == "done")
+
+    @property
+    def waits(self) -> tuple[RankState, ...]:
+        """What each rank was at when the run failed: who waited for whom, and where in its program; () where it did not."""
+        return noted(self.directory)
 
     def wait(self, timeout: float | None = None) -> Trace:
         """Return the trace once all ranks are done: the modelled one, the measured one where that clock is off.

@@ -9,16 +9,33 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from ..core import Impossible, write_whole
-from . import diagnose
+from . import diagnose, frames
 from .diagnose import Doing, Exit
 
 LOOK_S = 0.1  # between looks at the logs
 VICTIMS_S = 2.0  # how long the rank that made victims may take to end
 STACKS_S = 0.3  # how long a dump of stacks may take
+NO_SERVER = 255  # what multiprocessing says of a rank whose fork server is gone
+SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
+                "were ended too. Run again: a new server starts by itself.")
+
+
+def server_has_ended() -> bool:
+    """Whether the process that ranks are forked from lives no longer, whatever the ranks do."""
+    from multiprocessing import forkserver  # not on Windows
+
+    import psutil
+
+    pid = forkserver._forkserver._forkserver_pid
+    try:
+        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Watch:
@@ -52,9 +69,10 @@ class Watch:
     def _watch(self) -> None:
         try:
             state, diagnosis = self._until_the_end()
+            waits = diagnose.states(self._directory, self._doings, self._exits) if state == "failed" and self._job.record else []
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave ranks behind)
-            state, diagnosis = "failed", f"The watch over the ranks failed: {type(error).__name__}: {error}"
-        self._end(state, diagnosis)
+            state, diagnosis, waits = "failed", f"The watch over the ranks failed: {type(error).__name__}: {error}", []
+        self._end(state, diagnosis, waits)
 
     def _until_the_end(self) -> tuple[str, str | None]:
         grown, size, suspected, deadline = time.monotonic(), -1, None, None
@@ -70,7 +88,11 @@ class Watch:
                 if everybody or diagnose.has_culprit(self._directory, self._exits) or time.monotonic() > deadline:
                     time.sleep(0.05)  # for a failure at the same moment, which may have been first
                     self._look(0)
-                    return "failed", diagnose.failure(self._directory, self._follow(), self._exits)
+                    if any(exit.code == NO_SERVER for exit in self._exits.values()) and server_has_ended():
+                        return "failed", SERVER_ENDED
+                    told = diagnose.failure(self._directory, self._follow(), self._exits)
+                    self._ask_for_stacks()  # of those that wait for it
+                    return "failed", told
             elif len(self._exits) == len(self._processes):
                 if all(diagnose.status_of(self._directory, rank) for rank in self._exits):
                     return "done", None
@@ -80,7 +102,8 @@ class Watch:
             elif self._job.record:
                 found = diagnose.deadlock(self._follow())
                 if found and found == suspected:  # twice the same, with nothing written between
-                    return "failed", found
+                    self._ask_for_stacks()
+                    return "failed", found + diagnose.lines(self._directory, self._doings)
                 suspected = found
                 if time.monotonic() - grown > self._stall_s:
                     self._ask_for_stacks()
@@ -112,12 +135,18 @@ class Watch:
         return total
 
     def _ask_for_stacks(self) -> None:
+        """Let each rank that is left write where it is, and give it a moment."""
+        asked = []
         for rank, process in enumerate(self._processes):
             if rank not in self._exits and hasattr(signal, "SIGUSR1"):
-                os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(STACKS_S)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGUSR1)
+                    asked.append(self._job.file("stacks", rank, "txt"))
+        until = time.monotonic() + STACKS_S
+        while not all(frames.is_whole(path) for path in asked) and time.monotonic() < until:
+            time.sleep(0.01)
 
-    def _end(self, state: str, diagnosis: str | None) -> None:
+    def _end(self, state: str, diagnosis: str | None, waits: list) -> None:
         try:
             for rank, process in enumerate(self._processes):
                 if rank not in self._exits:
@@ -126,7 +155,8 @@ class Watch:
                 process.join()
                 process.close()
             shutil.rmtree(Path(self._job.store).parent, ignore_errors=True)
-            write_whole(self._directory / "end.json", json.dumps({"state": state, "diagnosis": diagnosis}))
+            write_whole(self._directory / "end.json", json.dumps(
+                {"state": state, "diagnosis": diagnosis, "waits": [each._asdict() for each in waits]}))
         except Impossible:
             pass  # the disk is full, which the diagnosis says; this Run still knows it
         finally:  # whoever waits must go on

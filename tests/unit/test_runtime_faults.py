@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.schedule import Action
@@ -139,8 +139,16 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
         group.recv(0, name="late")
 
     run = fails(program, stall_s=1000)
-    assert run.diagnosis == ("Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
-                             "Meanwhile rank 2 waits for late from rank 0.")
+    told, *lines = run.diagnosis.splitlines()
+    assert told == ("Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
+                    "Meanwhile rank 2 waits for late from rank 0.")
+    line = program.__code__.co_firstlineno + 4
+    assert lines == [f"  ranks 0 and 1 at {HERE}:{line}, in program: group.recv(1 - rank.index, name=Action(\"F\", 1 - rank.index, 7))",
+                     f"  rank 2 at {HERE}:{line + 1}, in program: group.recv(0, name=\"late\")"]
+    assert [(w.rank, w.state, w.what, w.on, w.cycle) for w in run.waits] == [
+        (0, "waits", "1F7", (1,), True), (1, "waits", "0F7", (0,), True), (2, "waits", "late", (0,), False)]
+    assert [f":{line}," in w.line for w in run.waits] == [True, True, False]
+    assert Run.open(run.directory).waits == run.waits
 
 
 @pytest.mark.parametrize("logs, told", [
@@ -151,7 +159,15 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
     ({0: ["wait 1 7"], 1: ["wait 2 8"], 2: ["send 0 7", "wait 1 9"]}, "Deadlock: rank 1 waits for m from rank 2; rank 2"),
     ({0: ["wait 1 7"], 1: ["wait 0 8", "got 8", "enter F"]}, None),  # at work
     ({0: ["wait 1 7"], 1: []}, None),  # not begun
-    ({0: ["wait 1 7"], 1: ["finish"]}, "Rank 0 waits for m from rank 1, which has ended its part without sending it."),
+    ({0: ["wait 1 7"], 1: ["finish"]}, None),  # it will go on: all that it sent is taken
+    ({0: ["wait 1 7"], 1: ["send 0 6", "finish"]}, "Deadlock: rank 0 waits for m from rank 1; rank 1 waits until rank 0 takes m."),
+    ({0: ["in all"], 1: ["in all"]}, None),
+    ({0: ["in all"], 1: ["wait 0 7"]}, "Deadlock: rank 0 waits in sum for rank 1; rank 1 waits for m from rank 0."),
+    ({0: ["in all", "got 0", "in all"], 1: ["in all", "got 0", "wait 0 7"]}, "Deadlock: rank 0 waits in sum for rank 1"),
+    ({0: ["in all", "got 0", "in all"], 1: ["in all"]}, None),  # the first one ends for both
+    ({0: ["in all"], 1: ["in more"]}, "Deadlock: rank 0 waits in sum for rank 1; rank 1 waits in sum for rank 0."),
+    ({0: ["in all"], 1: ["in all"], 2: ["done"]}, "Rank 0 waits in sum for rank 2, which has finished without calling it. Meanwhile rank 1"),
+    ({0: ["in all"], 1: ["got 7", "enter F"]}, None),
     ({0: ["wait 1 7"], 1: ["finish", "got -1", "done"]}, "Rank 0 waits for m from rank 1, which has finished without sending it."),
     ({0: ["finish"], 1: ["done"]}, None),
     ({0: ["done"], 1: ["done"]}, None),
@@ -162,7 +178,10 @@ def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
         for mark in marks:
             what, *about = mark.split()
             numbers = [int(word) if word.lstrip("-").isdigit() else word for word in about]
-            log.write("@" + what, 0, *numbers, *(["m"] if what in ("wait", "send") else []))
+            if what == "in":
+                log.write("@wait", 0, None, 0, "sum", about[0], list(logs))
+            else:
+                log.write("@" + what, 0, *numbers, *(["m"] if what in ("wait", "send") else []))
     doings = [Doing(tmp_path, rank) for rank in logs]
     for doing in doings:
         doing.follow()
