@@ -17,6 +17,7 @@ from .figures import palette, words
 from .figures.timeline import rows_of
 
 HERE = Path(__file__).parent
+INSIDE = 20_000  # readings between action boundaries that all are shown; of more, those where the bytes turn
 
 LOOK = {
     "phases": {kind: [colour, palette.ink(colour), palette.PHASE_NAMES[kind]] for kind, colour in palette.PHASES.items()},
@@ -78,12 +79,28 @@ def pack(trace: Trace) -> bytes:
         elif isinstance(e, Transfer):
             transfers.append([e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes])
         elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS:
-            inside.append([e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)])
+            inside.append(e)
+    if len(inside) > INSIDE:
+        inside = turns(inside)
     return json.dumps({
         "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks, "steps": trace.steps,
         "unfinished": bool(trace.settings.get("unfinished")),
-        "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": levels(trace, start), "inside": inside,
+        "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": levels(trace, start),
+        "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
     }, separators=(",", ":")).encode()
+
+
+def turns(readings: list[Memory]) -> list[Memory]:
+    """Of the readings inside each action the first, the last, and those where the bytes begin to rise, to fall or to stay."""
+    kept = []
+    for _, group in groupby(sorted(readings, key=attrgetter("rank", "lane")), key=attrgetter("rank", "lane", "name")):
+        first, *others = group
+        kept.append(first)
+        for before, now, after in zip([first, *others], others, others[1:]):
+            if (now.bytes > before.bytes, now.bytes < before.bytes) != (after.bytes > now.bytes, after.bytes < now.bytes):
+                kept.append(now)
+        kept += others[-1:]
+    return kept
 
 
 def levels(trace: Trace, start: int) -> list[list]:
