@@ -119,7 +119,7 @@ class Pipelined(Experiment):
         return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:
-        return not_finite(trace) + bubbles(trace, self.order)
+        return not_finite(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
 
     # -- reality --------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class Compared:
         self.traces: dict[str, Trace] = {}
         self.columns: dict[str, report.Column] = {}
         self.pinned: Pinned | None = None
+        self.said: list[str] = []  # of the last run: why it went as it did
 
     def predict(self, prediction: Prediction) -> bool:
         """Take what the settings of now give; whether they have changed."""
@@ -48,10 +49,12 @@ class Compared:
         self._forget()
         self.traces |= traces
         self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
+        self.said = ran.explain(traces["modelled"]) if "modelled" in traces else []
 
     def _forget(self) -> None:
         for clock in CLOCKS[1:]:
             self.traces.pop(clock, None), self.columns.pop(clock, None)
+        self.said: list[str] = []
 
     @property
     def stale(self) -> bool:
@@ -70,7 +73,8 @@ class Compared:
 
     @property
     def sentences(self) -> list[str]:
-        return self.prediction.sentences if self.prediction else []
+        """Why the last run went as it did, where it is of these settings; else why the prediction does."""
+        return (not self.stale and self.said) or (self.prediction.sentences if self.prediction else [])
 
     def of(self, tab: str) -> Trace | None:
         """The trace that a tab shows."""

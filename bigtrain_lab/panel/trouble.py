@@ -1,8 +1,12 @@
-"""What a panel shows where something is wrong: the sentence, and for a run that failed what its ranks were doing."""
+"""What a panel shows where something is wrong: the sentence, and for a run that failed who waited for whom."""
 
 from html import escape
+
+from ..figures.waits import drawing
 
 
 def trouble(problem: str, run=None) -> str:
     """`run`: the run that failed, where it is a run that the problem is about."""
-    return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>'
+    picture = drawing(run.waits) if run is not None else ""
+    shown = f'<div class="btl-waits" style="margin:10px 4px 2px;color:var(--jp-ui-font-color0, #111)">{picture}</div>' if picture else ""
+    return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'
