@@ -105,12 +105,8 @@ def settings(trace: Trace, experiment: Experiment | None) -> str:
         values, changed = report.settings(experiment), report.settings(experiment, changed_only=True)
     else:
         values = changed = {n: v for n, v in trace.settings.items() if n not in ("experiment", "unfinished")}
-    return "".join(f'<div{" class=btl-changed" if name in changed else ""}><dt>{escape(name)}</dt><dd>{escape(written(value))}</dd></div>'
+    return "".join(f'<div{" class=btl-changed" if name in changed else ""}><dt>{escape(name)}</dt><dd>{escape(report.setting(value))}</dd></div>'
                    for name, value in values.items())
-
-
-def written(value) -> str:
-    return {True: "yes", False: "no", "": "–"}.get(value, str(value)) if isinstance(value, bool | str) else str(value)
 
 
 def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:

@@ -80,7 +80,7 @@ def settings_apart(letters, rows) -> Table:
     for name in ("setting", *letters):
         table.add_column(name, overflow="fold")
     for name, values in rows:
-        table.add_row(name, *("–" if value in (None, "") else str(value) for value in values))
+        table.add_row(name, *("–" if value is None else report.setting(value) for value in values))
     return table
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bigtrain_lab.core import Trace
+from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.page import page
 from bigtrain_lab.player import Player, pack
@@ -85,7 +86,7 @@ def test_it_tells_the_run_in_words(done):
     experiment, run = done
     said = Elements(page(traces_of(*done), *done)).said
     for words in (experiment.question, "pipeline on 2 ranks", ": done.", "step time 9 slots 9 slots", "✓ equal", "In all,", "modelled: 9 slots a step",
-                  "bigtrain run pipeline --ranks 2", "micro-batches 2", "stashing yes"):
+                  "bigtrain run pipeline --ranks 2", "micro-batches 2", "stashing on"):
         assert words in said, words
     assert re.search(r"loss [\d.]+ -> [\d.]+ \(2 values\)", said)
 
@@ -183,3 +184,11 @@ def test_a_run_is_replayed_without_processes(done):
     player = Player()
     player.show(Run.open(run.directory).trace())
     assert player.data == pack(run.trace("modelled")) and json.loads(player.data)["spans"]
+
+
+@pytest.mark.parametrize("name", Experiment.all())
+def test_every_experiment_has_a_page(name):
+    experiment = Experiment.named(name)()
+    trace = experiment.predict()
+    held = Elements(page({trace.clock: trace}, experiment))
+    assert experiment.question in held.said and f"bigtrain run {name}" in held.said and held.packed()[trace.clock] == pack(trace)

@@ -96,9 +96,9 @@ def test_more_than_two_are_compared_with_the_first(cli):
 
 
 def test_runs_on_other_numbers_of_ranks(cli):
-    save("a", ranks=2), save("b", ranks=4)
+    save("a", ranks=2), save("b", ranks=4, schedule="pipedream", stashing=False)
     out = cli("compare", "a", "b")[1]
-    assert cells(out, "peak memory, rank 3")[0] == "–" and cells(out, "ranks") == ["2", "4"]
+    assert cells(out, "stashing") == ["on", "off"] and cells(out, "peak memory, rank 3")[0] == "–" and cells(out, "ranks") == ["2", "4"]
 
 
 def test_the_clock_can_be_chosen(cli, runs):
