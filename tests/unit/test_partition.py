@@ -11,7 +11,7 @@ from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.models import timing
+from bigtrain_lab.models import GPTConfig, timing
 from bigtrain_lab.partition import Piece, Stage, balanced, by_sizes, passing, slowest, stage_time, stage_times, worst
 
 B = 7  # bytes a unit of time
@@ -160,7 +160,7 @@ def test_the_pipeline_lab_balances_what_hardware_prices():
         asked.replace(partition="balanced", tied=True)
 
 
-@pytest.mark.parametrize("cut", ["3 2 2", "3 2 2 2", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"])
+@pytest.mark.parametrize("cut", ["3 2 5", "3 2 2 2", "1 2 2 2 3", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"])
 def test_a_cut_of_one_s_own_has_as_many_stages_as_ranks_and_all_pieces(cut):
     with pytest.raises(Impossible, match="does not make 4 stages of 10 pieces: give 4 whole numbers of at least 1 with the sum 10"):
         Partition(partition="mine", cut=cut)
@@ -251,3 +251,14 @@ def test_ranks_of_torchrun_do_not_time_each_their_own(own_cache, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(Impossible, match="has not been measured|have not been timed"):
         Partition(profiled="measured", partition="balanced", **SMALL)
+    with pytest.raises(Impossible, match="have not been timed .* predict the same settings once without torchrun"):
+        timing.piece_seconds(GPTConfig(width=16), 1)
+
+
+def test_the_lesson_s_balanced_cut_has_the_shortest_step_of_all_84():
+    asked = Partition(steps=1, partition="mine")
+    steps = []
+    for stages in every_pipeline(10, 4, 1):
+        cut = " ".join(str(stage.last - stage.first) for stage in stages)
+        steps.append(asked.replace(cut=cut).simulated().step_time)
+    assert len(steps) == 84 and min(steps) == asked.replace(partition="balanced").simulated().step_time
