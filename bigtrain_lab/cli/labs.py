@@ -5,7 +5,7 @@ from dataclasses import replace
 from inspect import Parameter as Option
 from inspect import Signature, getdoc, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
@@ -74,7 +74,9 @@ def number(value: float) -> str:
 def run(experiment, *,
         directory: Annotated[Path | None, option("where the run is kept, new or empty; else a new folder under runs/")] = None,
         stall_s: Annotated[float, option("seconds without any progress after which the ranks are ended as hanging")] = 30.0,
-        clock: Annotated[bool, option("carry the modelled clock; without it only wall times are recorded")] = True) -> int:
+        clock: Annotated[bool, option("carry the modelled clock; without it only wall times are recorded")] = True,
+        device: Annotated[Literal["cpu", "auto", "cuda"], option("where ranks compute; auto takes GPUs where they are (not tested on any)")] = "cpu",
+        ) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
     from ..runtime import RankFailed, warm
     from ..runtime.border import place_given
@@ -89,7 +91,7 @@ def run(experiment, *,
         predicted = None if quiet else experiment.predict()
     try:
         with errors.status("starting the ranks"):
-            started = experiment.run(directory=directory, stall_s=stall_s, clock=clock)
+            started = experiment.run(directory=directory, stall_s=stall_s, clock=clock, device=device)
     except RankFailed as failure:  # under torchrun: one rank tells all, the others a sentence
         screen(stderr=True).print(f"The run failed.\n{failure}", soft_wrap=True)
         return 1

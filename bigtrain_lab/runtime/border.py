@@ -53,8 +53,8 @@ def refuse_other_size(place: Place, ranks: int) -> None:
 
 
 def set_local(threads: int) -> None:
-    """Keep a rank on this machine: gloo talks over loopback only, and threads do not fight over cores."""
-    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    """Keep a rank on this machine: gloo and NCCL talk over loopback only, and threads do not fight over cores."""
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
 

@@ -7,14 +7,19 @@ machine and in every run. Wall time is the system's monotonic clock, one for all
 import time
 from collections import defaultdict
 
+import torch
+
 from ..core import Cost, Lane
+
+CPU = torch.device("cpu")
 
 
 class Clock:
-    """`cost` None: the wall only; lanes stay where they are and nothing is sent along with messages."""
+    """`cost` None: the wall only; lanes stay where they are and nothing is sent along with messages. A GPU works on while its
+    program goes on, so the wall is read once `device` has done what it was asked for."""
 
-    def __init__(self, cost: Cost | None, zero_ns: int):
-        self.cost, self._zero_ns, self._lanes = cost, zero_ns, defaultdict(Lane)
+    def __init__(self, cost: Cost | None, zero_ns: int, device: torch.device = CPU):
+        self.cost, self._zero_ns, self._device, self._lanes = cost, zero_ns, device, defaultdict(Lane)
 
     @property
     def modelled(self) -> bool:
@@ -22,6 +27,8 @@ class Clock:
 
     def wall(self) -> int:
         """Nanoseconds since the run began."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         return time.monotonic_ns() - self._zero_ns
 
     def lane(self, name: str) -> Lane:

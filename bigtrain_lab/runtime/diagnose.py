@@ -15,9 +15,9 @@ from .waits import Doing, RankState, knot, ranks, said, state_of, untaken
 
 
 class Exit(NamedTuple):
-    """How a rank's process ended: its code (negative: a signal), and when it was seen, in ns since the run began."""
+    """How a rank's process ended: its code (negative: a signal; None: nobody saw), and when it was seen, in ns since the run began."""
 
-    code: int
+    code: int | None
     wall: int
 
 
@@ -70,7 +70,7 @@ def _cause(directory: Path, rank: int, exit: Exit | None) -> str:
     if (status := status_of(directory, rank)).get("state") == "failed":
         return status["type"]
     code = exit.code if exit else FAILED
-    return _signal(code) if code < 0 else f"exit code {code}"
+    return "ended without a word" if code is None else _signal(code) if code < 0 else f"exit code {code}"
 
 
 def _signal(code: int) -> str:
@@ -131,6 +131,8 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
             return _unanswered(doings, doing) or f"{status['message']}; that rank ended before."
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
     code, last = exit.code if exit else FAILED, f"; {doing}"
+    if code is None:
+        return f"Rank {rank} ended before its program returned (killed, or os._exit?){last}."
     if code == UNWRITABLE:
         return f"Rank {rank} cannot write to {directory}: free some space or choose another directory."
     if code < 0:

@@ -22,7 +22,7 @@ def run_in_place(place: Place, travelling: bytes, asked: dict, prepare, stall_s:
 
     travelling  the program; all ranks run rank 0's
     asked       what every rank must have been asked for alike
-    prepare     hosts -> Job: makes the run's directory; called by rank 0 alone
+    prepare     hosts, devices -> Job: makes the run's directory; called by rank 0 alone
     """
     team = Team(place, asked)
     job, travelling = team.agree(prepare, travelling)

@@ -30,6 +30,7 @@ import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, fresh
+from .devices import Devices, Node, choose, nccl_here, visible
 from .faults import Fault
 from .in_place import run_in_place
 from .process import Job
@@ -47,7 +48,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
-           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1,
+           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu",
            fault: Fault | None = None) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
@@ -59,9 +60,9 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     stall_s    a run whose logs do not grow for so long is ended as hanging
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
+    device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
     fault      what goes wrong on purpose, and where (faults.py)
 
-    Every rank computes on the CPU; GPUs come with a later version.
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done; cost, directory
     and program are rank 0's for all. `cost` and `watts` may be functions without arguments, which only rank 0 then asks.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
@@ -91,9 +92,10 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                          "let it make open files, locks and widgets itself.") from error
     clock &= record and cost is not None
     asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter,
-             "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, **({"fault": asdict(fault)} if fault else {})}
+             "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
+             **({"fault": asdict(fault)} if fault else {})}
 
-    def prepare(hosts: list[dict]) -> Job:
+    def prepare(hosts: list[dict], devices: Devices) -> Job:
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
         priced = fault.priced(priced) if fault and priced else priced
@@ -101,13 +103,14 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                  "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
                  "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
                  "settings": settings or {}}
-        place = new_directory(directory, name, about)
-        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault)
+        place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
+        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
+                   devices.of, devices.backend)
 
     if given:
         alike = {name: value for name, value in {**asked, **versions(), **(settings or {})}.items() if name != "facts"}  # measured
         return run_in_place(given, travelling, alike, prepare, stall_s)
-    job = prepare([])
+    job = prepare([], choose([Node(ranks, visible())], device, nccl_here()))
     place = Path(job.directory)
     job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
     try:
@@ -211,7 +214,7 @@ def _stop_all() -> None:
 # -- the directory --------------------------------------------------------------------------------------------
 
 
-def new_directory(directory, name: str, about: dict) -> Path:
+def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     """Make the run's directory, with its settings and environment; Impossible, and nothing made, where that fails."""
     if directory is None:
         now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -226,7 +229,7 @@ def new_directory(directory, name: str, about: dict) -> Path:
         raise Impossible(f"Cannot make the run directory {path}: {error.strerror or error}; choose another directory.") from error
     try:
         write_whole(path / "settings.json", json.dumps(about, indent=1, default=str))
-        write_whole(path / "environment.json", json.dumps(environment(), indent=1))
+        write_whole(path / "environment.json", json.dumps(ran_on, indent=1))
     except Impossible:
         (path / "settings.json").unlink(missing_ok=True)
         if not existed:

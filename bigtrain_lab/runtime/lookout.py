@@ -92,7 +92,8 @@ class Lookout:
         except RuntimeError:  # no board: its holder has ended
             end = self._without_board()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
-            end = self._write_end(self._told("failed", f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"))
+            diagnosis = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
+            end = self._write_end({"state": "failed", "diagnosis": diagnosis, "waits": [], "teller": self.index})
         self._end = end
         self._known.set()
         if end["state"] != "done" and not self._came.wait(0 if self._asked_to_end else GRACE_S):
@@ -115,10 +116,10 @@ class Lookout:
             if signal.SIGINT in heard:
                 return self._publish(self._told("stopped", INTERRUPTED))
             self._look_beside()
+            self._asked_to_end |= signal.SIGTERM in heard
             failed, gone = board.count("failed"), board.peek("gone")
-            if failed or gone is not None or signal.SIGTERM in heard:
+            if failed or gone is not None or self._asked_to_end:
                 trouble = trouble or time.monotonic()
-                self._asked_to_end |= signal.SIGTERM in heard
                 if end := self._failure(gone, time.monotonic() - trouble):
                     return end
             elif self.index == 0 and board.count("over") == self.size:
@@ -130,7 +131,8 @@ class Lookout:
                     continue
                 found = diagnose.deadlock(self._follow())
                 if found and found == suspected:
-                    return self._publish(self._told("failed", found))
+                    self._stacks_of_all()
+                    return self._publish(self._told("failed", found + diagnose.lines(self._directory, self._doings)))
                 suspected = found
                 if time.monotonic() - grown > self._stall_s:
                     self._stacks_of_all()
@@ -149,33 +151,31 @@ class Lookout:
             if not is_alive(process) and not diagnose.status_of(self._directory, rank):
                 self._board.first("gone", rank)
         if self._parent not in (None, os.getppid()):
-            self._board.first("end", self._told("stopped", f"The torchrun on {self.host} that started rank {self.index} has ended."))
             self._asked_to_end = True
+            self._publish(self._told("stopped", f"The torchrun on {self.host} that started rank {self.index} has ended."))
 
     def _failure(self, gone: int | None, since_s: float) -> dict | None:
         """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""
         exits = {rank: Exit(FAILED, 0) for rank in range(self.size) if diagnose.status_of(self._directory, rank).get("state") == "failed"}
-        known = gone is not None or diagnose.has_culprit(self._directory, exits)
+        if gone is not None:
+            exits.setdefault(gone, Exit(None, time.monotonic_ns() - self._job.zero_ns))
+        known = diagnose.has_culprit(self._directory, exits)
         if since_s < (0.05 if known else VICTIMS_S) + (0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S):
             return None
-        if gone is not None and not (exits and diagnose.has_culprit(self._directory, exits)):
-            return self._publish(self._told("failed", self._vanished(gone)))
-        if exits:
-            told = self._told("failed", diagnose.failure(self._directory, self._follow(), exits))
-            return self._publish({**told, "teller": diagnose.culprit_of(self._directory, exits)})
-        return self._publish(self._told("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
+        if not exits:
+            return self._publish(self._told("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
+        teller = diagnose.culprit_of(self._directory, exits)
+        told = diagnose.failure(self._directory, self._follow(), exits)
+        self._stacks_of_all(gone)  # of those that wait for it
+        return self._publish(self._told("failed", told, exits) | ({} if teller == gone else {"teller": teller}))
 
-    def _vanished(self, rank: int) -> str:
-        doings = self._follow()
-        others = "; ".join(str(doing) for doing in doings if doing.rank != rank)
-        return (f"Rank {rank} ended before its program returned (killed, or os._exit?); {doings[rank]}.\n"
-                f"Meanwhile {others}.")
-
-    def _told(self, state: str, diagnosis: str | None) -> dict:
-        return {"state": state, "diagnosis": diagnosis, "teller": self.index}
+    def _told(self, state: str, diagnosis: str | None, exits: dict[int, Exit] | None = None) -> dict:
+        waits = diagnose.states(self._directory, self._follow(), exits or {}) if state == "failed" and self._job.record else []
+        return {"state": state, "diagnosis": diagnosis, "waits": [each._asdict() for each in waits], "teller": self.index}
 
     def _publish(self, end: dict) -> dict:
         """Say how the run ended, unless another rank has; how it ended then."""
+        end = json.loads(json.dumps(end))  # as the board gives it back
         found = self._board.first("end", end)
         return self._write_end(end) if found == end else found
 
@@ -183,7 +183,7 @@ class Lookout:
         path = self._directory / "end.json"
         try:
             if not path.exists():
-                write_whole(path, json.dumps({name: end[name] for name in ("state", "diagnosis")}))
+                write_whole(path, json.dumps({name: value for name, value in end.items() if name != "teller"}))
         except Impossible:
             pass  # the disk is full, which the diagnosis says
         return end
@@ -198,7 +198,8 @@ class Lookout:
         dead = [rank for rank, process in self._mates.items() if not is_alive(process) and not diagnose.status_of(self._directory, rank)]
         self._asked_to_end = True
         if dead:
-            return self._write_end(self._told("failed", self._vanished(dead[0])))
+            exits = {dead[0]: Exit(None, time.monotonic_ns() - self._job.zero_ns)}
+            return self._write_end(self._told("failed", diagnose.failure(self._directory, self._follow(), exits), exits))
         return self._write_end(self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
                                           f"{self._team.members[0].host}: see what torchrun says there."))
 
@@ -220,12 +221,12 @@ class Lookout:
                 sizes.append(0)
         return sizes
 
-    def _stacks_of_all(self) -> None:
-        """Ask each lookout for the stacks of its rank, and give them a moment."""
+    def _stacks_of_all(self, gone: int | None = None) -> None:
+        """Ask each lookout that is left for the stacks of its rank, and give them a moment."""
         self._board.count("stacks asked", 1)
         self._dump()
         until = time.monotonic() + STACKS_S
-        while self._board.count("stacks here") < self.size and time.monotonic() < until:
+        while self._board.count("stacks here") < self.size - (gone is not None) and time.monotonic() < until:
             time.sleep(0.02)
 
     def _dump(self) -> None:

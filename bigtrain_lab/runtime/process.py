@@ -52,6 +52,11 @@ class Job:
     jitter_s: float = 0.0
     work_directory: str = "."
     fault: Fault | None = None
+    devices: tuple[str, ...] = ()  # each rank's; none: the CPU
+    backend: str = "gloo"
+
+    def device(self, index: int) -> torch.device:
+        return torch.device(self.devices[index] if self.devices else "cpu")
 
     def file(self, kind: str, index: int, suffix: str) -> Path:
         return Path(self.directory) / f"{kind}-{index}.{suffix}"
@@ -103,11 +108,11 @@ class Meeting:
     """Meets the other ranks in a file: no port listens for it, and it goes with its directory."""
 
     def __init__(self, index: int, job: Job):
-        self.index, self.size, self.path, self.store = index, job.mesh.size, job.store, None
+        self.index, self.size, self.path, self.backend, self.store = index, job.mesh.size, job.store, job.backend, None
 
     def begin(self) -> None:
         self.store = dist.FileStore(self.path, self.size)
-        dist.init_process_group("gloo", store=self.store, rank=self.index, world_size=self.size, timeout=timedelta(days=7))
+        dist.init_process_group(self.backend, store=self.store, rank=self.index, world_size=self.size, timeout=timedelta(days=7))
         self.store.add("connected", 1)
 
     def end(self) -> None:
@@ -119,16 +124,19 @@ class Meeting:
 def work(index: int, job: Job, load, meeting=None) -> int:
     """Load the program, meet the other ranks (unless they have met), run, keep results and status; returns the exit code."""
     log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
-    clock = Clock(job.cost, job.zero_ns)
+    device = job.device(index)
+    clock = Clock(job.cost, job.zero_ns, device)
     status = {"rank": index, "state": "done"}
     code = 0
     try:
         torch.manual_seed(job.seed)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         program = load()
         if meeting:
             meeting.begin()
         recorder = Recorder(index, clock, log, Meter(clock.wall) if job.meter else None, job.jitter_s, job.seed) if log else None
-        rank = Rank(index, job.mesh, torch.device("cpu"), job.seed, recorder)
+        rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault and recorder:
             recorder.strike = Strike(job.fault, rank)
         results = program(rank)

@@ -24,10 +24,11 @@ from ..core import Impossible
 from . import border, peers
 from .board import PATIENCE_S, Board
 from .border import Place
+from .devices import Devices, Node, choose, nccl_here, visible
 from .offset import Offset, beyond_the_wall, clock_id, offsets
 from .run import this_process
 
-CONNECT_S, SEEN_S = 120.0, 5.0
+CONNECT_S, SEEN_S, LEAVE_S = 120.0, 5.0, 3.0
 
 
 class Member(NamedTuple):
@@ -41,6 +42,7 @@ class Member(NamedTuple):
     address: str  # its own, on the way to rank 0
     beyond_the_wall: int
     cores: int
+    gpus: int
     asked: dict
 
     @classmethod
@@ -57,7 +59,8 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        return cls(platform.node(), clock_id(), spaces["net"], spaces["pid"], this_process(), address, beyond_the_wall(), cores(), asked)
+        return cls(platform.node(), clock_id(), spaces["net"], spaces["pid"], this_process(), address, beyond_the_wall(), cores(),
+                   visible(), asked)
 
 
 class Team:
@@ -69,9 +72,14 @@ class Team:
         self.board = base.within(base.count(f"runs of {place.index}", 1))  # a script may start several runs, one after the other
         self.members = [Member(*each) for each in self.board.everyones("here", Member.here(asked))]
         self.me = self.members[place.index]
-        refuse_differences([member.asked for member in self.members])
-        if self.ours:
-            self._connect()
+        try:
+            refuse_differences([member.asked for member in self.members])
+            self.devices = self._devices(asked["device"])
+            if self.ours:
+                self._connect()
+        except Impossible:
+            self.leave(LEAVE_S)
+            raise
         self.offsets = self._offsets()
 
     @property
@@ -82,28 +90,32 @@ class Team:
     def hosts(self) -> list[dict]:
         """What the run's settings say of its machines, one entry a clock."""
         told = []
-        for clock, offset in self.offsets.items():
-            ranks = [rank for rank, member in enumerate(self.members) if member.clock == clock]
+        for clock, ranks in self._machines().items():
+            offset = self.offsets[clock]
             first = self.members[ranks[0]]
             ahead = offset.ns + first.beyond_the_wall - self.members[0].beyond_the_wall if offset.error_ns else 0
-            told.append({"name": first.host, "ranks": ranks, "cores": first.cores, "offset_ns": offset.ns,
+            told.append({"name": first.host, "ranks": ranks, "cores": first.cores, "gpus": first.gpus, "offset_ns": offset.ns,
                          "ahead_s": ahead / 1e9, "error_s": offset.error_ns / 1e9})
         return told
 
     def agree(self, prepare, program: bytes) -> tuple:
-        """Rank 0's job, which `prepare(hosts)` makes there, with this machine's zero, and rank 0's program. Every rank sees
+        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero, and rank 0's program. Every rank sees
         the job's directory."""
         shared = [None, program if self.index == 0 else None]
         if self.index == 0:
             try:
-                shared[0] = prepare(self.hosts())
+                shared[0] = prepare(self.hosts(), self.devices)
             except Impossible as error:  # the other ranks must hear of it
                 shared[0] = str(error)
         dist.broadcast_object_list(shared, src=0)
         job, program = shared
-        if isinstance(job, str):
-            raise Impossible(job)
-        self._refuse_unseen(job)
+        try:
+            if isinstance(job, str):
+                raise Impossible(job)
+            self._refuse_unseen(job)
+        except Impossible:
+            self.leave(LEAVE_S)
+            raise
         return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns), program
 
     def leave(self, patience_s: float) -> None:
@@ -119,6 +131,20 @@ class Team:
             pass  # it has gone already
 
     # -- one by one -----------------------------------------------------------------------------------------
+
+    def _machines(self) -> dict[str, list[int]]:
+        """The ranks on each machine, by its clock."""
+        found: dict[str, list[int]] = {}
+        for rank, member in enumerate(self.members):
+            found.setdefault(member.clock, []).append(rank)
+        return found
+
+    def _devices(self, device: str) -> Devices:
+        """As devices.py chooses for all machines, in the order of the ranks."""
+        machines = list(self._machines().values())
+        chosen = choose([Node(len(ranks), min(self.members[rank].gpus for rank in ranks)) for ranks in machines], device, nccl_here())
+        by_rank = dict(zip((rank for ranks in machines for rank in ranks), chosen.of, strict=True))
+        return chosen._replace(of=tuple(by_rank[rank] for rank in range(self.place.ranks)))
 
     def _connect(self) -> None:
         name = border.interface()
@@ -136,7 +162,7 @@ class Team:
         store = dist.PrefixStore("gloo", self.board.store)
         try:
             with patience(f"{where} within {CONNECT_S:g} s: {mend}"):
-                dist.init_process_group("gloo", store=store, rank=self.index, world_size=self.place.ranks, timeout=timedelta(days=7))
+                dist.init_process_group(self.devices.backend, store=store, rank=self.index, world_size=self.place.ranks, timeout=timedelta(days=7))
         except (RuntimeError, ValueError) as error:
             raise Impossible(f"{where} ({str(error).splitlines()[0][:160]}): {mend}") from error
 

@@ -289,6 +289,7 @@ def test_under_torchrun_a_failure_is_told_once_and_ends_all(tmp_path, fault):
     done = ranks_by_hand(tmp_path, script(tmp_path, textwrap.dedent(FAILING).format(fault=textwrap.indent(textwrap.dedent(doing), "    "))), 3)
     run = Run.open(tmp_path / "run")
     assert run.state == "failed" and run.diagnosis.startswith(words)
+    assert [each.rank for each in run.waits] == [0, 1, 2] and any(each.line for each in run.waits)
     silent = {"killed": 1, "rank 0 killed, and with it the store": 0, "left": 2}.get(fault)
     whole = []
     for rank, (code, output) in enumerate(done):
