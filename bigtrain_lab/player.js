@@ -115,6 +115,9 @@ function onPointer(d, v, act) {
 }
 const scene_end = (v) => v.scene.end * 0.999;
 
+// In JupyterLab an arrow key moves from cell to cell, and a list of runs or a menu beside this player must keep it.
+document.addEventListener("focusin", ({ target }) => { if (target.matches?.(".btl-panel select")) target.dataset.lmSuppressShortcuts = "true"; });
+
 // ---- render ----------------------------------------------------------------------------------------------------------
 
 function render({ model, el }) {

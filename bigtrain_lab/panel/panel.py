@@ -42,6 +42,7 @@ class Panel(widgets.VBox):
         self._refusal, self._failure, self._failed, self._offer = "", "", None, {}  # why settings cannot be, why the run failed, the mend
         self._lock, self._running = threading.RLock(), False
         super().__init__(self._build(first))
+        self.add_class("btl-panel")
         runtime.warm()
         self.settings.predict()
         follow_cells(self)
@@ -170,8 +171,7 @@ class Panel(widgets.VBox):
 
     def _write_commands(self, copy: bool = False) -> None:
         """The commands of these settings while their button is pressed; none for settings that cannot be."""
-        pressed = self.bar.command.value
-        commands = {"shell": report.command(self.experiment)} if pressed and not self._refusal else {}
+        commands = report.commands(self.experiment) if self.bar.command.value and not self._refusal else {}
         self.bar.write(commands)
         if copy and commands:
             self.player.send({"do": "copy", "text": next(iter(commands.values()))})

@@ -66,10 +66,15 @@ class Waves(Title, Experiment):
         return ["Rank 0 waits.", "In all, waves overlap."]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Each move waits for its prediction, however slow the machine."""
+    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", None)
+
+
 @pytest.fixture
 def panel(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # runs are kept in the current folder
-    monkeypatch.setattr("bigtrain_lab.panel.settings.PATIENCE_S", None)  # each move waits for its prediction, however slow the machine
     made = Panel(Waves)
     yield made
     made.stop()
@@ -158,7 +163,8 @@ def test_the_question_is_escaped(panel):
     assert "How long is a &lt;wave&gt;?" in panel.children[0].value
 
 
-def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
+def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel, monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.panel.nearest.PATIENCE_S", 60)
     panel.controls["ranks"].value = 4
     assert panel.problem == "4 ranks need at least 4 micro-batches." and "4 ranks need" in panel.picture._trouble.value
     assert panel.picture.body.layout.display == "none" and panel.run_button.disabled and panel.start() is None
@@ -222,7 +228,8 @@ def test_options_of_other_schedules_are_greyed():
     assert Waves.idle_settings({"fault": "none"}) - {"fault_rank", "fault_at"} == set()
 
 
-def test_nearest_prefers_the_setting_that_was_moved():
+def test_nearest_prefers_the_setting_that_was_moved(monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.panel.nearest.PATIENCE_S", 60)
     settings = dict(ranks=4, micro_batches=2, steps=1, gate="", trouble="none")
     assert nearest(Waves, settings, "micro_batches") == {"micro_batches": 4}
     assert nearest(Waves, settings, None) == {"ranks": 2}
