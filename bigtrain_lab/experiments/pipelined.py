@@ -15,7 +15,7 @@ from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
-from ..schedule import Action, Schedule
+from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
 from ..techniques import one_process
 from ..techniques.pipeline import Pipeline
@@ -98,6 +98,9 @@ class Pipelined(Experiment):
 
     def predict(self) -> Trace:
         return replace(self.simulated(), settings=self.told)
+
+    def actions(self, rank: int) -> list[str]:
+        return [name_of(step) for step in self.order.over(self.steps)[rank]]
 
     def simulated(self) -> Trace:
         return simulate(self.order, self.cost(), self.steps)
