@@ -125,9 +125,9 @@ def nccl(ranks):
     import torch
 
     if torch.distributed.is_nccl_available() and torch.version.cuda:
-        return "ok", "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
+        return "ok", "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) + ", for ranks that are asked onto GPUs, one each"
     if visible_devices():
-        return "warn", "not in this build of torch: GPUs exchange data through gloo, slowly", "make setup TORCH=cuda."
+        return "warn", "not in this build of torch: ranks on GPUs would exchange data through gloo, slowly", "make setup TORCH=cuda."
     return "ok", "not in this build of torch, and not needed without a GPU"
 
 
@@ -137,12 +137,16 @@ def devices(ranks):
 
 def devices_finding(ranks: int, visible: int, variable: str | None, driver: bool):
     """`variable`: CUDA_VISIBLE_DEVICES, None where it is not set; `driver`: whether this machine has an NVIDIA GPU."""
-    now = "ranks compute on the CPU for now; GPUs come with a later version"
+    from .runtime.devices import Node, choose
+
+    now = "ranks compute on the CPU"
+    if visible:
+        now += f" unless --device auto asks for more ({choose([Node(ranks, visible)]).why}), which this release has not been tested with"
     if visible >= ranks:
         return "ok", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} rank{'s' * (ranks > 1)}: {now}"
     hidden = f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
     if visible:
-        return ("warn", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} ranks{hidden}: {now}, and a program of yours that asks "
+        return ("warn", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} ranks{hidden}: {now}; a program of yours that asks "
                         f"for cuda:{visible} fails with \"invalid device ordinal\", because devices count from 0",
                 f"ask for {visible} rank{'s' * (visible > 1)}" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
     if driver and variable is not None:

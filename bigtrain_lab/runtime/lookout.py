@@ -152,7 +152,7 @@ class Lookout:
                 self._board.first("gone", rank)
         if self._parent not in (None, os.getppid()):
             self._asked_to_end = True
-            self._publish(self._told("stopped", f"The torchrun on {self.host} that started rank {self.index} has ended."))
+            self._publish(self._told("stopped", self._orphaned()))
 
     def _failure(self, gone: int | None, since_s: float) -> dict | None:
         """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""
@@ -195,13 +195,18 @@ class Lookout:
             return {**json.loads((self._directory / "end.json").read_text()), "teller": 0}
         except (OSError, ValueError):
             pass
-        dead = [rank for rank, process in self._mates.items() if not is_alive(process) and not diagnose.status_of(self._directory, rank)]
         self._asked_to_end = True
+        if self._parent not in (None, os.getppid()):
+            return self._write_end(self._told("stopped", self._orphaned()))
+        dead = [rank for rank, process in self._mates.items() if not is_alive(process) and not diagnose.status_of(self._directory, rank)]
         if dead:
             exits = {dead[0]: Exit(None, time.monotonic_ns() - self._job.zero_ns)}
             return self._write_end(self._told("failed", diagnose.failure(self._directory, self._follow(), exits), exits))
         return self._write_end(self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
                                           f"{self._team.members[0].host}: see what torchrun says there."))
+
+    def _orphaned(self) -> str:
+        return f"The torchrun on {self.host} that started rank {self.index} has ended."
 
     # -- the logs -------------------------------------------------------------------------------------------
 

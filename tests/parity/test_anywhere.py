@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -312,8 +313,27 @@ def test_under_two_agents_of_torchrun_a_failure_ends_both(tmp_path):
     said = re.findall("^told: .*", "\n".join(output for _, output in done), flags=re.M)
     assert 1 <= len(said) <= 4 and set(said) == {"told: Rank 3 failed: ValueError: the loss is bad"}
     assert Run.open(tmp_path / "run").diagnosis.startswith("Rank 3 failed: ValueError: the loss is bad")
-    left = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
-    assert left == []
+    assert at_work_in(tmp_path) == []
+
+
+def at_work_in(folder: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
+
+
+def test_a_torchrun_that_is_killed_leaves_no_rank_on_either_machine(tmp_path):
+    """Nobody ends its ranks then but their lookouts. The other agent ends by itself."""
+    (name,) = script(tmp_path, textwrap.dedent(FAILING).format(fault="    group.recv(rank.index ^ 1) if rank.index < 2 else time.sleep(1000)")
+                     .replace("stall_s=2", "stall_s=1000"))
+    line = f'exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}'
+    agents = [typed(line, "unused", tmp_path) for _ in range(2)]
+    logs = [tmp_path / "run" / f"events-{rank}.jsonl" for rank in range(4)]
+    while not all(log.exists() and '"work"' in log.read_text() for log in logs):
+        assert all(agent.poll() is None for agent in agents)
+        time.sleep(0.05)
+    agents[1].kill()
+    ended(*agents)
+    gone, alive = psutil.wait_procs(at_work_in(tmp_path), timeout=60)
+    assert alive == [] and Run.open(tmp_path / "run").state in ("stopped", "failed")
 
 
 # -- the scripts of docs/clusters.md ------------------------------------------------------------------------------
