@@ -97,24 +97,20 @@ class Group:
 
         `like`: a tensor, or (dtype, shape), that it must look like, else Impossible.
         """
-        site, way = self._way(src, name, site, tag)
-        with self._waiting(src, way, name, site):
-            receive = self._expect(src, site, way, like)
-            shape = self._arrive(receive, src, site, name)
-        return self._take(receive.wire, shape, src, name)
+        return self._posted(src, name, site, tag, like).wait()
 
-    def irecv(self, buffer: torch.Tensor, src: int, name="", site: str = "", tag: int = 0) -> Handle:
-        """Post a receive into `buffer`; `.wait()` returns it, filled. Impossible, in wait, where the message is unlike it."""
-        site, way = self._way(src, name, site, tag)
-        with self._watching(src, name):
-            receive = self._expect(src, site, way, buffer)
+    def irecv(self, buffer: torch.Tensor | None, src: int, name="", site: str = "", tag: int = 0) -> Handle:
+        """Post a receive into `buffer`, or into a new tensor where it is None; `.wait()` returns it, filled.
+
+        Impossible, in wait, where the message is unlike the buffer.
+        """
+        posted = self._posted(src, name, site, tag, buffer)
+        if buffer is None:
+            return posted
 
         def wait():
-            with self._waiting(src, way, name, site):
-                shape = self._arrive(receive, src, site, name)
             with torch.no_grad():
-                buffer.copy_(self._take(receive.wire, shape, src, name))
-            return buffer
+                return buffer.copy_(posted.wait())
         return Handle(wait)
 
     def finish(self) -> None:
@@ -176,6 +172,17 @@ class Group:
                              f"name another of the ranks 0 to {self.size - 1}.")
         site = site or (f"{name.stage}{name.kind}" if hasattr(name, "kind") else "")
         return site, channel(site, str(name), tag)
+
+    def _posted(self, src: int, name, site: str, tag: int, like) -> Handle:
+        site, way = self._way(src, name, site, tag)
+        with self._watching(src, name):
+            receive = self._expect(src, site, way, like)
+
+        def wait():
+            with self._waiting(src, way, name, site):
+                shape = self._arrive(receive, src, site, name)
+            return self._take(receive.wire, shape, src, name)
+        return Handle(wait)
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)

@@ -8,25 +8,29 @@
 A weight version is a value (weight_versions.py): F calls the stage as a function of its weights, so an F and its B hold
 the version they used. The order itself is not here: it is data (schedules/), lowered to operations (plan.py).
 
-Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch and boundary.
+Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch and boundary; room
+for AHEAD of them, received early, beside what the schedule holds.
 Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.func import functional_call
 
 from ..core import Impossible
 from ..footprint import holds_copies, uses_of_versions
 from ..plan import Compute, Recv, Send, lower
-from ..runtime.group import Group
+from ..runtime.group import Group, Handle
 from ..schedule import Action, Schedule
 from .split_backward import WeightGradientsLater
 from .weight_versions import WeightVersions
+
+AHEAD = 4  # receives posted before their turn, so that messages travel during the work; each holds room for one
 
 
 class Pipeline:
@@ -89,11 +93,15 @@ class Pipeline:
         self.first_version = {stage: versions.newest for stage, versions in self.versions.items()}
         for (stage, version), count in uses_of_versions(self.schedule, self.order).items():
             self.versions[stage].uses[version + self.first_version[stage]] += count
+        self.wanted = (op for op in self.operations if isinstance(op, Recv))
+        self.coming: deque[Handle] = deque()  # posted, in the order of their turns
+        self._post_receives(AHEAD)
         run = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weight_gradients, "U": self._update}
         for op in self.operations:
             match op:
                 case Recv(src, action):
-                    self.values[action] = self.group.recv(src, **self._message(action))
+                    self._post_receives(1)
+                    self.values[action] = self.coming.popleft().wait()
                 case Compute(actions, version):
                     with self.group.span(tuple(map(self._numbered, actions)), version + self.first_version[actions[0].stage]):
                         for action in actions:
@@ -104,12 +112,17 @@ class Pipeline:
         self.steps_done += 1
         return torch.stack(self.losses).mean() if self.losses else None
 
+    def _post_receives(self, count: int) -> None:
+        """Post the next receives of the order; each is taken at its turn."""
+        for src, action in islice(self.wanted, count):
+            self.coming.append(self.group.irecv(None, src, **self._message(action)))
+
     def _forward(self, action: Action) -> None:
         _, stage, micro_batch = action
         x = self.inputs[micro_batch] if stage == 0 else self.values.pop(action._replace(stage=stage - 1)).requires_grad_()
         weights = self.versions[stage][self._version(action)]
         with self.later.get(action[1:], nullcontext()):
-            y = functional_call(self.modules[stage], weights, (x, *self.context(self._numbered(action).micro_batch)))
+            y = self.versions[stage].call(weights, x, *self.context(self._numbered(action).micro_batch))
         if stage == self.schedule.stages - 1:
             loss = self.loss_fn(y, self.targets[micro_batch])
             self.losses.append(loss.detach())
@@ -123,9 +136,9 @@ class Pipeline:
     def _backward(self, action: Action) -> None:
         x, weights, y = self.graphs.pop(action[1:])
         dy = self.values.pop(action._replace(stage=action.stage + 1), None)  # None: y is the loss
-        with self._adding_up(action.stage, weights):
-            if y is not None:
-                torch.autograd.backward(y, dy)
+        self.versions[action.stage].sum_gradients_on(weights)
+        if y is not None:
+            torch.autograd.backward(y, dy)
         if action.kind == "I":
             self.halves[action[1:]] = weights
         if action.stage > 0:
@@ -133,18 +146,8 @@ class Pipeline:
         self.versions[action.stage].release(self._version(action))
 
     def _weight_gradients(self, action: Action) -> None:
-        with self._adding_up(action.stage, self.halves.pop(action[1:])):
-            self.later[action[1:]].run()
-
-    @contextmanager
-    def _adding_up(self, stage: int, weights: dict[str, Tensor]):
-        """Gradients add up on the stage's parameters, whichever version of the weights they are taken at."""
-        parameters = self.versions[stage].parameters
-        for name, weight in weights.items():
-            weight.grad = parameters[name].grad
-        yield
-        for name, weight in weights.items():
-            parameters[name].grad, weight.grad = weight.grad, None
+        self.versions[action.stage].sum_gradients_on(self.halves.pop(action[1:]))
+        self.later[action[1:]].run()
 
     def _update(self, action: Action) -> None:
         self.versions[action.stage].update(self.optimizers.get(action.stage))
@@ -157,7 +160,7 @@ class Pipeline:
             "weights": parameters,
             "stashed": [tensor for versions in self.versions.values() for tensor in versions.stashed()],
             "queued": [tensor for later in self.later.values() for tensor in later.tensors()],
-            "gradients": [p.grad for p in parameters if p.grad is not None],
+            "gradients": [gradient for versions in self.versions.values() for gradient in versions.gradients()],
             "optimizer": [v for v in states if isinstance(v, Tensor)],
             "inputs": [*self.inputs, *self.targets, *(x for x, _, _ in self.graphs.values()),
                        *(value for action, value in self.values.items() if action.stage not in self.modules)],

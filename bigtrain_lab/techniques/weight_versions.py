@@ -1,6 +1,6 @@
 """Weight stashing: a stage's weights as numbered values, each kept while a computation still needs it.
 
-    version v = the weights after v updates;   newest = v of the last update
+    version v = the weights after v updates;   newest = v of the last update;   y = stage(w_v, x)
 
 An update that finds the newest version still in use leaves it alone and makes a new value beside it; otherwise it writes
 in place. Without stashing it always writes in place, and a backward then meets other weights than its forward did.
@@ -25,11 +25,33 @@ class WeightVersions:
     def refresh(self) -> None:
         """Take the newest version from the module, whose parameters its owner may have replaced between two steps."""
         self.parameters = dict(self.module.named_parameters())
+        self.summing = self.parameters  # the weights that hold the gradient so far
         self.held[self.newest] = leaves(self.parameters)
+        names = {parameter: name for name, parameter in self.parameters.items()}  # a tied one has one name, and many places
+        self.places = [(owner._parameters, key, names[parameter]) for owner in self.module.modules()
+                       for key, parameter in owner._parameters.items() if parameter is not None]
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
         """The weights of a version by name: leaf tensors that gradients may be taken at."""
         return self.held[version]
+
+    def call(self, weights: dict[str, Tensor], *arguments) -> Tensor:
+        """The stage's output as a function of its weights: torch.func.functional_call, whose search of the module (a tenth
+        of a small stage's forward) is done once a step."""
+        try:
+            for place, key, name in self.places:
+                place[key] = weights[name]
+            return self.module(*arguments)
+        finally:
+            for place, key, name in self.places:
+                place[key] = self.parameters[name]
+
+    def sum_gradients_on(self, weights: dict[str, Tensor]) -> None:
+        """Gradients add up over an update, whichever versions they are taken at: the sum so far moves to these weights."""
+        if weights is not self.summing:
+            for name, weight in self.summing.items():
+                weights[name].grad, weight.grad = weight.grad, None
+            self.summing = weights
 
     def in_use(self, version: int) -> bool:
         return self.stashing and self.uses[version] > 0
@@ -38,11 +60,13 @@ class WeightVersions:
         """One use of the version is over; one that is neither needed nor the newest is dropped."""
         self.uses[version] -= 1
         if version != self.newest and not self.in_use(version):
-            self.held.pop(version, None)
+            if self.held.pop(version, None) is self.summing:
+                self.sum_gradients_on(self.parameters)
 
     def update(self, optimizer=None) -> None:
         """The next version: by the optimizer, or in the user's own way after `Pipeline.step` where there is none."""
         old = self.newest
+        self.sum_gradients_on(self.parameters)
         if optimizer is not None:
             if self.in_use(old):
                 for parameter in self.parameters.values():
@@ -57,6 +81,10 @@ class WeightVersions:
     def stashed(self) -> list[Tensor]:
         """The tensors of all versions but the newest."""
         return [tensor for version, weights in self.held.items() if version != self.newest for tensor in weights.values()]
+
+    def gradients(self) -> list[Tensor]:
+        """What has been summed since the last update."""
+        return [weight.grad for weight in self.summing.values() if weight.grad is not None]
 
 
 def leaves(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

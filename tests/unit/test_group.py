@@ -59,8 +59,9 @@ def test_ring_of_posted_receives(mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+@pytest.mark.parametrize("buffer", [True, None], ids=["buffer", "new tensor"])
 @pytest.mark.parametrize("taken", [(0, 1, 2, 3), (1, 3, 0, 2), ("recv", 0, 1, 2)], ids=["in order", "out of order", "and a recv"])
-def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(taken, mode, tmp_path):
+def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(taken, buffer, mode, tmp_path):
     def program(rank):
         group = rank.group()
         if rank.index == 0:
@@ -68,7 +69,7 @@ def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(
                 group.isend(torch.full((3,), i), 1, site="new")
             group.finish()
             return {}
-        handles = [group.irecv(torch.zeros(3, dtype=torch.int64), 0, site="new") for _ in range(len(taken) - ("recv" in taken))]
+        handles = [group.irecv(buffer and torch.zeros(3, dtype=torch.int64), 0, site="new") for _ in range(len(taken) - ("recv" in taken))]
         got = {i: int((group.recv(0, site="new") if i == "recv" else handles[i].wait())[0]) for i in taken}
         return {str(i): n for i, n in got.items()}
 

@@ -1,0 +1,82 @@
+"""A stage as a function of a weight version: what torch.func.functional_call promises, and gradients that add up across versions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from bigtrain_lab.techniques.weight_versions import WeightVersions
+
+
+class Stage(nn.Module):
+    """Tied weights (one parameter at two places), a batch norm's buffers, and a failure on demand."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.down = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.down.weight = self.up.weight
+
+    def forward(self, x, fail=False):
+        x = self.norm(self.up(x))
+        if fail:
+            raise ValueError("on demand")
+        return self.down(x)
+
+
+def stage_and_versions():
+    stage = Stage().double()
+    return stage, WeightVersions(stage), torch.randn(5, 4, dtype=torch.float64)
+
+
+def test_a_call_is_functional_call_with_tied_weights_and_buffers():
+    stage, versions, x = stage_and_versions()
+    twin = Stage().double()
+    other = {name: (2 * p).detach().requires_grad_() for name, p in stage.named_parameters()}
+    found, expected = versions.call(other, x), functional_call(twin, other, (x,))
+    assert torch.equal(found, expected) and not torch.equal(found, stage(x))
+    assert torch.autograd.grad(found.sum(), other["up.weight"])[0].abs().max() > 0
+    stage.norm.load_state_dict(twin.norm.state_dict())  # as after one call each
+    versions.call(other, x), functional_call(twin, other, (x,))
+    assert torch.equal(stage.norm.running_mean, twin.norm.running_mean) and stage.norm.num_batches_tracked == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_call_the_module_has_its_own_parameters_again(fails):
+    stage, versions, x = stage_and_versions()
+    before = dict(stage.named_parameters(remove_duplicate=False))
+    try:
+        versions.call(versions[0], x, fails)
+    except ValueError:
+        assert fails
+    after = dict(stage.named_parameters(remove_duplicate=False))
+    assert all(after[name] is parameter for name, parameter in before.items()) and len(after) == len(before) == 6
+    assert stage.down.weight is stage.up.weight
+
+
+def test_gradients_add_up_across_versions_and_what_was_there_before():
+    stage, versions, x = stage_and_versions()
+    stage(x).sum().backward()
+    once = {name: p.grad.clone() for name, p in stage.named_parameters()}
+    versions.refresh()
+    older, newer = versions[0], {name: p.detach().clone().requires_grad_() for name, p in stage.named_parameters()}
+    for weights in (older, newer):
+        y = versions.call(weights, x)
+        versions.sum_gradients_on(weights)
+        y.sum().backward()
+        assert len(versions.gradients()) == len(once) and all(p.grad is None for p in stage.parameters())
+    versions.update()
+    for name, p in stage.named_parameters():
+        torch.testing.assert_close(p.grad, 3 * once[name], rtol=1e-12, atol=1e-12)
+    assert all(weight.grad is None for weight in (*older.values(), *newer.values()))
+
+
+def test_a_version_that_is_dropped_leaves_its_gradients():
+    stage, versions, x = stage_and_versions()
+    versions.uses[0] = 1
+    y = versions.call(versions[0], x)
+    versions.update(torch.optim.SGD(stage.parameters(), 0.1))  # version 0 is in use: kept beside the new one
+    versions.sum_gradients_on(versions[0])
+    y.sum().backward()
+    versions.release(0)
+    assert list(versions.held) == [1] and all(p.grad is not None for p in stage.parameters())
