@@ -37,7 +37,7 @@ def words(state) -> str:
     """What a rank was at, in a few words; an arrow to a single rank says what for."""
     if state.state == "waits" and len(state.on) > 1:
         return f"rank {state.rank}: {state.what}"
-    at = {"works": f"in {state.what}" if state.what else "at work", "failed": state.what or "failed"}.get(state.state, state.state)
+    at = {"works": state.what or "at work", "failed": state.what}.get(state.state, state.state)
     return f"rank {state.rank}: {at}" if state.state in ("works", "failed") else f"rank {state.rank} {at}"
 
 

@@ -134,7 +134,7 @@ class RankState(NamedTuple):
     """What a rank was at when its run failed.
 
     state   "waits", "works", "finished", "failed", or "not begun"
-    what    what it waits for, works at, or failed by
+    what    what it waits for, where it works ("in 1F3", "after 1F3"), or how it failed
     on      the ranks that it waits for
     line    where in its program, if that is known: file:line, in function: source
     cycle   whether it is part of a deadlock's cycle
@@ -171,7 +171,7 @@ def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[int]) -
         case None:
             state = "not begun", "", ()
         case "enter":
-            state = "works", doing.span, ()
+            state = "works", f"in {doing.span}", ()
         case _:
             state = "works", f"after {doing.span}" if doing.span else "", ()
     return RankState(doing.rank, *state, line, doing.rank in in_knot)

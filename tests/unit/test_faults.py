@@ -68,7 +68,7 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(name, fault, tmp
     assert [s.name for s in run.trace().spans(1)] == ["1F0", "1F1", "1F2", "1B0"]  # what came before is all there
     one = run.waits[1]
     assert (one.state, one.what) == {"raise": ("failed", "OnPurpose"), "exit": ("failed", "exit code 3"), "kill": ("failed", "SIGKILL"),
-                                     "deadlock": ("waits", "a go-ahead"), "hang": ("works", "1F3")}[fault]
+                                     "deadlock": ("waits", "a go-ahead"), "hang": ("works", "in 1F3")}[fault]
     assert [w.cycle for w in run.waits] == [False, fault == "deadlock", fault == "deadlock", False]
     if fault in ("deadlock", "hang"):  # else the first rank may be at work still
         assert run.waits[0].on == (1,) and "pipeline.py:" in run.waits[0].line
