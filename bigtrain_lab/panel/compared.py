@@ -45,8 +45,7 @@ class Compared:
 
     def end(self, traces: dict[str, Trace], ran) -> None:
         """A run has ended, or was reopened."""
-        self.ran = ran
-        self._forget()
+        self.begin(ran)
         self.traces |= traces
         self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
         self.said = ran.explain(traces["modelled"]) if "modelled" in traces else []
@@ -54,7 +53,7 @@ class Compared:
     def _forget(self) -> None:
         for clock in CLOCKS[1:]:
             self.traces.pop(clock, None), self.columns.pop(clock, None)
-        self.said: list[str] = []
+        self.said = []
 
     @property
     def stale(self) -> bool:

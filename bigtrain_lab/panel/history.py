@@ -24,11 +24,15 @@ class Past(NamedTuple):
     problem: str = ""
 
     def __str__(self) -> str:
-        try:
-            when = datetime.fromisoformat(self.started).astimezone().strftime("%d %b %H:%M:%S")
-        except ValueError:
-            when = "?"
-        return f"{when}  {self.name}  {self.state}  {self.told}".strip()
+        return f"{when(self.started)}  {self.name}  {self.state}  {self.told}"
+
+
+def when(started: str) -> str:
+    """The start of a run by this machine's clock."""
+    try:
+        return datetime.fromisoformat(started).astimezone().strftime("%d %b %H:%M:%S")
+    except ValueError:
+        return "no time"
 
 
 def listed(own: type, folder: Path = FOLDER) -> tuple[list[Past], int]:

@@ -12,6 +12,13 @@ PAUSE_S = 0.1
 BUSY = 4  # pause at least so many times as long as the reading took
 
 
+def progress(trace, expected: int, steps: int, spent_s: float) -> str:
+    """How far a run is, by the boxes that it has drawn of those `expected`, as HTML."""
+    share = min(1.0, len(trace.spans()) / max(1, expected))
+    at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
+    return f'<progress value="{share:.3f}" max="1"></progress>running, {at}; {spent_s:.1f} s'
+
+
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
     """Call `changed()` while the run goes on and `ended()` once, after it; returns the thread."""
     def watch():

@@ -30,8 +30,13 @@ def attempt(experiment_class: type, settings: dict) -> Prediction | str:
     except Impossible as error:
         return str(error)
     except Exception as error:  # a class typed by a student may raise anything
-        where = extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} (in {where.name}, line {where.lineno})"
+        return raised(error)
+
+
+def raised(error: Exception) -> str:
+    """What a class raised, and where."""
+    where = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (in {where.name}, line {where.lineno})"
 
 
 def nearest(experiment_class: type, settings: dict, moved: str | None) -> dict | None:

@@ -17,8 +17,8 @@ from . import history, table
 from .bar import Bar
 from .compared import Compared, reopened
 from .controls import follow_cells
-from .live import follow
-from .nearest import Prediction
+from .live import follow, progress
+from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
 from .settings import Settings
 from .trouble import trouble
@@ -222,10 +222,7 @@ class Panel(widgets.VBox):
     def _on_progress(self) -> None:
         run, clock = self.run, self.tabs.value if self.tabs.value in CLOCKS[1:] else self.run.clock
         trace = run.trace(clock)
-        share = min(1.0, len(trace.spans()) / max(1, self._expected))
-        steps = getattr(self._compared.ran, "steps", trace.steps)
-        at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
-        self.bar.tell(f'<progress value="{share:.3f}" max="1"></progress>running, {at}; {time.monotonic() - self._began:.1f} s')
+        self.bar.tell(progress(trace, self._expected, getattr(self._compared.ran, "steps", trace.steps), time.monotonic() - self._began))
         with self._lock:
             self.traces[clock] = trace
             if self.tabs.value == clock and len(trace) and not self._refusal:
@@ -233,22 +230,25 @@ class Panel(widgets.VBox):
 
     def _on_end(self) -> None:
         run, took = self.run, time.monotonic() - self._began
-        traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
         with self._lock:
             self._running = False
-            self._show_end(run, self._compared.ran, traces, f"after {took:.1f} s", replayed=took < REPLAY_S)
+            try:
+                traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
+                self._show_end(run, self._compared.ran, traces, f"after {took:.1f} s", replayed=took < REPLAY_S)
+            except Exception as error:  # a class typed by a student may raise anything
+                self._fail(raised(error))
             if self.bar.history.value:
                 self._list_past()
 
     def _show_end(self, run, ran: Experiment, traces: dict[str, Trace], when: str, replayed: bool, damage: str = "") -> None:
         """All that a run gave, once it has ended or was reopened."""
-        self._compared.end(traces, ran)
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
         self.bar.tell(f"{run.state} {when}{escape(cost)}", f"{cost[2:]} Kept in {run.directory}")
         failure = run.diagnosis if run.state == "failed" else ""
         if failure or damage:
             self._fail("\n".join(filter(None, (failure, damage))), run if failure else None)
+        self._compared.end(traces, ran)
         if self._refusal:
             return
         self._draw()
@@ -273,7 +273,7 @@ class Panel(widgets.VBox):
             self.run, self._thread = run, None
             self._fail("")
             self.picture.go_to(run.clock)
-            self._show_end(run, experiment, traces, f"on {run.settings['started']}, reopened", True, run.damage or "")
+            self._show_end(run, experiment, traces, f"on {history.when(run.settings['started'])}, reopened", True, run.damage or "")
 
     def _list_past(self) -> None:
         if self.bar.history.value:

@@ -340,6 +340,22 @@ def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, 
     assert panel.problem and panel.run_button.disabled and panel.start() is None
 
 
+def test_what_a_class_raises_about_its_run_is_told_and_the_panel_goes_on(panel, monkeypatch):
+    def broken(self, trace):
+        if trace.clock != "predicted":
+            raise KeyError("no such rank")
+        return []
+
+    monkeypatch.setattr(Waves, "explain", broken)
+    panel.start()
+    panel.wait(60)
+    assert "KeyError: 'no such rank' (in broken" in panel.problem and not panel.run_button.disabled and panel.stop_button.disabled
+    monkeypatch.undo()
+    panel.start()
+    panel.wait(60)
+    assert panel.problem == "" and panel.rows[1].modelled.value == 4
+
+
 def test_wait_before_start_is_one_sentence(panel):
     with pytest.raises(Impossible, match="press Run"):
         panel.wait()
