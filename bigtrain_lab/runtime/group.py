@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ..core import Impossible
 from .message import Outbox, Shape, channel
 
+HOST = torch.device("cpu")
 OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
 
 
@@ -62,7 +63,10 @@ class _Announcement(NamedTuple):
 class Group:
     """Ranks that talk. `name` names a message (an Action, or text), `site` the place in the program it comes from; both
     sides say the same. Messages of one (site, name, tag) are taken in the order they were sent, others in any order.
-    Shapes: the first message of a site announces its dtype and shape, later ones must have the same."""
+    Shapes: the first message of a site announces its dtype and shape, later ones must have the same.
+    Messages go over the host; those that are taken in no buffer arrive on `device`."""
+
+    device = HOST
 
     def __init__(self, process_group=None):
         if process_group is None and not dist.is_initialized():
@@ -150,13 +154,13 @@ class Group:
         return dist.get_global_rank(self._pg, rank)
 
     def _wire(self, tensor, dst, name, way) -> torch.Tensor:
-        return tensor.detach().contiguous()
+        return tensor.detach().contiguous().to(HOST)
 
     def _room(self, shape: Shape) -> torch.Tensor:
         return shape.empty()
 
     def _take(self, wire, shape, src, name) -> torch.Tensor:
-        return wire
+        return wire.to(self.device)
 
     def _waiting(self, src, way, name, site):
         return self._watching(src, name)

@@ -26,7 +26,9 @@ class Rank:
             peers = self.mesh.peers(self.index, axis) if axis is not None else tuple(range(self.size))
             whole = len(peers) == self.size and lane == "compute"
             members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
-            self._groups[axis, lane] = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
+            group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
+            group.device = self.device
+            self._groups[axis, lane] = group
         return self._groups[axis, lane]
 
     def span(self, step, version: int | None = None):

@@ -87,7 +87,7 @@ class RecordingGroup(Group):
             done = clock.lane(self.lane).receive(start, clock.cost.link(src, rank), charged)
         kind = name.kind if isinstance(name, Action) else "message"
         self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.lane, kind, str(name), start, done, src, charged)
-        return tensor
+        return tensor.to(self.device)
 
     @contextmanager
     def _waiting(self, src, way, name, site):

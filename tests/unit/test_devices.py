@@ -1,8 +1,13 @@
 """Which device each rank gets, by what is there. No GPU is needed: the rule is a pure function."""
 
+import json
+
 import pytest
+import torch
 
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.cli import main
+from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.devices import GLOO, NCCL, Node, choose
 
 
@@ -43,3 +48,54 @@ def test_what_is_asked_for_is_done_or_refused():
         choose([Node(2, 2), Node(2, 0)], "cuda")
     with pytest.raises(Impossible, match="There is no device 'tpu': choose one of cpu, auto, cuda"):
         choose([Node(2, 2)], "tpu")
+
+
+def where(rank):
+    return {f"on{rank.index}": rank.device.type == "cpu"}
+
+
+def test_a_run_says_what_was_chosen_and_why(tmp_path, monkeypatch):
+    """The CPU unless GPUs are asked for, also where there are some."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    run = launch(where, 2, directory=tmp_path / "run")
+    assert {name: bool(value) for name, value in run.result.items()} == {"on0": True, "on1": True}
+    told = json.loads((tmp_path / "run" / "environment.json").read_text())["devices"]
+    assert told == {"of": ["cpu", "cpu"], "backend": GLOO, "why": "CPU and gloo: as asked"} and run.settings["device"] == "cpu"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    launch(where, 1, directory=tmp_path / "auto", device="auto").wait()
+    assert "no GPU is visible" in json.loads((tmp_path / "auto" / "environment.json").read_text())["devices"]["why"]
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(Impossible, match="No GPU is visible"):
+        launch(where, 2, directory=tmp_path / "run", device="cuda")
+    assert main(["run", "pipeline", "--device", "cuda", "--directory", str(tmp_path / "run")]) == 2
+    assert "No GPU is visible: choose device cpu or auto" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_compute_on_gpus(tmp_path, ranks):
+    """Where there is a GPU: one rank alone, and two that share it where there is one, train as on the CPU."""
+    from bigtrain_lab.experiments.pipeline import PipelineExperiment
+    lab = PipelineExperiment(ranks=ranks, micro_batches=2, steps=2, layers=2, width=16, sequence=8, dtype="float64")
+    run, alone = lab.run(directory=tmp_path / "run", device="cuda"), lab.reference()
+    assert run.wait(timeout=120).clock == "modelled"
+    for name, value in run.result.items():
+        assert torch.allclose(torch.as_tensor(value), torch.as_tensor(alone[name]), rtol=1e-9, atol=1e-12)
+
+
+def arrives(rank):
+    """What one rank sends lies on the other's device when it has arrived; "meta" stands for a GPU."""
+    group = rank.group()
+    group.device = torch.device("meta")
+    if rank.index == 0:
+        group.isend(torch.ones(2), 1, name="x")
+        return {}
+    return {"there": group.recv(0, name="x").device == group.device}
+
+
+@pytest.mark.parametrize("options", [{"cost": {"F": 1}}, {}, {"record": False}])
+def test_messages_go_over_the_host_and_arrive_on_the_device(tmp_path, options):
+    assert launch(arrives, 2, directory=tmp_path / "run", **options).result["there"]
