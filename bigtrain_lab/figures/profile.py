@@ -19,8 +19,8 @@ LABEL = 0.15  # height of a stage's label, as a share of the picture's
 
 def profile(trace: Trace) -> go.Figure:
     """Two pictures side by side: pieces and stages, as shares of a micro-batch's work; and the predicted step of each cut."""
-    facts = trace.settings.get("facts")
-    if not facts:
+    facts = trace.settings.get("facts", {})
+    if "cuts" not in facts:
         raise Impossible("This trace knows no profile of its model: take one of the experiment partition.")
     cuts, chosen = facts["cuts"], facts["chosen"]
     figure = make_subplots(cols=2, column_widths=[0.64, 0.36], horizontal_spacing=0.12)

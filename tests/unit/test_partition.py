@@ -262,3 +262,21 @@ def test_the_lesson_s_balanced_cut_has_the_shortest_step_of_all_84():
         cut = " ".join(str(stage.last - stage.first) for stage in stages)
         steps.append(asked.replace(cut=cut).simulated().step_time)
     assert len(steps) == 84 and min(steps) == asked.replace(partition="balanced").simulated().step_time
+
+
+def test_a_panel_shows_the_cut_below_the_player_and_follows_each_move():
+    from bigtrain_lab.panel import show
+
+    def chosen(panel):
+        (figure,) = panel.picture._others.children
+        (steps,) = [bar for bar in figure.data if bar.orientation == "h"]
+        return {name for name, colour in zip(steps.y, steps.marker.color) if colour == figures.palette.CLOCKS["predicted"]}, len(figure.data)
+
+    panel = show("partition")
+    assert chosen(panel) == ({"equal"}, 2 * 4 + 1)
+    panel.set(partition="balanced", ranks=3)
+    assert chosen(panel) == ({"balanced"}, 2 * 3 + 1)
+    panel.set(partition="mine")
+    assert "does not make 3 stages of 10 pieces" in panel.problem and panel.controls["cut"].disabled is False
+    panel.set(cut="5 3 2")
+    assert panel.problem == "" and chosen(panel) == ({"mine"}, 2 * 3 + 1)
