@@ -50,9 +50,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             fields[name] = fields.pop(name)
 
     def __init__(self, **settings: Any):
-        settings.pop("facts", None)  # of a run that is opened again
+        facts = settings.pop("facts", None)  # of a run that is opened again: model_post_init is handed them
         try:
-            super().__init__(**settings)
+            self.__pydantic_validator__.validate_python(settings, self_instance=self, context=facts)
         except ValidationError as error:
             raise Impossible(sentence(error, type(self))) from None
         if self.fault != "none":
@@ -64,7 +64,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What this experiment's pictures need beside the events, as JSON; a run keeps it, and each trace's `settings` has it."""
+        """What a run keeps beside its settings, as JSON: what pictures need beside the events, and what was measured before."""
         return {}
 
     @property
@@ -134,8 +134,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
-        return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.told}, name=self.name,
-                      steps=self.steps, watts=lambda: self.watts, fault=self.misfortune, **options)
+        return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
+                      name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts, fault=self.misfortune, **options)
 
 
 def sentence(error: ValidationError, cls: type) -> str:

@@ -79,7 +79,7 @@ class Partition(PipelineExperiment):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"unit": "slot" if self.profile.textbook else "s", "pieces": [[piece.name, float(piece.time)] for piece in self.pieces], "chosen": self.partition,
+        return {**super().facts, "unit": "slot" if self.profile.textbook else "s", "pieces": [[piece.name, float(piece.time)] for piece in self.pieces], "chosen": self.partition,
                 "cuts": self.cuts}
 
     # -- the profile ----------------------------------------------------------------------------------------

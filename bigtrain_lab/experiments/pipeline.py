@@ -5,9 +5,10 @@ Above 60 lines, since a real model has many settings, and each must be priced as
 """
 
 import os
+from dataclasses import asdict
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -20,6 +21,7 @@ from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy,
 from ..partition import Piece, Stage, balanced
 from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
+from ..runtime.calibrate import remembered
 from ..schedule import Schedule
 from ..techniques import one_process
 from .pipelined import Pipelined
@@ -58,8 +60,10 @@ class PipelineExperiment(Pipelined):
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
-    def model_post_init(self, _):
-        """Refuse now, in a sentence, what could not run."""
+    def model_post_init(self, facts):
+        """Refuse now, in a sentence, what could not run. A run that is opened again is priced by the machine that it kept."""
+        if machine := (facts or {}).get("machine"):
+            self.__dict__["profile"] = remembered(machine)
         for name in ("hardware", "partition", "optimizer"):
             if getattr(self, name) not in (menu := self.knobs()[name].menu()):
                 raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
@@ -89,6 +93,10 @@ class PipelineExperiment(Pipelined):
     @cached_property
     def profile(self) -> Hardware:
         return this_machine() if self.hardware == MACHINE else PROFILES[self.hardware]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
 
     @property
     def make_optimizer(self):

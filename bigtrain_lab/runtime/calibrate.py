@@ -69,6 +69,14 @@ def hardware_of(found: dict) -> Hardware:
             "when": when})
 
 
+def remembered(values: dict) -> Hardware:
+    """The profile that dataclasses.asdict made these values of, as a run keeps it; Impossible where they are damaged."""
+    try:
+        return Hardware(**{**values, **{name: Wire(**values[name]) for name in ("inside", "between") if values[name]}})
+    except (TypeError, KeyError) as error:
+        raise Impossible("what the run kept of its machine cannot be read: run it again.") from error
+
+
 def measured() -> dict:
     """Plain numbers, in SI units."""
     import psutil

@@ -48,7 +48,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
-           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu",
+           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
            fault: Fault | None = None) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
@@ -61,10 +61,11 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
+    facts      a function -> dict that the settings keep as "facts": what was measured before
     fault      what goes wrong on purpose, and where (faults.py)
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done; cost, directory
-    and program are rank 0's for all. `cost` and `watts` may be functions without arguments, which only rank 0 then asks.
+    and program are rank 0's for all. `cost` and `watts` may be functions too: of all ranks of torchrun, only rank 0 asks them.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -102,14 +103,13 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         about = {"bigtrain-run": FORMAT, **asked, "clock": priced is not None, "unit": priced.unit if priced else "s",
                  "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
                  "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
-                 "settings": settings or {}}
+                 "settings": (settings or {}) | ({"facts": known} if facts and (known := facts()) else {})}
         place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
         return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
                    devices.of, devices.backend)
 
     if given:
-        alike = {name: value for name, value in {**asked, **versions(), **(settings or {})}.items() if name != "facts"}  # measured
-        return run_in_place(given, travelling, alike, prepare, stall_s)
+        return run_in_place(given, travelling, {**asked, **versions(), **(settings or {})}, prepare, stall_s)
     job = prepare([], choose([Node(ranks, visible())], device, nccl_here()))
     place = Path(job.directory)
     job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))

@@ -5,7 +5,10 @@ import json
 import pytest
 
 from bigtrain_lab import doctor
+from bigtrain_lab.checks import clocks_differ
+from bigtrain_lab.cli.reopen import reopen
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.runtime import calibrate, this_machine
 
 FOUND = {"when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9,
@@ -52,3 +55,26 @@ def test_the_doctor_measures_what_ranks_of_torchrun_then_use(monkeypatch, measur
     assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says and "20 us and 3 GB/s between two ranks" in says
     under_torchrun(monkeypatch)
     assert this_machine().inside.alpha_s == 2e-5 and len(measurements) == 2
+
+
+def test_a_run_that_is_opened_again_is_priced_by_the_machine_that_it_kept(monkeypatch, tmp_path, measurements):
+    """Whatever this machine measures today, and where none was ever measured."""
+    asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
+    first = asked.predict()
+    asked.run(directory=tmp_path / "run").wait(60)
+    monkeypatch.setattr(calibrate, "measured", lambda: measurements.append(1) or {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)})
+    calibrate.calibrate()
+    assert clocks_differ(asked.replace(seed=1).predict(), first) != []
+    again = reopen(tmp_path / "run")
+    assert clocks_differ(again.traces["predicted"], first) == clocks_differ(again.traces["modelled"], first) == [] and again.notes == ()
+    assert again.experiment.facts == asked.facts and len(measurements) == 2
+
+
+def test_a_kept_machine_that_is_damaged_is_one_sentence(tmp_path):
+    asked = PipelineExperiment(ranks=1, micro_batches=1, steps=1, layers=1, width=16, sequence=8, hardware="this-machine")
+    asked.run(directory=tmp_path / "run").wait(60)
+    path = tmp_path / "run" / "settings.json"
+    settings = json.loads(path.read_text())
+    settings["settings"]["facts"]["machine"].pop("name")
+    path.write_text(json.dumps(settings))
+    assert reopen(tmp_path / "run").notes == ("There is no table: what the run kept of its machine cannot be read: run it again.",)
