@@ -14,7 +14,7 @@ import torch
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
-from bigtrain_lab.explain import not_finite
+from bigtrain_lab.explain import NOT_FINITE, not_finite
 from bigtrain_lab.figures.waits import drawing
 from bigtrain_lab.panel.trouble import trouble
 from bigtrain_lab.report import command, reported
@@ -106,6 +106,8 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
     assert told in asked.explain(trace)[1 if name == "faults" else 0]
     assert "the first report of one is the loss in 3F3 (rank 3)" in " ".join(asked.explain(trace))
     assert [torch.isfinite(torch.as_tensor(x)).item() for x in run.result["loss"]] == [True] * 3 + [False] * 5
+    noted = [(e.rank, e.name) for e in trace if e.kind == NOT_FINITE]
+    assert len(noted) == 5 and (1, "1F3") in noted  # once what each rank sent, once what it reported
     assert len(reported(trace)) == 1  # what is not finite is no number that a rank reported
     assert json.loads((run.directory / "end.json").read_text())["waits"] == []
 
