@@ -13,6 +13,7 @@ import anywidget
 import traitlets
 
 from .core import MEMORY_KINDS, Memory, Span, Trace, Transfer
+from .core.waited import waits
 from .figures import palette, words
 from .figures.timeline import rows_of
 
@@ -68,7 +69,7 @@ def pack(trace: Trace) -> bytes:
     end = max((e.end for e in trace.events), default=0)
     rows = rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
-    label, waited = words.labels(trace), words.waits(trace)
+    label, waited = words.labels(trace), waits(trace)
     spans, transfers, inside = [], [], []
     for e in trace.events:
         if isinstance(e, Span):

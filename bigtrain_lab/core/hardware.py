@@ -122,7 +122,7 @@ PROFILES = {h.name: h for h in (
             "flops_per_s": "NVIDIA V100 data sheet, SXM2 (float16 on tensor cores)",
             "memory": "NVIDIA V100 data sheet: 32 GB HBM2, 900 GB/s",
             "inside": "NVIDIA V100 data sheet: NVLink 300 GB/s in both directions. " + _ALPHA,
-            "between": "one 100 Gb/s EDR port a GPU = 12.5 GB/s each way, as in DGX-2 (8 ports for 16 GPUs have half). " + _ALPHA,
+            "between": "one 100 Gb/s EDR port for each GPU: 12.5 GB/s each way. " + _ALPHA,
             "watts": "NVIDIA V100 data sheet: 300 W"}),
     Hardware(
         "h100-nvlink",

@@ -3,6 +3,7 @@
 import plotly.graph_objects as go
 
 from ..core import Impossible, Trace
+from ..core.waited import Waited, waits
 from ..words import duration, size
 from . import palette, words
 
@@ -57,7 +58,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
     figure.add_trace(go.Bar(
         y=rows, x=[trace.makespan * factor] * len(rows), base=0, orientation="h", name="idle", hoverinfo="skip", showlegend=legend,
         marker=dict(color="rgba(0,0,0,0)", line_width=0, pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25))), **cell)
-    waited, label = words.waits(trace), words.labels(trace)
+    waited, label = waits(trace), words.labels(trace)
     groups: dict = {}
     for span in spans:
         groups.setdefault(span.kind[:1] if colour == "phase" else span.version, []).append(span)
@@ -81,7 +82,7 @@ def order_of(key):
     return known.index(key) if key in known else len(known) if isinstance(key, str) else -1 if key is None else key
 
 
-def hover(trace: Trace, span, start: int, waited: words.Waited | None) -> str:
+def hover(trace: Trace, span, start: int, waited: Waited | None) -> str:
     """The lines that name a box: times, version, and what it waited for."""
     def time(ticks):
         return duration(trace.units(ticks), trace.unit)

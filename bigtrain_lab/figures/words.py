@@ -1,45 +1,12 @@
-"""The words on pictures: short labels of boxes, the unit of a time axis, and what a box waited for."""
+"""The words on pictures: short labels of boxes, and the unit of a time axis."""
 
 import re
-from collections import defaultdict
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
-from ..core import Span, Trace, Transfer
+from ..core import Trace
 
 ACTION = re.compile(r"(\d+)([A-Z])(\d+)")
-
-
-class Waited(NamedTuple):
-    """A span began `ticks` after its lane was free; `message` is the last one that arrived in that gap, if any did."""
-
-    ticks: int
-    message: Transfer | None
-
-
-def waits(trace: Trace) -> dict[tuple[int, str, str], Waited]:
-    """(rank, lane, name) -> how long the span waited and for which message; spans that did not wait are left out."""
-    first = min((e.start for e in trace.events), default=0)
-    spans, arrivals = defaultdict(list), defaultdict(list)
-    for event in trace.events:
-        if isinstance(event, Span):
-            spans[event.rank, event.lane].append(event)
-        elif isinstance(event, Transfer):
-            arrivals[event.rank, event.lane].append(event)
-    found = {}
-    for lane, row in spans.items():
-        messages = sorted(arrivals[lane], key=lambda t: t.end)
-        at, free = 0, first
-        for span in row:
-            last = None
-            while at < len(messages) and messages[at].end <= span.start:
-                last = messages[at] if messages[at].end > free else last
-                at += 1
-            if span.start > free:
-                found[span.rank, span.lane, span.name] = Waited(span.start - free, last)
-            free = max(free, span.end)
-    return found
 
 
 def labels(trace: Trace) -> dict[str, str]:

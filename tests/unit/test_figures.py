@@ -8,6 +8,7 @@ import pytest
 
 from bigtrain_lab import figures
 from bigtrain_lab.core import MEMORY_KINDS, Cost, Impossible, Link, Memory, Span, Trace
+from bigtrain_lab.core.waited import waits
 from bigtrain_lab.figures import palette, words
 from bigtrain_lab.player import LOOK, Player, pack
 from bigtrain_lab.schedule import Action
@@ -105,7 +106,7 @@ def test_an_empty_trace_draws(name):
 
 
 def test_waits_name_the_message():
-    found = words.waits(trace_of())
+    found = waits(trace_of())
     assert found[1, "compute", "1F0"].ticks == 1000
     assert (found[1, "compute", "1F0"].message.name, found[1, "compute", "1F0"].message.src) == ("0F0", 0)
     assert (0, "compute", "0F1") not in found
