@@ -17,6 +17,7 @@ from . import __version__, report
 from .core import CLOCKS, Trace
 from .experiments import Experiment
 from .panel import table
+from .panel.trouble import trouble
 from .player import LOOK, Player, pack
 from .runtime import Run
 
@@ -62,7 +63,7 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
     given = [traces[clock] for clock in CLOCKS if clock in traces]
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
-    ended = [] if run is None or run.state == "done" else [run.diagnosis or STILL]
+    ended = [] if run is None or run.state == "done" else [trouble(run.diagnosis or STILL, run)]
     style = "".join([(HERE / "page.css").read_text(), Player._css, table.STYLE.removeprefix("<style>").removesuffix("</style>")])
     script = f'\n{Player._esm}\n{(HERE / "page.js").read_text()}'
     name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
@@ -70,7 +71,7 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
         version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script), keys=escape(KEYS),
         title=escape(f"{name}, {first.ranks} ranks"), heading=escape(experiment.question if experiment else name),
         about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
-        trouble="".join(f'<div class="btl-trouble" role="alert">{escape(said)}</div>\n' for said in [*ended, *notes]),
+        trouble="\n".join([*ended, *map(trouble, notes), ""]),
         tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
         results=results(given, experiment, whole), told=told(run) if run and whole else "", settings=settings(first, experiment),
         again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n' if experiment else "",

@@ -27,9 +27,9 @@ def drawing(waits) -> str:
     width, tall = WIDE * len(waits), floor + NOTES
     parts = [arrow(s.rank, o, y, s.what if len(s.on) == 1 else "", s.cycle and waits[o].cycle) for s, o in arrows]
     parts += [node(state, y, floor) for state in waits]
-    told = "; ".join(f"{words(s)} {s.what if s.state == 'waits' else ''}".rstrip() for s in waits)
-    return (f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {width} {tall}" style="width:{width}px;max-width:100%;height:auto;'
-            f'display:block;color:inherit" font-family="system-ui, sans-serif" font-size="11.5" text-anchor="middle" fill="currentColor">'
+    told = "; ".join(f"{words(s)}{f' for {s.what}' if s.state == 'waits' and len(s.on) == 1 else ''}" for s in waits)
+    return (f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {width} {tall}" width="{width}" height="{tall}" '
+            f'font-family="system-ui, sans-serif" font-size="11.5" text-anchor="middle" fill="currentColor">'
             f'{"".join(parts)}</svg>')
 
 

@@ -28,6 +28,7 @@ body[data-jp-theme-light="false"] .btl-equal { color: #4ADE9A; } body[data-jp-th
 .btl-status progress { width: 90px; vertical-align: middle; margin-right: 8px; accent-color: var(--jp-brand-color1, #1976d2); }
 .btl-trouble { border-left: 4px solid #C2410C; background: var(--jp-layout-color2, #f4f4f4); padding: 8px 12px; font-size: 13px;
   line-height: 1.45; color: var(--jp-ui-font-color0, #111); white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow: auto; }
+.btl-waits { margin: 10px 4px 2px; color: var(--jp-ui-font-color0, #111); } .btl-waits svg { max-width: 100%; height: auto; display: block; }
 .btl-describe { font-size: 12px; line-height: 1.4; color: var(--jp-ui-font-color2, #666); margin: 8px 0 0 10px; }
 .btl-command { line-height: 1.3; } .btl-command span { font-size: 11px; color: var(--jp-ui-font-color2, #666); }
 .btl-soft { font-size: 12px; color: var(--jp-ui-font-color2, #666); }

@@ -8,5 +8,5 @@ from ..figures.waits import drawing
 def trouble(problem: str, run=None) -> str:
     """`run`: the run that failed, where it is a run that the problem is about."""
     picture = drawing(run.waits) if run is not None else ""
-    shown = f'<div class="btl-waits" style="margin:10px 4px 2px;color:var(--jp-ui-font-color0, #111)">{picture}</div>' if picture else ""
+    shown = f'<div class="btl-waits">{picture}</div>' if picture else ""
     return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'

@@ -149,6 +149,16 @@ def test_a_failed_run_says_why_and_what_there_is(tmp_path):
     assert "Rank 1 failed" in only.said and "micro_batches 2" in only.said and not only.all("table")
 
 
+def test_a_deadlock_is_drawn_without_a_style_that_the_policy_forbids(tmp_path):
+    experiment = PipelineExperiment(**SMALL, fault="deadlock", fault_rank=1)
+    run = experiment.run(directory=tmp_path / "run")
+    with pytest.raises(Exception, match="Deadlock"):
+        run.wait()
+    held = Elements(page(traces_of(experiment, run), experiment, Run.open(run.directory)))
+    assert [about["aria-label"] for about in held.all("svg")] == ["rank 0 waits for a go-ahead; rank 1 waits for 0F0"]
+    assert not [about for _, about in held.found if "style" in about]
+
+
 def test_part_of_a_trace_gets_no_sentences_and_notes_are_told():
     experiment = PipelineExperiment(**SMALL)
     whole = experiment.predict()
