@@ -22,7 +22,7 @@ class Bar(widgets.VBox):
     """Its parts are attributes. `choose` is given the Past that was chosen, `copy` the text to be copied."""
 
     def __init__(self, choose, copy):
-        self._filling, self._copy = False, copy
+        self._copy = copy
         self.run = button("Run", "play", "start the real processes", "138px")
         self.run.button_style = "success"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
@@ -36,7 +36,7 @@ class Bar(widgets.VBox):
         self.lines = widgets.VBox([], layout=widgets.Layout(display=SHUT, width="auto")).add_class("btl-commands")
         self.past = widgets.Select(rows=ROWS[0], layout=widgets.Layout(width="auto")).add_class("btl-history")
         self.past.tooltip = "choose a run to reopen it"
-        self.past.observe(lambda change: choose(change["new"]) if change["new"] and not self._filling else None, "value")
+        self.past.observe(lambda change: choose(change["new"]) if change["new"] else None, "value")
         self.about_past = widgets.HTML(layout=widgets.Layout(width="auto"))
         self._list = widgets.VBox([self.past, self.about_past], layout=widgets.Layout(display=SHUT, width="auto", margin="2px"))
         row = widgets.HBox([self.run, self.stop, self.pin, self.unpin, self.history, self.command, self.more],
@@ -72,13 +72,9 @@ class Bar(widgets.VBox):
 
     def list_past(self, runs: list[Past], older: int) -> None:
         """Show the list, nothing chosen."""
-        self._filling = True  # options choose their first by themselves
-        try:
-            self.past.options = [(str(past), past) for past in runs]
-            self.past.value = None
-            self.past.rows = min(max(ROWS[0], len(runs)), ROWS[1])
-        finally:
-            self._filling = False
+        self.past.value = None  # first: where something is chosen, new options choose their first
+        self.past.options = [(str(past), past) for past in runs]
+        self.past.rows = min(max(ROWS[0], len(runs)), ROWS[1])
         left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. " if older else ""
         self.about_past.value = (f'<div class="btl-soft">{left}Choose a run to reopen it, without processes.</div>' if runs else
                                  '<div class="btl-soft">There are no runs in runs/ yet: press Run.</div>')

@@ -312,6 +312,18 @@ def test_a_failure_names_rank_and_reason_in_the_panel(panel):
     assert panel.problem == ""
 
 
+def test_only_a_failed_run_draws_who_waited(panel, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("bigtrain_lab.panel.panel.trouble", lambda problem, run=None: drawn.append(run) or "drawn")
+    panel.set(trouble="raise")
+    panel.start()
+    with pytest.raises(RankFailed):
+        panel.wait(60)
+    assert drawn == [panel.run] and panel.picture._trouble.value == "drawn"
+    panel.set(ranks=4)
+    assert drawn == [panel.run, None]
+
+
 def test_a_diagnosis_stays_until_settings_change_or_run_is_pressed(panel):
     panel.set(trouble="raise")
     panel.start()

@@ -4,15 +4,17 @@ import html
 import json
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 
 from bigtrain_lab import report
-from bigtrain_lab.core import MEMORY_KINDS, Impossible, Trace
+from bigtrain_lab.core import MEMORY_KINDS, Impossible, Knob, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.panel import Panel, history, show
+from bigtrain_lab.panel.controls import control, put
 from bigtrain_lab.panel.newest import Newest
 from bigtrain_lab.panel.picture import Picture
 from bigtrain_lab.panel.window import DRAWN, steps_drawn, window
@@ -81,6 +83,19 @@ def test_pin_keeps_what_is_looked_at_with_the_settings_that_it_had(panel):
     assert (panel.pinned.trace.clock, panel.pinned.experiment.micro_batches) == ("measured", 2)
 
 
+def test_pin_on_its_own_tab_takes_what_belongs_to_the_settings(panel):
+    ran(panel)
+    panel.pin()
+    panel.set(micro_batches=4)
+    panel.tabs.value = "pinned"
+    panel.pin()
+    assert (panel.pinned.trace.clock, panel.pinned.experiment.micro_batches) == ("predicted", 4)
+    panel.set(micro_batches=2)
+    panel.tabs.value = "pinned"
+    panel.pin()
+    assert (panel.pinned.trace.clock, panel.pinned.experiment.micro_batches) == ("modelled", 2)
+
+
 def test_a_stale_run_is_not_what_now_is_compared_with(panel):
     ran(panel)
     panel.pin()
@@ -95,6 +110,9 @@ def test_a_run_of_fewer_ranks_says_nothing_of_the_others():
     shown.set(ranks=3)
     assert [row.pinned is None for row in shown.rows if "rank" in row.quantity] == [False, False, True, False]
     assert "pinned: ranks 2, now 3" in shown._results.value
+    two = shown.pinned.experiment
+    shown._compared.end({"modelled": replace(two.predict(), clock="modelled")}, two)
+    assert [row.modelled is None for row in shown.rows if "rank" in row.quantity] == [False, False, True, False]
 
 
 def test_what_cannot_be_is_not_pinned(panel):
@@ -128,6 +146,7 @@ def test_history_lists_the_newest_first_with_what_differs(kept, tmp_path):
     kept.bar.history.value = True
     told = [past.told for past in kept.bar.past._options_values]
     assert told == ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"] and kept.bar.past.value is None
+    assert kept.run._watch and "reopened" not in kept.status.value  # nothing is chosen yet
     assert [past.state for past in kept.bar.past._options_values] == ["done", "failed", "done"]
     assert re.match(r"(01 Jan|31 Dec|02 Jan) \d\d:00:02  test-waves  done  default settings$", kept.bar.past.options[0][0])
     kept.bar.history.value = False
@@ -146,8 +165,8 @@ def test_choosing_reopens_settings_traces_and_failure(kept, tmp_path):
     assert "the wave broke" in kept.problem and kept.controls["trouble"].value == "raise" and not kept.run_button.disabled
     kept.bar.past.value = last
     assert kept.problem == "" and kept.experiment == Waves() and kept.wait(1) == kept.traces["modelled"]
-    kept.set(micro_batches=4)
-    assert kept.stale
+    ran(kept, micro_batches=4)  # the list is read again
+    assert kept.bar.past.value is None and len(kept.bar.past.options) == 4 and kept.run._watch and "reopened" not in kept.status.value
 
 
 def test_the_list_is_read_again_when_a_run_ends(panel):
@@ -187,9 +206,10 @@ def test_a_run_that_lost_its_end_shows_what_is_whole(kept):
 
 
 def test_a_run_of_another_experiment_brings_its_controls(panel, tmp_path):
-    Staleness(ranks=2, micro_batches=2, steps=1).run().wait(60)
-    panel.bar.history.value = True
     ran(panel)
+    Staleness(ranks=2, micro_batches=2, steps=1).run().wait(60)
+    age(tmp_path / "runs")
+    panel.bar.history.value = True
     assert [past.name for past in panel.bar.past._options_values] == ["test-waves", "staleness"]  # its own come first
     panel.pin()
     panel.bar.past.value = panel.bar.past._options_values[1]
@@ -223,6 +243,12 @@ def test_every_kept_setting_finds_its_control(tmp_path, monkeypatch):
     shown = show("pipeline")
     shown.reopen(run.directory)
     assert shown.experiment == asked and not shown.stale
+
+
+def test_a_slider_of_doublings_learns_a_value_between_them():
+    made = control("rows", Knob("samples", low=1, high=64, logarithmic=True), int, 8)
+    put(made, 24)
+    assert made.value == 24
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------------
@@ -281,6 +307,22 @@ def test_a_call_that_never_ends_is_passed(monkeypatch):
     assert newest.ask(lambda: "next", told.append) and told == ["next"]
     gate.set()
     assert newest.ask(lambda: "last", told.append) and told == ["next", "last"]
+
+
+def test_a_call_that_ends_after_all_leaves_the_next_to_its_own_thread(monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.panel.newest.STUCK_S", 0)
+    newest, gates, told = Newest(), [threading.Event(), threading.Event()], []
+    threads = []
+    for gate in gates:
+        newest.ask(lambda gate=gate: threads.append(threading.current_thread()) or gate.wait(60), told.append, 0)
+        until(lambda: len(threads) == 1 + gates.index(gate))
+    monkeypatch.setattr("bigtrain_lab.panel.newest.STUCK_S", 1000)
+    newest.ask(lambda: "last", told.append, 0)
+    gates[0].set()
+    threads[0].join(60)
+    assert told == []
+    gates[1].set()
+    until(lambda: told == ["last"])
 
 
 def test_a_long_prediction_leaves_the_kernel_free_and_is_passed_by_the_next_move(panel, monkeypatch):
