@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ..words import duration
+
 ROUNDS = 25
 
 
@@ -84,6 +86,10 @@ def told(hosts: list[dict]) -> str:
     others = [host for host in hosts if host["error_s"]]
     if not others:
         return ""
-    parts = [f"that of rank {host['ranks'][0]} ({host['name']}) is {abs(host['ahead_s']) * 1e3:.3g} ms "
-             f"{'behind' if host['ahead_s'] < 0 else 'ahead of'} rank 0's, known to {host['error_s'] * 1e3:.2g} ms" for host in others]
+    parts = []
+    for host in others:
+        ahead, error = abs(host["ahead_s"]), duration(host["error_s"], "s")
+        way = "behind" if host["ahead_s"] < 0 else "ahead of"
+        apart = f"agrees with rank 0's to {error}" if ahead < host["error_s"] else f"is {duration(ahead, 's')} {way} rank 0's, known to {error}"
+        parts.append(f"that of rank {host['ranks'][0]} ({host['name']}) {apart}")
     return f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what was found at the start."
