@@ -102,7 +102,7 @@ def test_what_cannot_be_says_why_and_offers_a_mend(lab):
     expect(trouble).to_be_hidden()
     expect(page.locator(".btl-player")).to_be_visible()
     page.get_by_role("button", name="Copy command").click()
-    expect(page.locator(".btl-command code")).to_have_text("bigtrain run pipeline --layers 4")
+    expect(page.locator(".btl-command code").first).to_have_text("bigtrain run pipeline --layers 4")
 
 
 BROKEN = """
