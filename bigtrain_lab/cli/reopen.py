@@ -40,20 +40,13 @@ def reopen(path: Path | None) -> Reopened:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
         raise Impossible(f"{path} is damaged ({type(error).__name__}: {error}): run it again, or save it again.") from error
     try:
-        experiment = experiment_of(settings)
+        experiment = Experiment.restored(settings)
         if run:
             traces.insert(0, experiment.predict())
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
     return Reopened(run, experiment, {trace.clock: trace for trace in traces}, tuple(notes))
-
-
-def experiment_of(settings) -> Experiment:
-    """The experiment with the settings of a run; Impossible where there is none, or not with these settings."""
-    if not isinstance(settings, dict) or "experiment" not in settings:
-        raise Impossible("this is not of an experiment.")
-    return Experiment.named(settings["experiment"])(**{name: v for name, v in settings.items() if name not in ("experiment", "unfinished")})
 
 
 def newest() -> str:

@@ -62,6 +62,15 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """The same experiment with some settings changed, checked again."""
         return type(self)(**{**self.model_dump(), **changes})
 
+    @classmethod
+    def restored(cls, told) -> "Experiment":
+        """From the settings that a run or a trace keeps, of this class where they are of its name. Impossible where there is no
+        such experiment, or not with these settings."""
+        if not isinstance(told, dict) or "experiment" not in told:
+            raise Impossible("it is not of an experiment.")
+        chosen = cls if told["experiment"] == getattr(cls, "name", None) else Experiment.named(str(told["experiment"]))
+        return chosen(**{name: value for name, value in told.items() if name not in ("experiment", "unfinished")})
+
     @property
     def facts(self) -> dict[str, Any]:
         """What a run keeps beside its settings, as JSON: what pictures need beside the events, and what was measured before."""

@@ -93,7 +93,7 @@ def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
     """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot be read or taken."""
     run = Run.open(directory)
     try:
-        experiment = history.experiment_of(run, own)
+        experiment = own.restored(run.settings["settings"])
         traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
         _ = run.state, run.damage  # read now: what raises here is one sentence
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from .. import report
 from ..core import Impossible
-from ..experiments import Experiment
 from ..runtime import Run
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
@@ -52,19 +51,9 @@ def about(directory: Path, own: type) -> Past:
         why = sentence(directory, error)
         return Past(directory, directory.name, "", "damaged", why, why)
     try:
-        return Past(directory, name, started, state, report.told_settings(experiment_of(run, own)) or "default settings")
+        return Past(directory, name, started, state, report.told_settings(own.restored(run.settings["settings"])) or "default settings")
     except Impossible as error:
         return Past(directory, name, started, state, f"cannot be reopened here: {error}", str(error))
-
-
-def experiment_of(run: Run, own: type) -> Experiment:
-    """The experiment with a run's settings; Impossible where there is none, or not with these settings."""
-    asked = run.settings["settings"]
-    if not isinstance(asked, dict) or "experiment" not in asked:
-        raise Impossible(f"{run.directory} is no experiment's run: open it with Run.open.")
-    settings = {name: value for name, value in asked.items() if name not in ("experiment", "unfinished")}
-    cls = own if asked["experiment"] == own.name else Experiment.named(str(asked["experiment"]))
-    return cls(**settings)
 
 
 def sentence(directory: Path, error: Exception) -> str:
