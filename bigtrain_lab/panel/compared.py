@@ -6,7 +6,7 @@ from .. import report
 from ..core import CLOCKS, Impossible, Trace
 from ..runtime import Run
 from . import history
-from .nearest import Prediction
+from .nearest import Prediction, raised
 
 
 class Pinned(NamedTuple):
@@ -44,7 +44,7 @@ class Compared:
         self._forget()
 
     def end(self, traces: dict[str, Trace], ran) -> None:
-        """A run has ended, or was reopened."""
+        """A run has ended, or was reopened. What its class raises comes last: the traces are taken."""
         self.begin(ran)
         self.traces |= traces
         self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
@@ -93,9 +93,12 @@ def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
     """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot be read or taken."""
     run = Run.open(directory)
     try:
-        experiment = own.restored(run.settings["settings"])
+        settings = run.settings["settings"]
         traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
         _ = run.state, run.damage  # read now: what raises here is one sentence
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
         raise Impossible(history.sentence(run.directory, error)) from error
-    return run, experiment, traces
+    try:
+        return run, own.restored(settings), traces
+    except Exception as error:  # a class typed by a student may raise anything
+        raise Impossible(raised(error)) from error

@@ -1,26 +1,32 @@
-"""The runs that are kept under runs/: what each was asked for, how it ended, and whether this library can take its settings."""
+"""The runs that are kept under runs/: what each was asked for, and how it ended.
 
-from datetime import datetime
+Two small files of a run are read, of the newest runs only; no experiment is made and no event read before a run is chosen.
+"""
+
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from .. import report
 from ..core import Impossible
+from ..experiments import Experiment
 from ..runtime import Run
+from ..runtime.run import is_alive
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
+NAMED = "%Y%m%dT%H%M%SZ"  # how launch begins the name of a directory that nobody named
 
 
 class Past(NamedTuple):
-    """A run directory. `problem` says why it cannot be reopened; "" where it can."""
+    """A run directory; `told` is the settings that are not the defaults, or why it cannot be reopened."""
 
     directory: Path
     name: str
     started: str
     state: str
     told: str
-    problem: str = ""
 
     def __str__(self) -> str:
         return f"{when(self.started)}  {self.name}  {self.state}  {self.told}"
@@ -36,24 +42,46 @@ def when(started: str) -> str:
 
 def listed(own: type, folder: Path = FOLDER) -> tuple[list[Past], int]:
     """(runs of this experiment, newest first, then the others, newest first; how many older ones are left out)."""
-    found = [about(path, own) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    paths.sort(key=lambda path: (f"-{own.name}-" in path.name, began(path)), reverse=True)  # what is left out is not even opened
+    found = [about(path, own) for path in paths[:LISTED]]
     found.sort(key=lambda past: (past.started, past.directory.name), reverse=True)
     found.sort(key=lambda past: past.name != own.name)  # stable
-    return found[:LISTED], max(0, len(found) - LISTED)
+    return found, len(paths) - len(found)
+
+
+def began(directory: Path) -> str:
+    """When a run began, by the name of its directory; of one that was named by hand, when a file last came into it."""
+    if re.match(r"\d{8}T\d{6}Z", directory.name):
+        return directory.name
+    return datetime.fromtimestamp(directory.stat().st_mtime, UTC).strftime(NAMED)
 
 
 def about(directory: Path, own: type) -> Past:
-    """What a directory says of itself, without its events."""
+    """What a directory says of itself in its settings and the note of its end."""
     try:
         run = Run.open(directory)
-        name, started, state = str(run.settings["name"]), str(run.settings["started"]), str(run.state)
+        return Past(directory, str(run.settings["name"]), str(run.settings["started"]), state(run), differing(run.settings["settings"], own))
     except (Impossible, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        why = sentence(directory, error)
-        return Past(directory, directory.name, "", "damaged", why, why)
+        return Past(directory, directory.name, "", "damaged", sentence(directory, error))
+
+
+def state(run: Run) -> str:
+    """How a run ended; where that was not noted only its events could tell, and they may be long."""
+    running = is_alive(run.settings.get("launcher"))  # asked first: it notes the end before it ends
+    if (run.directory / "end.json").exists():
+        return str(run.state)
+    return "running" if running else "end unknown"
+
+
+def differing(settings: dict, own: type) -> str:
+    """The settings that differ from the defaults, by the experiment's class alone: to make one may take a measurement."""
     try:
-        return Past(directory, name, started, state, report.told_settings(own.restored(run.settings["settings"])) or "default settings")
+        fields = (own if settings.get("experiment") == own.name else Experiment.named(str(settings.get("experiment")))).model_fields
     except Impossible as error:
-        return Past(directory, name, started, state, f"cannot be reopened here: {error}", str(error))
+        return f"cannot be reopened here: {error}"
+    changed = {name: settings[name] for name, field in fields.items() if name in settings and settings[name] != field.get_default()}
+    return ", ".join(f"{name.replace('_', '-')} {report.setting(value)}" for name, value in changed.items()) or "default settings"
 
 
 def sentence(directory: Path, error: Exception) -> str:

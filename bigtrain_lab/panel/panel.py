@@ -187,9 +187,9 @@ class Panel(widgets.VBox):
             self.bar.tell("starting")
             try:
                 self.run = self.experiment.run(**options)
-            except Impossible as error:
+            except Exception as error:  # a class typed by a student may raise anything
                 self.bar.tell("")
-                self._fail(str(error))
+                self._fail(raised(error))
                 return None
             self._began, self._running = time.monotonic(), True
             self._expected = len(self.traces["predicted"].spans())
@@ -245,10 +245,13 @@ class Panel(widgets.VBox):
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
         self.bar.tell(f"{run.state} {when}{escape(cost)}", f"{cost[2:]} Kept in {run.directory}")
-        failure = run.diagnosis if run.state == "failed" else ""
-        if failure or damage:
-            self._fail("\n".join(filter(None, (failure, damage))), run if failure else None)
-        self._compared.end(traces, ran)
+        failure, broken = run.diagnosis if run.state == "failed" else "", ""
+        try:
+            self._compared.end(traces, ran)
+        except Exception as error:  # a class typed by a student may raise anything
+            broken = raised(error)
+        if told := "\n".join(filter(None, (failure, damage, broken))):
+            self._fail(told, run if failure else None)
         if self._refusal:
             return
         self._draw()
@@ -268,6 +271,7 @@ class Panel(widgets.VBox):
             if type(experiment) is not own:
                 self.settings.fit(experiment)
                 self._heading.value = table.heading(experiment.question)
+            self.settings.experiment = experiment  # with what its run kept
         self.set(**experiment.model_dump())
         with self._lock:
             self.run, self._thread = run, None
@@ -284,8 +288,8 @@ class Panel(widgets.VBox):
     def _choose(self, past: history.Past) -> None:
         try:
             self.reopen(past.directory)
-        except Impossible as error:
-            self._fail(str(error))
+        except Exception as error:  # a class typed by a student may raise anything
+            self._fail(raised(error))
 
     def __repr__(self) -> str:
         told = ", ".join(f"{row.quantity} {row.predicted}" for row in self.rows[:2])

@@ -231,8 +231,8 @@ def test_options_of_other_schedules_are_greyed():
 def test_nearest_prefers_the_setting_that_was_moved(monkeypatch):
     monkeypatch.setattr("bigtrain_lab.panel.nearest.PATIENCE_S", 60)
     settings = dict(ranks=4, micro_batches=2, steps=1, gate="", trouble="none")
-    assert nearest(Waves, settings, "micro_batches") == {"micro_batches": 4}
-    assert nearest(Waves, settings, None) == {"ranks": 2}
+    assert nearest(Waves(), settings, "micro_batches") == {"micro_batches": 4}
+    assert nearest(Waves(), settings, None) == {"ranks": 2}
 
 
 def test_nearby_values_come_nearest_first():
@@ -350,6 +350,18 @@ def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, 
     (tmp_path / "gate").touch()
     panel.wait(60)
     assert panel.problem and panel.run_button.disabled and panel.start() is None
+
+
+@pytest.mark.parametrize("asked", ["watts", "facts"])
+def test_what_a_class_raises_as_it_starts_is_told_and_run_can_be_pressed_again(panel, monkeypatch, asked):
+    def broken(self):
+        raise ValueError("nobody measured this box")
+
+    monkeypatch.setattr(Waves, asked, property(broken))
+    panel.run_button.click()
+    assert re.fullmatch(r"ValueError: nobody measured this box \(in broken, line \d+\)", panel.problem)
+    assert panel.run is None and "starting" not in panel.status.value and not panel.run_button.disabled
+    monkeypatch.undo()
 
 
 def test_what_a_class_raises_about_its_run_is_told_and_the_panel_goes_on(panel, monkeypatch):

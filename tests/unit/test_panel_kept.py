@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import threading
 from dataclasses import replace
@@ -19,7 +20,9 @@ from bigtrain_lab.panel.newest import Newest
 from bigtrain_lab.panel.picture import Picture
 from bigtrain_lab.panel.window import DRAWN, steps_drawn, window
 from bigtrain_lab.player import pack
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, Run
+from bigtrain_lab.runtime.log import Log
+from bigtrain_lab.runtime.run import this_process
 from tests.unit.ranks import until
 from tests.unit.test_panel import Waves, panel, patient  # noqa: F401  (fixtures)
 
@@ -185,14 +188,71 @@ def test_damaged_and_foreign_runs_say_why(kept, tmp_path):
     (tmp_path / "runs/empty").mkdir()
     found, older = history.listed(Waves)
     assert [past.directory.name for past in found][:2] == [last.name, failed.name] and older == 0
-    assert found[1].problem.startswith("test-waves has no setting 'colour'") and "cannot be reopened here" in str(found[1])
-    assert {past.state for past in found[2:]} == {"damaged"} and all("is not a run directory" in past.problem for past in found[2:])
+    assert {past.state for past in found[2:]} == {"damaged"} and all("is not a run directory" in past.told for past in found[2:])
     before = kept.experiment
     for past in found[1:]:
         kept._choose(past)
-        assert kept.problem == past.problem and kept.experiment is before
+        assert kept.experiment is before and kept.problem.startswith("test-waves has no setting 'colour'" if past is found[1] else past.told)
     kept._choose(found[0])
     assert kept.problem == ""
+
+
+def test_a_list_makes_no_experiment_and_reads_no_log(kept, tmp_path, monkeypatch):
+    age(tmp_path / "runs")
+    gone, going = sorted((tmp_path / "runs").iterdir(), key=lambda path: json.loads((path / "settings.json").read_text())["started"])[:2]
+    for directory, launcher in (gone, None), (going, this_process()):
+        (directory / "end.json").unlink()
+        about = json.loads((directory / "settings.json").read_text())
+        (directory / "settings.json").write_text(json.dumps({**about, "launcher": launcher}))
+
+    def refuse(*_, **__):
+        raise AssertionError("a list needs none of this")
+
+    monkeypatch.setattr(Experiment, "__init__", refuse)
+    monkeypatch.setattr(Log, "read", refuse)
+    found, _ = history.listed(Waves)
+    assert [past.state for past in found] == ["done", "running", "end unknown"]
+    assert [past.told for past in found] == ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
+    (gone / "settings.json").write_text(json.dumps({**about, "settings": {"experiment": "nobody's"}}))
+    assert "cannot be reopened here: There is no experiment called" in history.about(gone, Waves).told
+
+
+def test_only_the_runs_that_are_listed_are_opened(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(history, "LISTED", 4)
+    monkeypatch.setattr(history.Run, "open", lambda path: opened.append(path.name) or Run(path))
+    names = ["20260101T000000Z-test-waves-0000", *(f"2026010{day}T000000Z-pipeline-0000" for day in range(2, 6)), "by-hand", "an-old-one"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / "by-hand", times=(1_767_500_000,) * 2)  # 4 January 2026
+    os.utime(tmp_path / "an-old-one", times=(1_700_000_000,) * 2)
+    assert history.listed(Waves, tmp_path)[1] == 3
+    assert opened == [names[0], names[4], "by-hand", names[3]]  # its own first, then the newest of all
+
+
+def test_what_a_class_raises_about_a_kept_run_is_told_beside_it(kept, tmp_path, monkeypatch):
+    age(tmp_path / "runs")
+    kept.bar.history.value = True
+    last, failed, first = kept.bar.past._options_values
+
+    def broken(self, trace):
+        if trace.clock != "predicted":
+            raise KeyError("no such rank")
+        return []
+
+    monkeypatch.setattr(Waves, "explain", broken)
+    kept.bar.past.value = first
+    assert kept.problem.startswith("KeyError: 'no such rank' (in broken") and kept.experiment.micro_batches == 3
+    assert kept.rows[1].modelled.value == 6 and kept.player.data == pack(kept.traces["modelled"]) and kept.run.directory == first.directory
+    kept.bar.past.value = failed
+    assert "the wave broke" in kept.problem and "no such rank" in kept.problem
+    monkeypatch.setattr(Waves, "restored", lambda told: 1 / 0)
+    kept.bar.past.value = last
+    assert kept.problem.startswith("ZeroDivisionError: division by zero (in") and "damaged" not in kept.problem
+    assert kept.run.directory == failed.directory and kept.experiment.trouble == "raise"
+    monkeypatch.setattr("bigtrain_lab.panel.panel.reopened", lambda *_: [][0])
+    kept.bar.past.value = first
+    assert kept.problem.startswith("IndexError: list index out of range")
 
 
 def test_a_run_that_lost_its_end_shows_what_is_whole(kept):
