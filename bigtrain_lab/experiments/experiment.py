@@ -5,6 +5,7 @@ Its fields are knobs; panel, command line, catalogue and tests are made from the
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,6 +14,7 @@ from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, Fault
 
+BESIDE = ("experiment", "unfinished", "facts")  # what a run or a trace keeps beside the settings that were asked for
 HANGS_S = 5.0  # the stall limit of a run that is asked to hang: its actions last milliseconds
 
 
@@ -39,8 +41,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     # What may go wrong in any lab (runtime/faults.py); shown after the settings of the subclass.
     fault: str = knob("none", "what goes wrong on purpose", choices=lambda: list(FAULTS), more=True)
-    fault_rank: int = knob(0, "the rank that it strikes", low=0, high=7, more=True)
-    fault_at: int = knob(0, "the action of that rank at whose start it strikes, counted from 0", low=0, high=9999, more=True)
+    fault_rank: int = knob(1, "the rank that it strikes", low=0, high=7, more=True)
+    fault_at: int = knob(3, "the action of that rank at whose start it strikes, counted from 0", low=0, high=9999, more=True)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
@@ -58,9 +60,18 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         if self.fault != "none":
             self.refuse_fault()
 
+    def model_post_init(self, facts):
+        """A subclass that refuses settings here calls this first."""
+        self.__dict__["kept"] = facts or {}
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """The facts of the run that this was restored from, which price what follows from it too; {} where there was none."""
+        return {}
+
     def replace(self, **changes) -> "Experiment":
         """The same experiment with some settings changed, checked again."""
-        return type(self)(**{**self.model_dump(), **changes})
+        return type(self)(**{**self.model_dump(), "facts": self.kept, **changes})
 
     @classmethod
     def restored(cls, told) -> "Experiment":
@@ -68,8 +79,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         such experiment, or not with these settings."""
         if not isinstance(told, dict) or "experiment" not in told:
             raise Impossible("it is not of an experiment.")
+        if not isinstance(facts := told.get("facts", {}), dict):
+            raise Impossible("what it kept beside its settings cannot be read: run it again.")
         chosen = cls if told["experiment"] == getattr(cls, "name", None) else Experiment.named(str(told["experiment"]))
-        return chosen(**{name: value for name, value in told.items() if name not in ("experiment", "unfinished")})
+        return chosen(**asked(told), facts=facts)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -145,6 +158,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             options.setdefault("stall_s", HANGS_S)
         return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
                       name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts, fault=self.misfortune, **options)
+
+
+def asked(told: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were asked for, of what a run or a trace keeps."""
+    return {name: value for name, value in told.items() if name not in BESIDE}
 
 
 def sentence(error: ValidationError, cls: type) -> str:

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 from ..core import Impossible, Trace, knob
 from ..core.hardware import PROFILES, Hardware
 from ..models import GPTConfig, matmul_flops, split_flops
-from ..models.timing import piece_seconds
+from ..models.timing import of_pieces, piece_seconds, timed_as
 from ..partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
-from ..runtime import this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from ..schedule import Schedule
 from ..words import duration
@@ -54,7 +53,22 @@ class Partition(PipelineExperiment):
 
     @cached_property
     def profile(self) -> Hardware:
-        return this_machine() if self.profiled == "measured" else super().profile
+        return self.machine if self.profiled == "measured" else super().profile
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        if self.profiled == "measured" and "timed" in self.kept:
+            self.measured  # noqa: B018  (raises Impossible where it is damaged)
+
+    @cached_property
+    def measured(self) -> list[tuple[float, float]]:
+        """(forward, backward) of each piece: as the run kept them, where this was restored from one of such a model."""
+        try:
+            if three := self.kept.get("timed", {}).get(timed_as(self.config, self.rows)):
+                return of_pieces(self.config, three)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise Impossible("what the run kept of its pieces' times cannot be read: run it again.") from error
+        return piece_seconds(self.config, self.rows)
 
     # -- the cut --------------------------------------------------------------------------------------------
 
@@ -79,8 +93,9 @@ class Partition(PipelineExperiment):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**super().facts, "unit": "slot" if self.profile.textbook else "s", "pieces": [[piece.name, float(piece.time)] for piece in self.pieces], "chosen": self.partition,
-                "cuts": self.cuts}
+        timed = [list(self.measured[at]) for at in (0, 1, -1)] if self.profiled == "measured" else []
+        return {**super().facts, "unit": "slot" if self.profile.textbook else "s", "pieces": [[piece.name, float(piece.time)] for piece in self.pieces],
+                "chosen": self.partition, "cuts": self.cuts, **({"timed": {timed_as(self.config, self.rows): timed}} if timed else {})}
 
     # -- the profile ----------------------------------------------------------------------------------------
 
@@ -92,7 +107,7 @@ class Partition(PipelineExperiment):
         F, B = matmul_flops(self.config, first, last, self.rows)
         I, W = split_flops(self.config, first, last, self.rows)
         if self.profiled == "measured":
-            forward, backward = (sum(times) for times in zip(*piece_seconds(self.config, self.rows)[first:last]))
+            forward, backward = (sum(times) for times in zip(*self.measured[first:last]))
             late = backward * W / B if B else 0.0
             return {"F": forward, "B": backward, "I": backward - late, "W": late}
         if self.profile.textbook:
@@ -120,7 +135,7 @@ class Partition(PipelineExperiment):
         stage, unit = times.index(max(times)), trace.unit
         told = [f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a perfect share is {1 / len(times):.0%}. "
                 "In a full pipeline all others wait for it."]
-        free = balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks)
+        free = balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks) if self.order.stages == self.ranks else []
         if any(one.replicas > 1 for one in free):
             straight, faster = (float(slowest(self.pieces, cut, self.bytes_per_s)) for cut in (self.stages_by("balanced"), free))
             sizes = ", ".join(f"{one.last - one.first} pieces on {one.replicas} ranks" if one.replicas > 1 else f"{one.last - one.first} on one"

@@ -62,8 +62,9 @@ class PipelineExperiment(Pipelined):
 
     def model_post_init(self, facts):
         """Refuse now, in a sentence, what could not run. A run that is opened again is priced by the machine that it kept."""
-        if machine := (facts or {}).get("machine"):
-            self.__dict__["profile"] = remembered(machine)
+        super().model_post_init(facts)
+        if "machine" in self.kept:
+            self.machine  # noqa: B018  (raises Impossible where it is damaged)
         for name in ("hardware", "partition", "optimizer"):
             if getattr(self, name) not in (menu := self.knobs()[name].menu()):
                 raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
@@ -92,7 +93,12 @@ class PipelineExperiment(Pipelined):
 
     @cached_property
     def profile(self) -> Hardware:
-        return this_machine() if self.hardware == MACHINE else PROFILES[self.hardware]
+        return self.machine if self.hardware == MACHINE else PROFILES[self.hardware]
+
+    @cached_property
+    def machine(self) -> Hardware:
+        """What this-machine is: the one that the run kept, where this was restored from one."""
+        return remembered(self.kept["machine"]) if "machine" in self.kept else this_machine()
 
     @property
     def facts(self) -> dict[str, Any]:

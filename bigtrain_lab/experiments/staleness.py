@@ -39,7 +39,8 @@ class Staleness(Pipelined):
     rows: int = knob(32, "samples in a micro-batch", low=1, high=512, unit="samples", more=True)
     seed: int = knob(0, "seed of weights, teacher and samples", low=0, high=2**31 - 1, more=True)
 
-    def model_post_init(self, _):
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
         if self.order.stages != self.ranks:
             raise Impossible(f"{self.schedule} holds several stages on a rank, and this experiment has one: take another schedule.")
 

@@ -5,6 +5,7 @@ on one thread, which is what a rank on a CPU has; in a run ranks share cores, ca
 """
 
 import json
+import platform
 import time
 from pathlib import Path
 
@@ -25,8 +26,7 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
 
     Impossible under torchrun where none were kept: each rank would time its own and cut the model elsewhere.
     """
-    about = f"width {config.width}, heads {config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, " \
-            f"dropout {config.dropout}, {config.dtype}, batch {batch}, torch {torch.__version__}"
+    about = f"{timed_as(config, batch)}, torch {torch.__version__}, {platform.node()}"  # home folders are shared by machines
     kept = read_kept()
     if about not in kept:
         if place_given():
@@ -38,7 +38,18 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
             write_whole(kept_in(), json.dumps(kept, indent=1))
         except (OSError, Impossible):
             pass  # nowhere to keep it: it is timed again next time
-    embedding, block, head = map(tuple, kept[about])
+    return of_pieces(config, kept[about])
+
+
+def timed_as(config: GPTConfig, batch: int) -> str:
+    """What the times of a model's pieces depend on, but for the machine; not the number of blocks."""
+    return (f"width {config.width}, heads {config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, "
+            f"dropout {config.dropout}, {config.dtype}, batch {batch}")
+
+
+def of_pieces(config: GPTConfig, three: list) -> list[tuple[float, float]]:
+    """The times of all pieces, from those of embedding, block and head."""
+    embedding, block, head = ((float(forward), float(backward)) for forward, backward in three)
     return [embedding, *[block] * config.layers, head]
 
 
@@ -48,7 +59,7 @@ def kept_in() -> Path:
 
 def read_kept() -> dict:
     try:
-        kept = json.loads(kept_in().read_text())
+        kept = json.loads(kept_in().read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}
     except (OSError, ValueError):
         return {}

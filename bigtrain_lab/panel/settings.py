@@ -31,12 +31,16 @@ class Settings(widgets.VBox):
 
     def fit(self, experiment) -> None:
         """Controls for this experiment's class, at its values."""
-        self.experiment_class = type(experiment)
+        self.experiment = experiment  # what its run kept, if it is of one, prices what the controls say
         knobs = self.experiment_class.knobs()
         self.controls, self._members = controls_of(experiment), members(knobs)
         for name, made in self.controls.items():
             made.observe(self._on_move(name), "value")
         self.main.children, self.more.children = ([self.controls[n] for n, k in knobs.items() if k.more == folded] for folded in (False, True))
+
+    @property
+    def experiment_class(self) -> type:
+        return type(self.experiment)
 
     def set(self, **settings) -> None:
         """Move controls, as a hand would, and predict once."""
@@ -71,13 +75,13 @@ class Settings(widgets.VBox):
 
     def predict(self, patience_s: float | None = None) -> None:
         """Predict what the controls say; what takes longer than `patience_s` comes later, unless a control moves on."""
-        settings, cls, moved = {name: made.value for name, made in self.controls.items()}, self.experiment_class, self._moved
-        grey(self.controls, cls.idle_settings(settings))
+        settings, first, moved = {name: made.value for name, made in self.controls.items()}, self.experiment, self._moved
+        grey(self.controls, first.idle_settings(settings))
         self._asked = asked = self._asked + 1
 
         def compute():
-            tried = attempt(cls, settings)
-            return asked, tried, (nearest(cls, settings, moved) or {}) if isinstance(tried, str) else {}
+            tried = attempt(first, settings)
+            return asked, tried, (nearest(first, settings, moved) or {}) if isinstance(tried, str) else {}
 
         if not self._newest.ask(compute, self._on_answer, patience_s):
             with self._lock:

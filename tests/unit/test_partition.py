@@ -1,5 +1,6 @@
 """The cut of a model into stages: the dynamic program against every cut there is, and what the experiment tells of it."""
 
+import json
 import random
 from fractions import Fraction
 from itertools import combinations, product
@@ -7,6 +8,7 @@ from itertools import combinations, product
 import pytest
 
 from bigtrain_lab import figures
+from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
@@ -244,6 +246,44 @@ def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
     assert [i + w for i, w in zip(durations["I"], durations["W"])] == pytest.approx(durations["B"])
     timing.kept_in().write_text("half a fi")
     assert [piece.time for piece in asked.replace(width=48).pieces] == [3, 3, 3, 3, 3, 9]
+
+
+def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch):
+    """Whatever the pieces take today, and on another machine; only the same model's times stand for it."""
+    asked = Partition(profiled="measured", partition="balanced", **SMALL)
+    kept = json.loads(json.dumps({"experiment": "partition", **asked.told}))
+    timing.kept_in().unlink()
+    monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0), (1.0, 2.0), (3.0, 6.0)])
+    restored = Experiment.restored(kept)
+    assert restored.pieces == asked.pieces and clocks_differ(restored.predict(), asked.predict()) == []
+    assert restored.replace(partition="worst").pieces == asked.pieces and restored.replace(layers=6).pieces[1:3] == asked.pieces[1:3]
+    assert [piece.time for piece in restored.replace(width=32).pieces] == [3, 3, 3, 3, 3, 9]
+    assert Partition(**asked.model_dump()).pieces != asked.pieces
+
+
+@pytest.mark.parametrize("timed", ["x", "times of the model", [[1, 2]]])
+def test_damaged_times_are_one_sentence(own_cache, timed):
+    asked = Partition(profiled="measured", **SMALL)
+    facts = asked.facts | {"timed": {timing.timed_as(asked.config, asked.rows): [[1, 2]]} if timed == "times of the model" else timed}
+    with pytest.raises(Impossible, match="what the run kept of its pieces' times cannot be read: run it again"):
+        Experiment.restored({"experiment": "partition", **asked.told, "facts": facts})
+
+
+def test_machines_that_share_a_home_folder_time_each_their_own(own_cache, monkeypatch):
+    monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0)] * 3)
+    timing.piece_seconds(GPTConfig(width=16), 1)
+    monkeypatch.setattr(timing, "timed", lambda config, batch: [(2.0, 4.0)] * 3)
+    assert timing.piece_seconds(GPTConfig(width=16), 1)[0] == (1, 2)
+    monkeypatch.setattr(timing.platform, "node", lambda: "another machine")
+    assert timing.piece_seconds(GPTConfig(width=16), 1)[0] == (2, 4)
+
+
+def test_replicas_are_compared_only_with_one_stage_a_rank():
+    """Interleaved has more stages than devices: a cut over the devices says nothing of it."""
+    asked = Partition(ranks=2, layers=6, vocabulary=32768)
+    assert any("replicated stages" in line for line in asked.explain(asked.predict()))
+    several = asked.replace(schedule="interleaved")
+    assert not any("replicated stages" in line for line in several.explain(several.predict()))
 
 
 def test_ranks_of_torchrun_do_not_time_each_their_own(own_cache, monkeypatch):

@@ -8,7 +8,10 @@ from bigtrain_lab import doctor
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli.reopen import reopen
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import calibrate, this_machine
 
 FOUND = {"when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9,
@@ -68,6 +71,49 @@ def test_a_run_that_is_opened_again_is_priced_by_the_machine_that_it_kept(monkey
     again = reopen(tmp_path / "run")
     assert clocks_differ(again.traces["predicted"], first) == clocks_differ(again.traces["modelled"], first) == [] and again.notes == ()
     assert again.experiment.facts == asked.facts and len(measurements) == 2
+
+
+def other_machine(monkeypatch):
+    """This machine from now on is 50 times slower than the one that was measured first."""
+    monkeypatch.setattr(calibrate, "measured", lambda: {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)})
+    calibrate.calibrate()
+
+
+def test_what_follows_from_a_restored_run_is_priced_by_its_machine_too(monkeypatch):
+    asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
+    kept = json.loads(json.dumps({"experiment": "pipeline", **asked.told}))
+    two, four = asked.predict(), asked.replace(micro_batches=4).predict()
+    other_machine(monkeypatch)
+    restored = Experiment.restored(kept)
+    assert clocks_differ(restored.replace(seed=0).predict(), two) == clocks_differ(restored.replace(micro_batches=4).predict(), four) == []
+    assert restored.replace(hardware="unit").profile.textbook
+    assert clocks_differ(restored.replace(hardware="unit").replace(hardware="this-machine").predict(), two) == []
+    assert clocks_differ(PipelineExperiment(**asked.model_dump()).predict(), two) != []
+
+
+def test_all_cuts_of_a_restored_run_are_compared_on_its_machine(monkeypatch):
+    asked = Partition(ranks=2, micro_batches=2, steps=1, layers=4, width=16, sequence=8, hardware="this-machine")
+    kept = json.loads(json.dumps({"experiment": "partition", **asked.told}))
+    other_machine(monkeypatch)
+    assert Experiment.restored(kept).cuts == asked.cuts != Partition(**asked.model_dump()).cuts
+
+
+def test_a_panel_shows_a_run_on_its_own_machine_equal_to_its_prediction(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
+    asked.run(directory=tmp_path / "run").wait(60)
+    other_machine(monkeypatch)
+    panel = Panel(PipelineExperiment)
+    panel.reopen(tmp_path / "run")
+    assert panel.rows[0].quantity == "step time" and panel.rows[0].differences[0].holds
+    panel.set(micro_batches=4)
+    assert clocks_differ(panel.traces["predicted"], Experiment.restored({"experiment": "pipeline", **asked.told}).replace(micro_batches=4).predict()) == []
+
+
+@pytest.mark.parametrize("facts", ["x", ["machine"], {"machine": "x"}, {"machine": None}])
+def test_damaged_facts_are_one_sentence(facts):
+    with pytest.raises(Impossible, match="what (it|the run) kept .* cannot be read: run it again"):
+        Experiment.restored({"experiment": "pipeline", "facts": facts})
 
 
 def test_a_kept_machine_that_is_damaged_is_one_sentence(tmp_path):
