@@ -5,6 +5,7 @@ from .core.trace import ACTION
 from .schedule import Action, Schedule
 from .words import duration
 
+UNEVEN = 0.05  # idle share that no number of micro-batches mends, from which on it is told
 NOT_FINITE = "not finite"  # the kind of a scalar that says what was a rank's first value that is not finite
 
 
@@ -67,6 +68,11 @@ def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
         return ": one rank works at a time, into however many micro-batches a batch is cut."
     if schedule.asynchronous:
         return ". It fills the pipeline once and drains it once, and not at the updates between, so a longer run makes the share smaller."
+    busy = {rank: sum(s.end - s.start for s in own) for rank, own in spans.items()}
+    most = max(busy, key=busy.get)
+    if (limit := 1 - sum(busy.values()) / (len(busy) * busy[most])) > UNEVEN:
+        return (f". Rank {most} has the most work and the others wait for it: {100 * limit:.1f}% would be idle however many micro-batches "
+                "there are. The rest is filling and draining the pipeline.")
     return ". A batch fills and drains the pipeline once, so cutting it into more micro-batches makes the share smaller."
 
 

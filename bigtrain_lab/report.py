@@ -253,6 +253,7 @@ def strip(trace: Trace, columns: int) -> Strip:
         lanes.append((row_name(lane), tuple(cells)))
     of = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
     shown = of if steps == trace.steps else f"the first of {of}" if steps == 1 else f"the first {steps} of {of}"
-    return Strip(tuple(lanes), f"{trace.clock}: {shown}, {duration(steps * trace.step_time, trace.unit)}; · is idle")
+    told, blank = (shown, "idle") if not trace.settings.get("unfinished") else ("part of a run", "idle, or not known")
+    return Strip(tuple(lanes), f"{trace.clock}: {told}, {duration(steps * trace.step_time, trace.unit)}; · is {blank}")
 
 

@@ -54,4 +54,6 @@ class Faults(Staleness):
                     *super().explain(trace)]
         right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
         guessed = [] if self.guess == "?" else [f"You guessed: {self.guess}. " + ("Right." if self.guess == right else f"No: {right}.")]
-        return [SYMPTOMS[self.fault], *guessed, *super().explain(trace)]
+        slow = max(range(trace.ranks), key=trace.busy)
+        who = [f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the time."] if self.fault == "straggler" else []
+        return [SYMPTOMS[self.fault], *who, *guessed, *super().explain(trace)]

@@ -22,6 +22,8 @@ def profile(trace: Trace) -> go.Figure:
     facts = trace.settings.get("facts", {})
     if "cuts" not in facts:
         raise Impossible("This trace knows no profile of its model: take one of the experiment partition.")
+    if trace.settings.get("unfinished"):
+        raise Impossible("A run that is not done has no times of whole stages: see predicted.")
     cuts, chosen = facts["cuts"], facts["chosen"]
     figure = make_subplots(cols=2, column_widths=[0.64, 0.36], horizontal_spacing=0.12)
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])

@@ -24,7 +24,7 @@ class Picture(widgets.VBox):
 
     def __init__(self, chosen: Callable[[], None], mend: Callable[[], None]):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
-        self.tabs = widgets.ToggleButtons(options=list(CLOCKS), tooltips=[TABS[clock] for clock in CLOCKS], style={"button_width": "104px"},
+        self.tabs = widgets.ToggleButtons(options=list(CLOCKS), tooltips=[TABS[clock] for clock in CLOCKS], style={"button_width": "92px"},
                                           layout=widgets.Layout(margin="4px 2px 0"))
         self.tabs.observe(lambda _: None if self._fitting else chosen(), "value")
         self._about = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
@@ -83,8 +83,11 @@ class Picture(widgets.VBox):
         count = steps_drawn(trace) if trace is not None else 0
         whole = trace is None or count == trace.steps
         self._steps.layout.display = "none" if whole or self._live else None
-        if whole:
+        if trace is not None and not trace.spans():
+            self.player.show(None, self._note if self._live else "No action was done before the run ended: there is nothing to draw.")
+        elif whole:
             self.player.show(trace, self._note, self._live)
+        if whole:
             return
         last = trace.steps - count + 1
         first = last if self._live else min(self.first.value, last)
