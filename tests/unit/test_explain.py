@@ -59,3 +59,13 @@ def test_what_the_whole_promises_holds(name):
     """More micro-batches, or a longer run, make the share smaller, or leave it where that was said."""
     shares = [told(name, micro_batches=m)[0].bubble() for m in (8, 16)]
     assert shares[1] == shares[0] if name == "naive" else shares[1] < shares[0]
+
+
+def test_what_no_number_of_micro_batches_mends_is_told():
+    """A stage twice as long as the three others: 1 - 5/8 of the rank-time is idle in the limit."""
+    def at(m):
+        schedule = Schedule.named("1f1b")(4, m)
+        trace = simulate(schedule, {"F": [1, 1, 1, 2], "B": [2, 2, 2, 4], "U": 0})
+        return trace.bubble(), bubbles(trace, schedule)[-1]
+    assert "Rank 3 has the most work and the others wait for it: 37.5% would be idle however many micro-batches there are." in at(8)[1]
+    assert 0.375 < at(128)[0] < 0.39 < at(8)[0]

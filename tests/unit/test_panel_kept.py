@@ -465,3 +465,12 @@ def test_a_panel_whose_first_settings_cannot_be_says_why_and_can_be_mended(tmp_p
     made.set(ranks=2)
     assert made.problem == "" and made.rows[0].predicted == report.Amount(9, "slot")
     assert issubclass(Waves, Experiment)
+
+
+def test_a_run_that_did_nothing_before_it_failed_says_so_where_its_picture_would_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    panel = Panel("staleness", ranks=2, micro_batches=2, steps=1, fault="exit", fault_rank=0, fault_at=0)
+    panel.start()
+    with pytest.raises(RankFailed):
+        panel.wait(60)
+    assert panel.picture.player.note.startswith("No action was done before the run ended") and not panel.picture.player.data
