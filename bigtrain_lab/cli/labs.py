@@ -36,7 +36,11 @@ def command(cls: type, act: Callable) -> Callable:
 
     def act_on(**given) -> int:
         options = {name: given.pop(name) for name in own if name in given}
-        return act(cls(**given), **options)
+        experiment = cls(**given)
+        if idle := cls.idle_settings(experiment.model_dump()) & set(given):
+            names = ", ".join(sorted(name.replace("_", "-") for name in idle))
+            screen(stderr=True).print(f"Not used with these settings: {names}.")
+        return act(experiment, **options)
 
     act_on.__doc__ = cls.question
     knobs = [Option(name, Option.KEYWORD_ONLY, default=field.get_default(call_default_factory=True), annotation=annotation(field))

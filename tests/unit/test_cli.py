@@ -153,6 +153,14 @@ def test_the_timeline_fits_the_terminal(cli, monkeypatch, columns):
     assert len(lanes) == 4 and max(map(len, lanes)) <= columns
 
 
+@pytest.mark.parametrize("words, said", [
+    (["partition", "--cut", "9 1 0 0"], "Not used with these settings: cut."), (["pipeline", "--chunks", "3", "--fault-rank", "2"],
+     "Not used with these settings: chunks, fault-rank."), (["pipeline", "--schedule", "interleaved", "--chunks", "2"], "")])
+def test_a_setting_that_has_no_effect_is_told(cli, words, said):
+    _, _, err = cli("predict", *words)
+    assert err.strip() == said
+
+
 def test_numbers_pass_as_they_are_written(cli):
     assert row(cli("predict", "pipeline", "--learning-rate", "1e-4", "--micro-batches", "32")[1], "idle share") == ["8.6%"]
 
