@@ -30,10 +30,10 @@ def where_it_ends(log: Log) -> str:
 
 
 def noted_end(directory: Path) -> dict | None:
-    """The state and the diagnosis that were noted at the end of the run; None where there is no such note, or a damaged one."""
+    """The state and the diagnosis that were noted at the end of the run, and the rank that told of it; None where there is no such note, or a damaged one."""
     try:
-        end = json.loads((directory / "end.json").read_text())
-        return {name: end[name] for name in ("state", "diagnosis")}
+        end = json.loads((directory / "end.json").read_text(encoding="utf-8"))
+        return {"state": end["state"], "diagnosis": end["diagnosis"], "teller": end.get("teller")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -31,8 +31,8 @@ def deadlock(doings: list[Doing]) -> str | None:
         first, verb = doings[stuck[0]], {"finish": "taking it", "wait": "sending it"}[doings[stuck[0]].last]
         if first.wants and first.wants.src is None:
             verb = "calling it"
-        return f"{_capital(said(doings, first))}, which has finished without {verb}. " + _rest(doings, set(stuck))
-    return "Deadlock: " + "; ".join(said(doings, doings[rank]) for rank in stuck) + ". " + _rest(doings, set(stuck))
+        return f"{_capital(said(doings, first))}, which has finished without {verb}. {_rest(doings, set(stuck))}".rstrip()
+    return f"Deadlock: {'; '.join(said(doings, doings[rank]) for rank in stuck)}. {_rest(doings, set(stuck))}".rstrip()
 
 
 def lines(directory: Path, doings: list[Doing]) -> str:
@@ -91,7 +91,7 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
     """The sentences of a run in which a process ended without finishing."""
     culprit = culprit_of(directory, exits)
     if culprit is None:
-        return "The run ended before its ranks were done. " + _rest(doings, set())
+        return f"The run ended before its ranks were done. {_rest(doings, set())}".rstrip()
     return "\n".join(filter(None, [_reason(directory, doings, culprit, exits.get(culprit)), _rest(doings, {culprit})]))
 
 

@@ -53,6 +53,12 @@ class EventLog:
             except OSError as error:
                 raise LogUnwritable(unwritable(self.path, error)) from error
 
+    def close(self) -> None:
+        """Take no more lines. What was noted and not written is lost."""
+        with self._lock:
+            os.close(self._fd)
+            self._fd = -1
+
 
 def unwritable(path, error: OSError) -> str:
     return f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory."

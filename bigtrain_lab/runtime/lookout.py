@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core import Impossible, write_whole
-from . import diagnose
+from . import damage, diagnose
 from .diagnose import Doing, Exit
 from .process import FAILED
 from .run import is_alive
@@ -88,9 +88,10 @@ class Lookout:
 
     def _look_out(self) -> None:
         try:
-            end = self._until_the_end()
-        except RuntimeError:  # no board: its holder has ended
-            end = self._without_board()
+            try:
+                end = self._until_the_end()
+            except RuntimeError:  # no board: its holder has ended
+                end = self._without_board()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             diagnosis = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
             end = self._write_end({"state": "failed", "diagnosis": diagnosis, "waits": [], "teller": self.index})
@@ -146,9 +147,13 @@ class Lookout:
         return set(os.read(self._read, 64)) if ready else set()
 
     def _look_beside(self) -> None:
-        """Note a rank on this machine whose process has ended without a word; end with a torchrun that was killed."""
-        for rank, process in self._mates.items():
-            if not is_alive(process) and not diagnose.status_of(self._directory, rank):
+        """Note a rank on this machine whose process has ended without a word; end with a torchrun that was killed.
+
+        Each lookout looks as far as the next rank that lives, which looks further: every rank is looked at by one."""
+        for rank, process in sorted(self._mates.items(), key=lambda mate: (mate[0] - self.index) % self.size):
+            if is_alive(process):
+                break
+            if not diagnose.status_of(self._directory, rank):
                 self._board.first("gone", rank)
         if self._parent not in (None, os.getppid()):
             self._asked_to_end = True
@@ -184,26 +189,25 @@ class Lookout:
         path = self._directory / "end.json"
         own = path.with_name(f"end-{self.index}.json")
         try:
-            write_whole(own, json.dumps({name: value for name, value in end.items() if name != "teller"}))
+            write_whole(own, json.dumps(end))
             try:
                 os.link(own, path)
             except FileExistsError:
-                return {**json.loads(path.read_text()), "teller": None}
+                return damage.noted_end(self._directory) or end
             except OSError:  # a disk without links
                 own.replace(path)
         except (Impossible, OSError):
             pass  # the disk is full, which the diagnosis says
         finally:
-            own.unlink(missing_ok=True)
+            with suppress(OSError):
+                own.unlink()
         return end
 
     def _without_board(self) -> dict:
         """The machine of rank 0 has ended: how, by what the directory says."""
         time.sleep(0.5)  # a last word may be on its way
-        try:
-            return {**json.loads((self._directory / "end.json").read_text()), "teller": None}
-        except (OSError, ValueError):
-            pass
+        if end := damage.noted_end(self._directory):
+            return end
         self._asked_to_end = True
         if self._parent not in (None, os.getppid()):
             return self._write_end(self._told("stopped", self._orphaned()))

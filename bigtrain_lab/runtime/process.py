@@ -155,6 +155,9 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         status |= failure(error)
         if log:
             log.write()
+    finally:
+        if log:
+            log.close()  # a rank of torchrun's lives on, and may run more
     status["wall"] = clock.wall()
     try:
         write_whole(job.file("status", index, "json"), json.dumps(status))

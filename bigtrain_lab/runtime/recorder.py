@@ -80,9 +80,13 @@ class Recorder:
         if not self._inside:  # a span writes at its end
             self.log.write()
 
+    def all_finite(self, how: str) -> bool:
+        """Whether everything was finite so far, of what this rank has "sent" or "reported"."""
+        return how not in self._not_finite
+
     def not_finite(self, how: str, what: str, lane: str) -> None:
         """Note the first value that this rank sent or reported which is not finite: a NaN began at the rank that was first."""
-        if how not in self._not_finite:
+        if self.all_finite(how):
             self._not_finite.add(how)
             self.log.note("scalar", self.clock.wall(), self.rank, lane, NOT_FINITE, what, self.clock.now(lane), nan)
 

@@ -44,10 +44,6 @@ class RecordingGroup(Group):
         self.recorder.jitter()
         super().isend(tensor, dst, name, site, tag)
 
-    def recv(self, src, name="", site="", tag=0, like=None):
-        self.recorder.jitter()
-        return super().recv(src, name, site, tag, like)
-
     def finish(self):
         log, clock = self.recorder.log, self.recorder.clock
         log.write("@finish", clock.wall())
@@ -62,7 +58,7 @@ class RecordingGroup(Group):
     def _wire(self, tensor, dst, name, way):
         to, clock = self.members[dst], self.recorder.clock
         self.recorder.sending(to, way, str(name))
-        if not is_finite(tensor):
+        if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
             self.recorder.not_finite("sent", str(name) or "a message", self.lane)
         if not clock.modelled:
             return super()._wire(tensor, dst, name, way)
@@ -91,6 +87,7 @@ class RecordingGroup(Group):
 
     @contextmanager
     def _waiting(self, src, way, name, site):
+        self.recorder.jitter()
         self._began = self.recorder.clock.wall()
         with self.recorder.waiting(self.members[src], way, str(name) or site), super()._waiting(src, way, name, site):
             yield

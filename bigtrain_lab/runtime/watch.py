@@ -19,7 +19,7 @@ from .diagnose import Doing, Exit
 
 LOOK_S = 0.1  # between looks at the logs
 VICTIMS_S = 2.0  # how long the rank that made victims may take to end
-STACKS_S = 0.3  # how long a dump of stacks may take
+STACKS_S = 2.0  # how long a dump of stacks may take at most, on a machine that is busy
 NO_SERVER = 255  # what multiprocessing says of a rank whose fork server is gone
 SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
                 "were ended too. Run again: a new server starts by itself.")

@@ -100,8 +100,8 @@ class Pipeline:
         for op in self.operations:
             match op:
                 case Recv(src, action):
-                    self._post_receives(1)
                     self.values[action] = self.coming.popleft().wait()
+                    self._post_receives(1)
                 case Compute(actions, version):
                     with self.group.span(tuple(map(self._numbered, actions)), version + self.first_version[actions[0].stage]):
                         for action in actions:

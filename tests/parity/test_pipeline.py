@@ -12,7 +12,7 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.techniques.pipeline import Pipeline
+from bigtrain_lab.techniques.pipeline import AHEAD, Pipeline
 
 SMALL = dict(layers=8, width=16, heads=2, sequence=8, rows=1)
 EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
@@ -193,3 +193,22 @@ def test_a_step_takes_the_weights_as_their_owner_left_them(tmp_path):
     loss = torch.nn.functional.mse_loss(y @ weights[1].T + 0.2, x)
     loss.backward()
     assert tensors_differ(run.result, {"loss": loss.detach().numpy(), "gradient": weights[1].grad.numpy()}) == []
+
+
+def test_no_more_messages_are_received_early_than_there_is_room_for(tmp_path):
+    def program(rank):
+        group, posted, most = rank.group(), [], [0]
+        irecv = group.irecv
+
+        def counted(*about, **more):
+            handle = irecv(*about, **more)
+            posted.append(handle)
+            most[0] = max(most[0], sum(handle._wait is not None for handle in posted))
+            return handle
+        group.irecv = counted
+        x = torch.zeros(8, 4)
+        Pipeline(torch.nn.Linear(4, 4), Schedule.named("gpipe")(2, 8), torch.nn.functional.mse_loss, group).step(x, x)
+        return {f"most{rank.index}": most[0]}
+
+    result = launch(program, 2, directory=tmp_path / "run").result
+    assert result["most0"] == result["most1"] == AHEAD

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Cost, Link, Mesh
+from bigtrain_lab.explain import NOT_FINITE
 from bigtrain_lab.plan import Compute, Recv, Send, lower
 from bigtrain_lab.runtime import RankFailed, launch
 from bigtrain_lab.runtime.group import is_lost
@@ -214,6 +215,41 @@ def test_modelled_equals_predicted_event_for_event_though_ranks_sleep(name, link
     measured = run.trace("measured")
     assert [t.bytes for t in measured.transfers(0)] == [70] * 8 and measured.unit == "s"  # real bytes, whatever is priced
     assert all(t.start < t.end for t in measured.transfers())
+
+
+def test_a_rank_sleeps_before_each_message_that_it_waits_for_though_it_was_posted_before(tmp_path):
+    def program(rank):
+        group, sleeps = rank.group(), []
+        group.recorder.jitter = lambda: sleeps.append(group._began)
+        if rank.index == 0:
+            for i in range(3):
+                group.isend(torch.zeros(1), 1, site="x")
+            return {"sent": len(sleeps)}
+        posted = [group.irecv(None, 0, site="x") for _ in range(2)]
+        assert not sleeps
+        for handle in posted:
+            handle.wait()
+        group.recv(0, site="x")
+        return {"taken": len(sleeps)}
+
+    result = launch(program, 2, directory=tmp_path / "run").result
+    assert result["sent"] == result["taken"] == 3
+
+
+def test_after_the_first_value_that_is_not_finite_no_message_is_looked_through(tmp_path):
+    def program(rank):
+        from bigtrain_lab.runtime import recording
+        looked, is_finite = [], recording.is_finite
+        recording.is_finite = lambda tensor: looked.append(1) or is_finite(tensor)
+        for value in (1.0, torch.nan, 1.0, torch.nan, torch.inf):
+            if rank.index == 0:
+                rank.group().isend(torch.tensor(value), 1)
+            else:
+                rank.group().recv(0)
+        return {"looked": len(looked)} if rank.index == 0 else {}
+
+    run = launch(program, 2, directory=tmp_path / "run")
+    assert run.result["looked"] == 2 and [e.rank for e in run.trace() if e.kind == NOT_FINITE] == [0]
 
 
 def test_spans_do_not_nest(tmp_path):

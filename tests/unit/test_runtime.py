@@ -8,12 +8,14 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh, Scalar, Span
 from bigtrain_lab.runtime import RankFailed, Run, launch
-from bigtrain_lab.runtime.log import Log, Tail
+from bigtrain_lab.runtime.log import EventLog, Log, LogUnwritable, Tail
+from bigtrain_lab.runtime.process import Job, work
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import step, warm_up
 
@@ -284,6 +286,22 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
             file.write(bytes([byte]))
         found += tail.new()
     assert [type(item).__name__ for item in found] == ["Logged", "Mark"] and found[0].measured.start == 5
+
+
+@pytest.mark.parametrize("program, code", [(lambda rank: {}, 0), (lambda rank: 1 / 0, 1)])
+def test_work_leaves_no_file_open(program, code, tmp_path):
+    """A rank that torchrun started works in a process that goes on, and may work again."""
+    job = Job(str(tmp_path), Mesh(world=1), None, time.monotonic_ns(), "")
+    assert work(0, job, lambda: program) == code
+    assert (tmp_path / "events-0.jsonl").exists() and not [f for f in psutil.Process().open_files() if Path(f.path).parent == tmp_path]
+
+
+def test_a_log_that_is_closed_takes_no_line_into_another_file(tmp_path):
+    log = EventLog(tmp_path / "log", 0)
+    log.close()
+    with open(tmp_path / "other", "wb"), pytest.raises(LogUnwritable):  # its number is the log's, which was free again
+        log.write("@done", 0)
+    assert (tmp_path / "other").read_bytes() == b""
 
 
 def test_other_versions_and_other_directories_are_refused(tmp_path):
