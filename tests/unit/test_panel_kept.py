@@ -250,6 +250,8 @@ def test_what_a_class_raises_about_a_kept_run_is_told_beside_it(kept, tmp_path, 
     kept.bar.past.value = last
     assert kept.problem.startswith("ZeroDivisionError: division by zero (in") and "damaged" not in kept.problem
     assert kept.run.directory == failed.directory and kept.experiment.trouble == "raise"
+    with pytest.raises(Impossible, match="ZeroDivisionError"):
+        kept.reopen(last.directory)
     monkeypatch.setattr("bigtrain_lab.panel.panel.reopened", lambda *_: [][0])
     kept.bar.past.value = first
     assert kept.problem.startswith("IndexError: list index out of range")
