@@ -270,8 +270,7 @@ class Panel(widgets.VBox):
             run, experiment, traces = reopened(directory, own)
             if type(experiment) is not own:
                 self.settings.fit(experiment)
-                self._heading.value = table.heading(experiment.question)
-            self.settings.experiment = experiment  # with what its run kept
+            self.settings.experiment, self._heading.value = experiment, table.heading(experiment.question)  # with what its run kept
         self.set(**experiment.model_dump())
         with self._lock:
             self.run, self._thread = run, None
