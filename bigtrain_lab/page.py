@@ -16,6 +16,7 @@ from string import Template
 from . import __version__, report
 from .core import CLOCKS, Trace
 from .experiments import Experiment
+from .experiments.experiment import asked
 from .panel import table
 from .panel.trouble import trouble
 from .player import LOOK, Player, pack
@@ -64,8 +65,8 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
     ended = [] if run is None or run.state == "done" else [trouble(run.diagnosis or STILL, run)]
-    style = "".join([(HERE / "page.css").read_text(), Player._css, table.STYLE.removeprefix("<style>").removesuffix("</style>")])
-    script = f'\n{Player._esm}\n{(HERE / "page.js").read_text()}'
+    style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE.removeprefix("<style>").removesuffix("</style>")])
+    script = f'\n{Player._esm}\n{(HERE / "page.js").read_text(encoding="utf-8")}'
     name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
     written = PAGE.substitute(
         version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script), keys=escape(KEYS),
@@ -101,11 +102,11 @@ def told(run: Run) -> str:
 
 
 def settings(trace: Trace, experiment: Experiment | None) -> str:
-    """Each setting; those that are not at their defaults stand out."""
+    """Each setting that has an effect; those that are not at their defaults stand out."""
     if experiment:
-        values, changed = report.settings(experiment), report.settings(experiment, changed_only=True)
+        values, changed = report.in_effect(experiment), report.settings(experiment, changed_only=True)
     else:
-        values = changed = {n: v for n, v in trace.settings.items() if n not in ("experiment", "unfinished")}
+        values = changed = asked(trace.settings)
     return "".join(f'<div{" class=btl-changed" if name in changed else ""}><dt>{escape(name)}</dt><dd>{escape(report.setting(value))}</dd></div>'
                    for name, value in values.items())
 

@@ -32,8 +32,8 @@ LOOK = {
 class Player(anywidget.AnyWidget):
     """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels, None to fit the ranks."""
 
-    _esm = "".join((HERE / name).read_text() for name in ("player_picture.js", "player.js"))
-    _css = (HERE / "player.css").read_text()
+    _esm = "".join((HERE / name).read_text(encoding="utf-8") for name in ("player_picture.js", "player.js"))
+    _css = (HERE / "player.css").read_text(encoding="utf-8")
     data = traitlets.Bytes(b"").tag(sync=True)
     note = traitlets.Unicode("").tag(sync=True)
     live = traitlets.Bool(False).tag(sync=True)

@@ -168,14 +168,21 @@ def settings(experiment, changed_only: bool = False) -> dict[str, object]:
             if not (changed_only and value == fields[name].get_default(call_default_factory=True))}
 
 
+def in_effect(experiment) -> dict[str, object]:
+    """The settings without those that have no effect beside the others."""
+    idle = {name.replace("_", "-") for name in experiment.idle_settings(experiment.model_dump())}
+    return {name: value for name, value in settings(experiment).items() if name not in idle}
+
+
 def setting(value) -> str:
     """A setting's value in a sentence."""
     return {True: "on", False: "off", "": "none"}.get(value, str(value)) if isinstance(value, (bool, str)) else str(value)
 
 
 def told_settings(experiment) -> str:
-    """The settings that differ from their defaults: "schedule gpipe, ranks 8"."""
-    return ", ".join(f"{name} {setting(value)}" for name, value in settings(experiment, changed_only=True).items())
+    """The settings that have an effect and differ from their defaults: "schedule gpipe, ranks 8"."""
+    used = in_effect(experiment)
+    return ", ".join(f"{name} {setting(value)}" for name, value in settings(experiment, changed_only=True).items() if name in used)
 
 
 def changes(was, now) -> list[str]:

@@ -18,24 +18,24 @@ def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERAN
     """Sentences on missing names, shapes and values of `found` against `expected`; arrays or tensors by name."""
     findings = [f"{name} is missing" for name in expected if name not in found]
     findings += [f"{name} should not be there" for name in found if name not in expected]
-    pairs = {name: (np.asarray(found[name], dtype=np.float64), np.asarray(expected[name], dtype=np.float64))
-             for name in expected if name in found}
-    whole = math.sqrt(sum(float(np.sum(b * b)) for _, b in pairs.values()))
-    for name, (a, b) in pairs.items():
-        if a.shape != b.shape:
-            findings.append(f"{name} has shape {a.shape}, expected {b.shape}")
-            continue
-        off, size = float(np.linalg.norm(a - b)), max(float(np.linalg.norm(b)), 1e-3 * whole)
-        if not off <= tolerance * size:  # nan fails too
-            findings.append(f"{name} is off by {off / size if size else off:.2e}, allowed {tolerance:.0e}{factor(a, b)}")
-    return findings
+    shapes = {name: (exact(found[name]).shape, exact(expected[name]).shape) for name in expected if name in found}
+    findings += [f"{name} has shape {a}, expected {b}" for name, (a, b) in shapes.items() if a != b]
+    errors = relative_errors({name: found[name] for name, (a, b) in shapes.items() if a == b}, expected)
+    allowed = tolerance if any(np.any(exact(b)) for b in expected.values()) else 0.0
+    return findings + [f"{name} is off by {off:.2e}, allowed {tolerance:.0e}{factor(exact(found[name]), exact(expected[name]))}"
+                       for name, off in errors.items() if not off <= allowed]  # nan fails too
 
 
-def worst(found: Mapping, expected: Mapping) -> float:
-    """The largest relative error of any tensor, as `tensors_differ` measures it; the names and shapes must agree."""
-    pairs = [(np.asarray(found[name], dtype=np.float64), np.asarray(expected[name], dtype=np.float64)) for name in expected]
-    whole = math.sqrt(sum(float(np.sum(b * b)) for _, b in pairs))
-    return max(float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-3 * whole) for a, b in pairs)
+def relative_errors(found: Mapping, expected: Mapping) -> dict[str, float]:
+    """|a - b| / max(|b|, 1e-3 |g|) of each tensor of `found`, whose shapes must be those expected; |a - b| where all of g is zero."""
+    whole = math.sqrt(sum(float(np.linalg.norm(exact(b))) ** 2 for b in expected.values()))
+    sizes = {name: max(float(np.linalg.norm(exact(expected[name]))), 1e-3 * whole) for name in found}
+    return {name: float(np.linalg.norm(exact(found[name]) - exact(expected[name]))) / (size or 1.0) for name, size in sizes.items()}
+
+
+def exact(tensor) -> np.ndarray:
+    """In float64, in which differences of any other number format are taken."""
+    return np.asarray(tensor, dtype=np.float64)
 
 
 def factor(a, b) -> str:

@@ -93,7 +93,7 @@ def show(path: Asked = None) -> int:
     if run:
         console.print(f"{run.settings['name']} on {run.ranks} ranks, started {run.settings['started']}: {run.state}", style="bold")
     if experiment:
-        console.print(", ".join(f"{name} {value}" for name, value in report.settings(experiment).items() if value != ""))
+        console.print(", ".join(f"{name} {value}" for name, value in report.in_effect(experiment).items() if value != ""))
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
     if run and run.state != "done":
         console.print(run.diagnosis or "Its ranks are still at work.")
@@ -112,6 +112,7 @@ def compare(*paths: Place,
             clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times; modelled ones where all have them, else predicted ones")] = None,
             ) -> int:
     """Put runs or saved traces side by side: settings, quantities, the first event that differs, the weights."""
+    from ..checks.differences import first_difference
     from . import side_by_side
     from .screen import amounts_apart, screen, settings_apart
 
@@ -127,7 +128,7 @@ def compare(*paths: Place,
     if lines:
         console.print(amounts_apart(letters, traces[0].clock, lines))
     for side, trace in zip(sides[1:], traces[1:], strict=True):
-        pair, difference = f"{letters[0]} and {side.letter}", side_by_side.first_difference(traces[0], trace)
+        pair, difference = f"{letters[0]} and {side.letter}", first_difference(traces[0], trace)
         console.print(f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.", soft_wrap=True)
         if returned := side_by_side.results_differ(sides[0], side):
             console.print(f"{pair}, what the ranks returned: {returned}", soft_wrap=True)

@@ -1,12 +1,10 @@
-"""Runs side by side: the settings that differ, each quantity, the first event that differs, and what the ranks returned.
+"""Runs side by side: the settings that differ, each quantity, and what the ranks returned.
 
-Everything is compared with the first run that is named. Nothing here prints: screen.py shows the sentences and rows.
+Everything is compared with the first run that is named; checks/differences.py finds what differs in events and arrays. Nothing
+here prints: screen.py shows the sentences and rows.
 """
 
-import math
-from collections import defaultdict
 from collections.abc import Iterable
-from itertools import zip_longest
 from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -15,15 +13,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from .. import report
-from ..checks.clocks import by_lane
+from ..checks import differences
 from ..core import Impossible, Trace
-from ..figures.words import label
+from ..experiments.experiment import asked
 from ..runtime import Run
-from ..words import duration, size
 from .reopen import Reopened, reopen
 
 PREFERRED = ("modelled", "predicted", "measured")
-RANKED = ("Span", "Transfer", "Memory")  # of differences at the same time, what is told
 
 
 class Side(NamedTuple):
@@ -36,7 +32,7 @@ class Side(NamedTuple):
     @property
     def settings(self) -> dict:
         given = self.opened.run.settings["settings"] if self.opened.run else next(iter(self.opened.traces.values())).settings
-        return {name: value for name, value in given.items() if name not in ("experiment", "unfinished")}
+        return asked(given)
 
     @property
     def name(self) -> str:
@@ -107,79 +103,14 @@ def lines(found: list[Side], traces: list[Trace]) -> list[Line]:
     return [Line(name, each, [report.gap(each[0], other) if each[0] and other else "" for other in each[1:]]) for name, each in rows]
 
 
-# -- events --------------------------------------------------------------------------------------------------------
-
-
-def first_difference(a: Trace, b: Trace) -> str | None:
-    """The earliest event in which two traces of one unit differ, in words; None where they are the same, event for event."""
-    scale = math.lcm(a.ticks_per_unit, b.ticks_per_unit)
-    ours, theirs = (rows_of(trace, scale // trace.ticks_per_unit) for trace in (a, b))
-    differing = []
-    for row in sorted(ours | theirs):
-        pair = next((pair for pair in zip_longest(ours.get(row, []), theirs.get(row, [])) if pair[0] != pair[1]), None)
-        if pair:
-            rank, _, kind_of_event = row
-            start = min(event[3] for event in pair if event)
-            differing.append((start, RANKED.index(kind_of_event), rank, *pair))
-    if not differing:
-        return None
-    _, _, rank, x, y = min(differing, key=lambda each: each[:3])
-    return f"rank {rank}, {told(x, y, lambda ticks: duration(ticks / scale, a.unit))}"
-
-
-def rows_of(trace: Trace, scale: int) -> dict[tuple, list[tuple]]:
-    """(rank, lane, sort of event) -> the events there, as `by_lane` has them, with this many ticks for each of the trace's."""
-    rows = defaultdict(list)
-    for (rank, lane), events in by_lane(trace).items():
-        for event in events:
-            rows[rank, lane, event[0]].append((*event[:3], event[3] * scale, event[4] * scale, *event[5:]))
-    return dict(rows)
-
-
-def told(x: tuple | None, y: tuple | None, time) -> str:
-    """What differs between two events, the first thing that does."""
-    if x and y and x[:3] != y[:3] and x[3] == y[3]:
-        return f"{thing(x)} against {thing(y)} at {time(x[3])}"
-    if x is None or y is None or x[:3] != y[:3]:
-        return " against ".join("nothing" if event is None else f"{thing(event)} at {time(event[3])}" for event in (x, y))
-    place = next(place for place in range(3, 7) if x[place] != y[place])
-    word, say = {3: ("at", time), 4: ("until", time), 5: ("with", size), 6: ("with weight version", str)}[place]
-    return f"{thing(x)} {word} {say(x[place])} against {say(y[place])}"
-
-
-def thing(event: tuple) -> str:
-    what, kind, name = event[0], event[1], label(event[2], with_stage=True)
-    return {"Span": name, "Transfer": f"the message of {name}", "Memory": f"{kind} after {name}" if name else kind}[what]
-
-
-# -- results -------------------------------------------------------------------------------------------------------
-
-
 def results_differ(a: Side, b: Side) -> str | None:
-    """What the ranks returned (weights, losses), in a sentence; None where a prediction is among the two, since it returns nothing.
-
-    A tensor is off by |b - a| / max(|a|, 1e-3 |all of A|), as checks.parity measures it: of one that is zero up to rounding no more
-    can be said.
-    """
+    """What the ranks returned (weights, losses), in a sentence; None where a prediction is among the two, since it returns nothing."""
     if not (a.opened.run and b.opened.run):
         return None
     for side in (a, b):
         if side.opened.run.state != "done":
             return f"not compared, since {side.letter} is {side.opened.run.state}."
-    ours, theirs = returned(a.opened.run), returned(b.opened.run)
-    alone = [(side.letter, only) for side, only in ((a, ours.keys() - theirs.keys()), (b, theirs.keys() - ours.keys())) if only]
-    if alone:
-        letter, names = alone[0]
-        return f"of different models: only {letter} has {min(names)}" + (f" and {len(names) - 1} more." if len(names) > 1 else ".")
-    shapes = [name for name in ours if ours[name].shape != theirs[name].shape]
-    if shapes:
-        return f"of different models: {shapes[0]} has shape {ours[shapes[0]].shape} against {theirs[shapes[0]].shape}."
-    floor = 1e-3 * math.sqrt(sum(norm(array) ** 2 for array in ours.values()))
-    off = {name: norm(theirs[name] - ours[name]) / max(norm(ours[name]), floor) for name in ours if not same_bits(ours[name], theirs[name])}
-    if not off:
-        return f"equal bit for bit, in all {len(ours)} tensors."
-    worst = max(off, key=lambda name: math.inf if math.isnan(off[name]) else off[name])
-    return f"{len(off)} of {len(ours)} tensors differ, most {worst}: by {off[worst]:.3g} of its norm."
+    return differences.arrays_apart(returned(a.opened.run), returned(b.opened.run), (a.letter, b.letter))
 
 
 def returned(run: Run) -> dict[str, np.ndarray]:
@@ -187,12 +118,3 @@ def returned(run: Run) -> dict[str, np.ndarray]:
         return run.result
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise Impossible(f"The results in {run.directory} cannot be read ({error}): run it again.") from error
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
-
-
-def norm(array: np.ndarray) -> float:
-    """|a|_2 in float64; nan where it holds one."""
-    return float(np.linalg.norm(array.astype(np.float64)))

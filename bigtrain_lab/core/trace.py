@@ -253,7 +253,7 @@ class Trace:
     def load(cls, path) -> "Trace":
         """Read what `save` wrote; Impossible where the file is not that, or of another version."""
         try:
-            lines = Path(path).read_text().splitlines()
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
             magic, version, header = json.loads(lines[0])
             if magic != MAGIC:
                 raise ValueError(magic)
@@ -264,6 +264,8 @@ class Trace:
         if version != VERSION:
             raise Impossible(f"{path} has trace version {version}, this library reads {VERSION}: save it again with this one.")
         try:
+            if header["clock"] not in CLOCKS or not isinstance(header.get("settings", {}), dict):
+                raise ValueError(header)
             return cls(tuple(event_of(name, values) for name, *values in map(json.loads, lines[1:])), **header)
         except (ValueError, KeyError, TypeError) as error:
             raise Impossible(f"{path} is cut off or damaged: save the trace again.") from error

@@ -232,6 +232,8 @@ def test_show_reopens_a_run(cli, done):
     assert re.search(r"pipeline on 2 ranks, started .*: done", out)
     assert f"\nAgain: bigtrain run pipeline {' '.join(SMALL)}\n" in out
     assert row(out, "step time")[:2] == ["9 slots", "9 slots"] and "modelled: 1 step, 9 slots" in out
+    assert "schedule 1f1b, ranks 2, " in out and "fault none" in out
+    assert not any(name in out for name in ("fault-rank", "fault-at", "stashing", "chunks")), "these have no effect here"
     assert re.search(r"^loss .* \(2 values\)$", out, re.M)
 
 

@@ -161,6 +161,8 @@ def test_a_trace_survives_its_file(tmp_path):
 
 @pytest.mark.parametrize("content,words", [
     (json.dumps(["bigtrain-trace", 1, {"clock": "modelled"}]) + '\n["span", 0, "comp', "cut off or damaged"),
+    (json.dumps(["bigtrain-trace", 1, {"clock": "foo"}]), "cut off or damaged"),
+    (json.dumps(["bigtrain-trace", 1, {"clock": "modelled", "settings": "x"}]), "cut off or damaged"),
     ("", "is not a trace"), ("{}", "is not a trace"), ('["other", 1, {}]', "is not a trace"),
     (json.dumps(["bigtrain-trace", 99, {}]), "trace version 99, this library reads 1")])
 def test_another_file_is_refused(tmp_path, content, words):

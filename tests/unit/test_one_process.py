@@ -129,6 +129,7 @@ def test_differences_are_told():
     assert "missing" in tensors_differ({}, {"w": 1.0})[0] and "should not be there" in tensors_differ({"w": 1.0}, {})[0]
     assert "shape" in tensors_differ({"w": np.ones(3)}, {"w": np.ones(4)})[0]
     assert tensors_differ({"w": np.array([np.nan])}, {"w": np.ones(1)})
+    assert tensors_differ({"w": np.full(1, 1e-14)}, {"w": np.zeros(1)}) == ["w is off by 1.00e-14, allowed 1e-12"] and not tensors_differ(b, {**b})
     assert tensors_differ({"w": np.ones(4) * (1 + 2e-12)}, {"w": np.ones(4)})
 
 

@@ -86,8 +86,9 @@ def test_it_tells_the_run_in_words(done):
     experiment, run = done
     said = Elements(page(traces_of(*done), *done)).said
     for words in (experiment.question, "pipeline on 2 ranks", ": done.", "step time 9 slots 9 slots", "✓ equal", "In all,", "modelled: 9 slots a step",
-                  "bigtrain run pipeline --ranks 2", "micro-batches 2", "stashing on"):
+                  "bigtrain run pipeline --ranks 2", "micro-batches 2", "tied off", "fault none"):
         assert words in said, words
+    assert not any(words in said for words in ("stashing", "chunks", "fault-rank", "fault-at")), "these have no effect here"
     assert re.search(r"loss [\d.]+ -> [\d.]+ \(2 values\)", said)
 
 
@@ -95,7 +96,7 @@ def test_the_player_is_in_it_as_it_is_and_nothing_is_asked_for(done):
     text = page(traces_of(*done), *done)
     held = Elements(text)
     assert Player._esm in held.text("script", type="module") and Player._css in held.text("style")
-    assert (HERE / "page.js").read_text() in held.text("script", type="module")
+    assert (HERE / "page.js").read_text(encoding="utf-8") in held.text("script", type="module")
     assert not re.search(r"https?:|//cdn|@import|url\(|\bimport[ (]|fetch\(", text)
     assert not any(set(about) & {"src", "href", "srcset", "action", "style"} for _, about in held.found)
     assert not any(name.startswith("on") for _, about in held.found for name in about)
@@ -121,8 +122,9 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
     assert not held.all("img") and not held.all("b")[1:] and len(held.all("script")) == 2  # the one <b>: a sentence of the whole
     assert str(evil).split("\u2028")[0] in held.said
     assert json.loads(held.packed()["predicted"]) == json.loads(pack(replace(trace, events=(odd, *trace.events[1:]))))
-    plain = page({"predicted": replace(trace, settings={"<i>": "</script><i>", "experiment": "<i>", "half": "\udce9"})})
+    plain = page({"predicted": replace(trace, settings={"facts": {"profile": "kept aside"}, "<i>": "</script><i>", "experiment": "<i>", "half": "\udce9"})})
     assert not Elements(plain).all("i") and "</script><i>" in Elements(plain).said and plain.encode()
+    assert "kept aside" not in Elements(plain).said
 
 
 def broken(rank):

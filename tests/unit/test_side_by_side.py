@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bigtrain_lab.cli import main
-from bigtrain_lab.cli.side_by_side import first_difference
+from bigtrain_lab.checks.differences import arrays_apart, first_difference
 from bigtrain_lab.core import Memory, Span, Trace, Transfer
+from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 
@@ -148,6 +149,25 @@ def test_a_run_that_failed_is_compared_as_far_as_it_went(cli, runs, copy):
     assert (code, err) == (0, "") and ": failed" in out and "A and B, what the ranks returned: not compared, since B is failed." in out
     assert cells(out, "step time") == ["9 slots", "–"]
     assert re.search(r"A and B, modelled: first difference: rank 1, 1B1 at \d slots against nothing\.", out)
+
+
+@pytest.mark.parametrize("ours, theirs, said", [
+    ([0.0, 0.0], [3.0, 4.0], "1 of 1 tensors differ, most w: by 5, where A has zeros alone."),
+    ([True, False], [True, True], "1 of 1 tensors differ, most w: by 1 of its norm."),
+    (np.array([3, 4], np.uint8), np.array([2, 4], np.uint8), "1 of 1 tensors differ, most w: by 0.2 of its norm."),
+    ([3.0, 4.0], [3.0, np.nan], "1 of 1 tensors differ, most w: by nan of its norm."),
+    (np.array([1.0], np.float32), np.array([1.0]), "1 of 1 tensors differ, most w: by 0 of its norm."),
+    ([0.0], [0.0], "equal bit for bit, in all 1 tensors."),
+])
+def test_arrays_of_any_number_format_are_compared(ours, theirs, said):
+    assert arrays_apart({"w": np.asarray(ours)}, {"w": np.asarray(theirs)}) == said
+
+
+def test_what_a_run_measured_before_is_no_setting(cli, tmp_path):
+    for name, cut in (("a", "equal"), ("b", "balanced")):
+        save(tmp_path / name, Partition, partition=cut)
+    out = cli("compare", tmp_path / "a", tmp_path / "b")[1]
+    assert cells(out, "partition") == ["equal", "balanced"] and "facts" not in out and "cuts" not in out
 
 
 # -- the first difference ----------------------------------------------------------------------------------------
