@@ -127,6 +127,19 @@ def require_room(pieces: Sequence[Piece], devices: int, most_replicas: int = 1) 
                          f"replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}.")
 
 
+class Share(NamedTuple):
+    """What a stage took for a micro-batch, and its share of what all took."""
+
+    time: float
+    share: float
+
+
+def stage_shares(trace: Trace, stages: int) -> list[Share]:
+    """Of each of so many stages; zeros where the trace does not reach it. A perfect share is 1 / stages."""
+    took = (stage_times(trace) + [0.0] * stages)[:stages]
+    return [Share(time, time / (sum(took) or 1)) for time in took]
+
+
 def stage_times(trace: Trace) -> list[float]:
     """What each stage took for one micro-batch, all but its updates: the mean over the trace, in its unit."""
     took: dict[int, int] = defaultdict(int)

@@ -13,7 +13,7 @@ import anywidget
 import traitlets
 
 from .core import MEMORY_KINDS, Memory, Span, Trace, Transfer
-from .core.waited import waits
+from .core.waited import waited
 from .figures import palette, words
 from .figures.timeline import rows_of
 
@@ -69,11 +69,11 @@ def pack(trace: Trace) -> bytes:
     end = max((e.end for e in trace.events), default=0)
     rows = rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
-    label, waited = words.labels(trace), waits(trace)
+    label, waits = words.labels(trace), waited(trace)
     spans, transfers, inside = [], [], []
     for e in trace.events:
         if isinstance(e, Span):
-            wait = waited.get((e.rank, e.lane, e.name))
+            wait = waits.get((e.rank, e.lane, e.name))
             message = wait and wait.message
             spans.append([number[e.rank, e.lane], e.kind[:1], e.name, label[e.name], e.start - start, e.end - start, e.version,
                           wait.ticks if wait else 0, message.name if message else "", message.src if message else -1])

@@ -13,7 +13,7 @@ class Waited(NamedTuple):
     message: Transfer | None
 
 
-def waits(trace: Trace) -> dict[tuple[int, str, str], Waited]:
+def waited(trace: Trace) -> dict[tuple[int, str, str], Waited]:
     """(rank, lane, name) -> how long the span waited and for which message; spans that did not wait are left out."""
     first = min((e.start for e in trace.events), default=0)
     spans, arrivals = defaultdict(list), defaultdict(list)

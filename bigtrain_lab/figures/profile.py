@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..core import Impossible, Trace
-from ..partition import stage_times
+from ..partition import stage_shares
 from ..words import duration
 from . import palette
 from .timeline import look
@@ -37,14 +37,13 @@ def profile(trace: Trace) -> go.Figure:
 def draw_stages(figure: go.Figure, trace: Trace, pieces: list, sizes: list[int]) -> None:
     """Left: bars in the colour of their stage, on one scale of shares; the dashed line is a perfect share."""
     whole, unit = sum(time for _, time in pieces), trace.settings["facts"]["unit"]
-    took = (stage_times(trace) + [0.0] * len(sizes))[:len(sizes)]  # of a run that has just begun, nothing
-    shares = [time / (sum(took) or 1) for time in took]
-    perfect, top = 1 / len(sizes), 1.28 * max(1 / len(sizes), *shares)
+    stages, perfect = stage_shares(trace, len(sizes)), 1 / len(sizes)
+    top = 1.28 * max(perfect, *(each.share for each in stages))
     first = 0
     for stage, size in enumerate(sizes):
-        colour, share = palette.version(stage), shares[stage]
+        colour, (time, share) = palette.version(stage), stages[stage]
         figure.add_bar(x=[first + (size - 1) / 2], y=[share], width=size - 0.06, marker=dict(color=colour, opacity=0.22, line_width=0),
-                       hovertext=f"stage {stage}: {share:.1%} of the work, {duration(took[stage], trace.unit)} a micro-batch",
+                       hovertext=f"stage {stage}: {share:.1%} of the work, {duration(time, trace.unit)} a micro-batch",
                        hoverinfo="text", row=1, col=1)
         above = perfect if perfect - LABEL * top < share < perfect else share  # the dashed line crosses no label
         figure.add_annotation(x=first + (size - 1) / 2, y=above, yanchor="bottom", text=f"stage {stage}<br><b>{share:.0%}</b>",

@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 
 from ..core import Impossible, Trace
-from ..core.waited import Waited, waits
+from ..core.waited import Waited, waited
 from ..words import duration, size
 from . import palette, words
 
@@ -58,7 +58,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
     figure.add_trace(go.Bar(
         y=rows, x=[trace.makespan * factor] * len(rows), base=0, orientation="h", name="idle", hoverinfo="skip", showlegend=legend,
         marker=dict(color="rgba(0,0,0,0)", line_width=0, pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25))), **cell)
-    waited, label = waits(trace), words.labels(trace)
+    waits, label = waited(trace), words.labels(trace)
     groups: dict = {}
     for span in spans:
         groups.setdefault(span.kind[:1] if colour == "phase" else span.version, []).append(span)
@@ -73,7 +73,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
             orientation="h", name=name, legendgroup=name, showlegend=told, text=texts if len(spans) <= LABELLED_SPANS else None,
             textposition="inside", insidetextanchor="middle", textangle=0, insidetextfont_color=palette.ink(paint),
             marker=dict(color=paint, line=dict(color=paint if len(spans) > LABELLED_SPANS else "white", width=1)),
-            hovertext=[hover(trace, s, start, waited.get((s.rank, s.lane, s.name))) for s in group], hoverinfo="text"), **cell)
+            hovertext=[hover(trace, s, start, waits.get((s.rank, s.lane, s.name))) for s in group], hoverinfo="text"), **cell)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=rows, ticksuffix="  ", **cell)
 
 
@@ -82,7 +82,7 @@ def order_of(key):
     return known.index(key) if key in known else len(known) if isinstance(key, str) else -1 if key is None else key
 
 
-def hover(trace: Trace, span, start: int, waited: Waited | None) -> str:
+def hover(trace: Trace, span, start: int, wait: Waited | None) -> str:
     """The lines that name a box: times, version, and what it waited for."""
     def time(ticks):
         return duration(trace.units(ticks), trace.unit)
@@ -91,8 +91,8 @@ def hover(trace: Trace, span, start: int, waited: Waited | None) -> str:
              f"{time(span.start - start)} to {time(span.end - start)} ({time(span.end - span.start)})"]
     if span.version is not None:
         lines.append(f"weight version {span.version}")
-    if waited:
-        message = waited.message
-        lines.append(f"waited {time(waited.ticks)}" + (
+    if wait:
+        message = wait.message
+        lines.append(f"waited {time(wait.ticks)}" + (
             f" for {message.name} from rank {message.src}, {size(message.bytes)}" if message else ""))
     return "<br>".join(lines)

@@ -1,12 +1,10 @@
 """The words on pictures: short labels of boxes, and the unit of a time axis."""
 
-import re
 from functools import lru_cache
 from itertools import pairwise
 
 from ..core import Trace
-
-ACTION = re.compile(r"(\d+)([A-Z])(\d+)")
+from ..core.trace import ACTION
 
 
 def labels(trace: Trace) -> dict[str, str]:

@@ -14,7 +14,7 @@ from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import GPTConfig, timing
-from bigtrain_lab.partition import Piece, Stage, balanced, by_sizes, passing, slowest, stage_time, stage_times, worst
+from bigtrain_lab.partition import Piece, Stage, balanced, by_sizes, passing, slowest, stage_shares, stage_time, stage_times, worst
 
 B = 7  # bytes a unit of time
 
@@ -110,6 +110,8 @@ def test_what_a_stage_took_is_its_mean_without_updates():
              Span(0, "compute", "B", "0B1", 5000, 8000), Span(0, "compute", "U", "0U1", 8000, 99000), Span(1, "compute", "F+B", "1F0+1B0", 0, 7000)]
     assert stage_times(Trace.of(spans, "modelled", ranks=2)) == [4.0, 7.0]
     assert stage_times(Trace.of([], "modelled")) == []
+    assert stage_shares(Trace.of(spans, "modelled", ranks=2), 3) == [(4, 4 / 11), (7, 7 / 11), (0, 0)]
+    assert stage_shares(Trace.of([], "modelled"), 2) == [(0, 0), (0, 0)]
 
 
 # -- the experiments --------------------------------------------------------------------------------------------------------
