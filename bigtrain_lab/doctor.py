@@ -164,7 +164,7 @@ def ports(ranks):
 
 
 def cores(ranks):
-    from .runtime.launch import cores as usable
+    from .runtime.machine import cores as usable
 
     return cores_finding(ranks, usable())
 
@@ -196,7 +196,7 @@ def container_limit() -> list[int]:
     """Bytes that a container still grants, where there is such a limit."""
     group = Path("/sys/fs/cgroup")
     try:
-        return [int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())]
+        return [int((group / "memory.max").read_text(encoding="utf-8")) - int((group / "memory.current").read_text(encoding="utf-8"))]
     except (OSError, ValueError):  # no such file, or the word "max"
         return []
 
@@ -238,7 +238,7 @@ def runs(ranks):
     place = Path("runs") if Path("runs").exists() else Path(".")
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as probe:
-            (Path(probe) / "log").write_text("x")
+            (Path(probe) / "log").write_text("x", encoding="utf-8")
     except OSError as error:
         return "fail", f"{place.resolve()} takes no files: {error.strerror or error}", "start in a folder of yours, or use --directory."
     free = shutil.disk_usage(place).free

@@ -6,6 +6,7 @@
 """
 
 import json
+import platform
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -27,10 +28,10 @@ def this_machine(measure: bool = True) -> Hardware | None:
     Impossible under torchrun where none was kept: its ranks cannot launch the two that would measure.
     """
     try:
-        kept = json.loads(kept_in().read_text())
-        if kept["version"] == VERSION and kept["torch"] == torch.__version__:
+        kept = json.loads(kept_in().read_text(encoding="utf-8"))
+        if key().items() <= kept.items():
             return hardware_of(kept)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # none was kept, or one that cannot be read: measure again
     if not measure:
         return None
@@ -44,10 +45,15 @@ def kept_in() -> Path:
     return Path(cache_directory()) / "bigtrain_lab" / "this-machine.json"
 
 
+def key() -> dict:
+    """What a kept profile is good for: a home directory may be shared by several machines."""
+    return {"version": VERSION, "torch": torch.__version__, "machine": platform.node()}
+
+
 def calibrate() -> Hardware:
     """Measure this machine now, and keep the profile in place of an earlier one."""
     path = kept_in()
-    found = {"version": VERSION, "torch": torch.__version__, **measured()}
+    found = {**key(), **measured()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(found, indent=1))

@@ -49,7 +49,7 @@ def line_of(directory: Path, rank: int) -> str:
     if place := status_of(directory, rank).get("place"):
         return str(frames.Place(*place))
     dump = Path(directory) / f"stacks-{rank}.txt"
-    place = frames.of_dump(dump.read_text(errors="replace")) if dump.exists() else None
+    place = frames.of_dump(dump.read_text(encoding="utf-8", errors="replace")) if dump.exists() else None
     return str(place) if place else ""
 
 
@@ -116,7 +116,7 @@ def has_culprit(directory: Path, exits: dict[int, Exit]) -> bool:
 def status_of(directory: Path, rank: int) -> dict:
     """What a rank said at its end; {} where it said nothing."""
     try:
-        return json.loads((Path(directory) / f"status-{rank}.json").read_text())
+        return json.loads((Path(directory) / f"status-{rank}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
@@ -152,7 +152,7 @@ def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
 
 def _crash(directory: Path, rank: int) -> str:
     dump = Path(directory) / f"stacks-{rank}.txt"
-    text = dump.read_text(errors="replace") if dump.exists() else ""
+    text = dump.read_text(encoding="utf-8", errors="replace") if dump.exists() else ""
     place = frames.of_dump(text) if "Fatal Python error" in text else None
     return f"\n  at {place}" if place else ""
 

@@ -44,7 +44,7 @@ def of_error(error: BaseException) -> Place | None:
 def is_whole(dump: Path) -> bool:
     """Whether faulthandler has written all of a dump: the outermost frame of each stack is a whole line, the main thread's last."""
     try:
-        return bool(re.search(r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z', dump.read_text(errors="replace"), flags=re.M))
+        return bool(re.search(r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z', dump.read_text(encoding="utf-8", errors="replace"), flags=re.M))
     except OSError:
         return False
 

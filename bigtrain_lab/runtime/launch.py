@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import platform
 import re
 import secrets
 import shutil
@@ -22,8 +21,6 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 
 import cloudpickle
@@ -33,6 +30,7 @@ from . import border, fresh
 from .devices import Devices, Node, choose, nccl_here, visible
 from .faults import Fault
 from .in_place import run_in_place
+from .machine import environment, versions
 from .process import Job
 from .run import FORMAT, Run, this_process
 from .watch import Watch
@@ -109,7 +107,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                    devices.of, devices.backend)
 
     if given:
-        return run_in_place(given, travelling, {**asked, **versions(), **(settings or {})}, prepare, stall_s)
+        return run_in_place(given, travelling, {**asked, **versions(), "settings": settings or {}}, prepare, stall_s)
     job = prepare([], choose([Node(ranks, visible())], device, nccl_here()))
     place = Path(job.directory)
     job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
@@ -236,21 +234,3 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
             path.rmdir()
         raise
     return path
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def versions() -> dict:
-    """What ranks on several machines must have alike."""
-    return {"version of " + name: version(name) for name in ("bigtrain_lab", "torch")}
-
-
-@lru_cache(maxsize=1)
-def environment() -> dict:
-    """What the run ran on."""
-    packages = {name: version(name) for name in ("torch", "numpy", "pydantic", "cloudpickle")}
-    return {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine(),
-            "cores": cores(), "packages": packages}

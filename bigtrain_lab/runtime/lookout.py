@@ -250,7 +250,7 @@ class Lookout:
     def _dump(self) -> None:
         self._dumped = True
         try:
-            with open(self._job.file("stacks", self.index, "txt"), "a") as file:
+            with open(self._job.file("stacks", self.index, "txt"), "a", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file)
         except OSError:
             pass

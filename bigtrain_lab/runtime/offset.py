@@ -38,7 +38,7 @@ def offset(times) -> Offset:
 def clock_id() -> str:
     """The same in two processes exactly where they read the same monotonic clock."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return file.read().strip() + os.readlink("/proc/self/ns/time")
     except OSError:
         return platform.node()

@@ -98,7 +98,7 @@ def capture_output(job: Job, index: int) -> None:
     os.close(log)
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    stacks = open(job.file("stacks", index, "txt"), "a")
+    stacks = open(job.file("stacks", index, "txt"), "a", encoding="utf-8")
     faulthandler.enable(stacks)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, stacks)

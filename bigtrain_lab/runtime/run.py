@@ -203,7 +203,7 @@ class Run:
     def output(self, rank: int) -> str:
         """What the rank printed."""
         path = self.directory / f"rank-{rank}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def summary(self) -> dict:
         """Step time, idle share, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
@@ -260,7 +260,7 @@ def steps_done(events, settings: dict) -> int:
 def read_settings(directory: Path) -> dict:
     """What the run was asked for; Impossible where the directory is no run's, or of another version."""
     try:
-        settings = json.loads((directory / "settings.json").read_text())
+        settings = json.loads((directory / "settings.json").read_text(encoding="utf-8"))
         version = settings["bigtrain-run"]
     except OSError as error:
         raise Impossible(f"{directory} is not a run directory: choose one that holds a settings.json ({error.strerror}).") from error

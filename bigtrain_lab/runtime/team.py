@@ -25,6 +25,7 @@ from . import border, peers
 from .board import PATIENCE_S, Board
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
+from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, offsets
 from .run import this_process
 
@@ -47,8 +48,6 @@ class Member(NamedTuple):
 
     @classmethod
     def here(cls, asked: dict) -> "Member":
-        from .launch import cores
-
         spaces = {}
         for name in ("net", "pid"):
             try:
@@ -206,11 +205,13 @@ def store_of_all(place: Place):
 
 
 def refuse_differences(asked: list[dict]) -> None:
-    """Impossible, naming a rank and what differs, where the ranks were not asked for the same."""
-    for rank, own in enumerate(asked):
-        for name in asked[0]:
-            if own.get(name) != asked[0][name]:
-                raise Impossible(f"Rank {rank} was started with {name.replace('_', '-')} {own.get(name)!r} and rank 0 with {asked[0][name]!r}: "
+    """Impossible, naming a rank and what differs, where the ranks were not asked for the same; the experiment's "settings" one by one."""
+    told = [{**{("launch", name): value for name, value in own.items() if name != "settings"},
+             **{("settings", name): value for name, value in own.get("settings", {}).items()}} for own in asked]
+    for rank, own in enumerate(told):
+        for key in told[0] | own:
+            if own.get(key) != told[0].get(key):
+                raise Impossible(f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and rank 0 with {told[0].get(key)!r}: "
                                  "give every node the same command and the same versions.")
 
 

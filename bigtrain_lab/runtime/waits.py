@@ -147,12 +147,19 @@ class RankState(NamedTuple):
     line: str
     cycle: bool
 
+    def is_sound(self) -> bool:
+        """Whether all is of its kind, as in a note that no hand and no disk has changed."""
+        kinds = (self.rank, int), (self.state, str), (self.what, str), (self.line, str), (self.cycle, bool), *((rank, int) for rank in self.on)
+        return all(type(value) is kind for value, kind in kinds)
+
 
 def noted(directory: Path) -> tuple[RankState, ...]:
-    """What the ranks of a run were at when it failed, by the note of its end; () where it did not fail, or is older."""
+    """What the ranks of a run were at when it failed, by the note of its end; () where it did not fail, is older, or its note is damaged."""
     try:
-        states = json.loads((directory / "end.json").read_text())["waits"]
-        return tuple(RankState(**{**state, "on": tuple(state["on"])}) for state in states)
+        states = json.loads((directory / "end.json").read_text(encoding="utf-8"))["waits"]
+        found = tuple(RankState(**{**state, "on": tuple(state["on"])}) for state in states)
+        ranks = {state.rank for state in found}
+        return found if all(map(RankState.is_sound, found)) and all(ranks.issuperset(state.on) for state in found) else ()
     except (OSError, ValueError, KeyError, TypeError):
         return ()
 

@@ -77,6 +77,16 @@ def test_files_stay_short(path):
     assert header or not lines, "a file begins with its idea"
 
 
+def test_text_is_read_and_written_as_utf_8():
+    """In whatever locale a machine runs: the pages and the player hold more than ASCII."""
+    for path in FILES:
+        for call in (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)):
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            binary = any(isinstance(word, ast.Constant) and "b" in str(word.value) for word in call.args[1:2])
+            if name in ("read_text", "write_text") and isinstance(call.func, ast.Attribute) or isinstance(call.func, ast.Name) and name == "open" and not binary:
+                assert "encoding" in {word.arg for word in call.keywords}, f"{path.relative_to(PACKAGE)}, line {call.lineno}: name the encoding"
+
+
 def test_a_long_file_needs_a_reason_of_its_own():
     assert not too_long(60, 60, "") and too_long(61, 60, "The idea, in a few lines.")
     assert too_long(61, 60, "Above 300 lines, since it is long.")
@@ -90,3 +100,12 @@ def test_ranks_never_import_what_only_a_notebook_needs():
     code = ("import sys, bigtrain_lab.experiments.pipeline, bigtrain_lab.runtime;"
             "print([m for m in ('plotly', 'ipywidgets', 'anywidget', 'IPython') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_the_runtime_s_modules_import_in_no_circle():
+    runtime = {f"bigtrain_lab.runtime.{p.stem}": p for p in FILES if part_of(p) == "runtime" and p.stem != "__init__"}
+    edges = {name: {other for found in imports(path) for other in runtime if found == other or found.startswith(other + ".")}
+             for name, path in runtime.items()}
+    while leaves := {name for name, targets in edges.items() if not targets & edges.keys()}:
+        edges = {name: targets for name, targets in edges.items() if name not in leaves}
+    assert not edges, f"these import each other: {sorted(edges)}"

@@ -2,6 +2,7 @@
 
 import random
 import socket
+import sys
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime import border, offset, peers, team
+from bigtrain_lab.runtime import border, launch, offset, peers, team
 from bigtrain_lab.runtime.peers import Peer
 
 NS = st.integers(1, 10**9)
@@ -135,6 +136,17 @@ def test_what_ranks_were_asked_for_must_be_alike():
     team.refuse_differences([{"steps": 3}, {"steps": 3}])
     with pytest.raises(Impossible, match="Rank 2 was started with micro-batches 4 and rank 0 with 8: give every node"):
         team.refuse_differences([{"micro_batches": 8}, {"micro_batches": 8}, {"micro_batches": 4}])
+
+
+def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_asked_for(monkeypatch):
+    under(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="29400")
+    monkeypatch.setattr(sys.modules[launch.__module__], "run_in_place", lambda place, program, asked, *_: asked)
+    asked = launch(lambda rank: None, 2, settings={"device": "a knob", "threads": 7})
+    assert (asked["device"], asked["threads"]) == ("cpu", 1)
+    team.refuse_differences([asked, asked])
+    for other in {"device": "another", "threads": 7}, {"device": "a knob"}, {"device": "a knob", "threads": 7, "more": 1}:
+        with pytest.raises(Impossible, match="Rank 1 was started with (device 'another'|threads None|more 1) and rank 0 with"):
+            team.refuse_differences([asked, {**asked, "settings": other}])
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -286,6 +287,17 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
             file.write(bytes([byte]))
         found += tail.new()
     assert [type(item).__name__ for item in found] == ["Logged", "Mark"] and found[0].measured.start == 5
+
+
+def test_no_locale_changes_what_a_run_says(tmp_path):
+    (tmp_path / "rank-0.log").write_text("naïve ✓", encoding="utf-8")
+    (tmp_path / "settings.json").write_text('{"bigtrain-run": 1, "ranks": 1, "record": true, "name": "é"}', encoding="utf-8")
+    (tmp_path / "end.json").write_text('{"state": "failed", "diagnosis": "ü", "waits": []}', encoding="utf-8")
+    code = ("import sys; from bigtrain_lab.runtime import Run; run = Run.open(sys.argv[1]);"
+            "print(ascii([run.output(0), run.settings['name'], run.diagnosis, run.waits]))")
+    ascii_only = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=ascii_only, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == ascii(["naïve ✓", "é", "ü", ()])
 
 
 @pytest.mark.parametrize("program, code", [(lambda rank: {}, 0), (lambda rank: 1 / 0, 1)])

@@ -45,6 +45,14 @@ def test_a_damaged_profile_is_measured_again(tmp_path, measurements):
     assert len(measurements) == 5
 
 
+def test_what_another_machine_has_kept_in_a_shared_home_is_not_this_one(monkeypatch, measurements):
+    this_machine()
+    monkeypatch.setattr(calibrate.platform, "node", lambda: "another")
+    assert this_machine(measure=False) is None
+    this_machine()
+    assert this_machine(measure=False) and len(measurements) == 2
+
+
 def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
     under_torchrun(monkeypatch)
     with pytest.raises(Impossible, match="run `bigtrain doctor` on it once, or choose another hardware profile"):

@@ -1,5 +1,6 @@
 """A rank that raises, exits, is killed or hangs: told in seconds, the right rank by its line, and nobody left."""
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import torch
 from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.log import EventLog
+from bigtrain_lab.runtime.waits import noted
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import after, fails, last_mark, step, until, warm_up
 
@@ -187,6 +189,17 @@ def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
         doing.follow()
     found = deadlock(doings)
     assert found is None if told is None else found.startswith(told) and found == found.strip()
+
+
+SOUND = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "", "cycle": False}
+
+
+@pytest.mark.parametrize("damage", [{"rank": "0"}, {"what": 3}, {"on": ["1"]}, {"on": [7]}, {"line": None}, {"cycle": 2}, {"state": []}, {"more": 1}])
+def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
+    other = {**SOUND, "rank": 1, "on": []}
+    for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
+        (tmp_path / "end.json").write_text(json.dumps({"state": "failed", "diagnosis": "", "waits": states}))
+        assert len(noted(tmp_path)) == told
 
 
 def test_messages_on_their_way_are_no_deadlock(tmp_path):
