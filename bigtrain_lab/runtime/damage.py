@@ -3,11 +3,11 @@
 The log of a rank that was done ends with "@done". What comes before a lost line still counts, and nothing after it.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..core import Span
+from .end import noted_end
 from .log import Log
 
 
@@ -27,15 +27,6 @@ def where_it_ends(log: Log) -> str:
         return ""
     last = next((item.measured.name for item in reversed(log.items) if isinstance(getattr(item, "measured", None), Span)), None)
     return f"after {last}" if last else "before its first step"
-
-
-def noted_end(directory: Path) -> dict | None:
-    """The state and the diagnosis that were noted at the end of the run, and the rank that told of it; None where there is no such note, or a damaged one."""
-    try:
-        end = json.loads((directory / "end.json").read_text(encoding="utf-8"))
-        return {"state": end["state"], "diagnosis": end["diagnosis"], "teller": end.get("teller")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def listed(told: list[str]) -> str:

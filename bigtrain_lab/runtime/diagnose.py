@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import frames
-from .process import FAILED, UNWRITABLE
+from .end import FAILED, UNWRITABLE
 from .waits import Doing, RankState, knot, ranks, said, state_of, untaken
 
 

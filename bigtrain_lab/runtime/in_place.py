@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from .border import Place
+from .end import INTERRUPTED
 from .log import LogUnwritable
-from .lookout import GRACE_S, INTERRUPTED, Lookout
+from .lookout import GRACE_S, Lookout
 from .process import work
 from .run import RankFailed, Run
 from .team import Team

@@ -28,6 +28,7 @@ import cloudpickle
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, fresh
 from .devices import Devices, Node, choose, nccl_here, visible
+from .end import INTERRUPTED
 from .faults import Fault
 from .in_place import run_in_place
 from .machine import environment, versions
@@ -118,7 +119,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
             watch.start()
             _live.add(watch)
     except KeyboardInterrupt:  # it came meanwhile, and is heard now that all ranks are watched
-        watch.stop("The run was interrupted.")
+        watch.stop(INTERRUPTED)
         raise
     return run
 

@@ -21,17 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core import Impossible, write_whole
-from . import damage, diagnose
+from . import diagnose
 from .diagnose import Doing, Exit
-from .process import FAILED
+from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, noted_end
 from .run import is_alive
 
-LOOK_S = 0.1
-VICTIMS_S = 2.0  # how long the rank that made victims may take to say so
 GRACE_S = 3.0  # for rank 0 to decide; and for a main thread to come by itself, once the run has failed
-STACKS_S = 1.0
 TELLER_S = 0.3  # for the rank that tells all of it
-INTERRUPTED = "The run was interrupted."
 
 
 class Lookout:
@@ -193,7 +189,7 @@ class Lookout:
             try:
                 os.link(own, path)
             except FileExistsError:
-                return damage.noted_end(self._directory) or end
+                return noted_end(self._directory) or end
             except OSError:  # a disk without links
                 own.replace(path)
         except (Impossible, OSError):
@@ -206,7 +202,7 @@ class Lookout:
     def _without_board(self) -> dict:
         """The machine of rank 0 has ended: how, by what the directory says."""
         time.sleep(0.5)  # a last word may be on its way
-        if end := damage.noted_end(self._directory):
+        if end := noted_end(self._directory):
             return end
         self._asked_to_end = True
         if self._parent not in (None, os.getppid()):

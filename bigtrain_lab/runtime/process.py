@@ -26,14 +26,13 @@ import torch.distributed as dist
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border, frames
 from .clock import Clock
+from .end import FAILED, UNWRITABLE
 from .faults import Fault, Strike
 from .group import is_lost
 from .log import EventLog, LogUnwritable
 from .meter import Meter
 from .rank import Rank
 from .recorder import Recorder
-
-FAILED, UNWRITABLE = 1, 74  # exit codes; any other one but 0 was the program's own doing
 
 
 @dataclass(frozen=True)

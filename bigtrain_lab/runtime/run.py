@@ -22,6 +22,7 @@ import numpy as np
 from ..core import Impossible, Span, Trace
 from ..core.trace import ACTION
 from . import damage
+from .end import noted_end
 from .log import Log, Logged, Tail
 from .waits import RankState, noted
 
@@ -69,7 +70,7 @@ class Run:
         if self._watch:
             return {"state": self._watch.state, "diagnosis": self._watch.diagnosis}
         running = is_alive(self.settings.get("launcher"))  # asked first: it writes the end before it ends
-        if end := damage.noted_end(self.directory):
+        if end := noted_end(self.directory):
             return end
         if running:
             return {"state": "running", "diagnosis": None}

@@ -16,10 +16,8 @@ from pathlib import Path
 from ..core import Impossible, write_whole
 from . import diagnose, frames
 from .diagnose import Doing, Exit
+from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S
 
-LOOK_S = 0.1  # between looks at the logs
-VICTIMS_S = 2.0  # how long the rank that made victims may take to end
-STACKS_S = 2.0  # how long a dump of stacks may take at most, on a machine that is busy
 NO_SERVER = 255  # what multiprocessing says of a rank whose fork server is gone
 SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
                 "were ended too. Run again: a new server starts by itself.")
@@ -81,7 +79,7 @@ class Watch:
             if self._stopped:
                 return "stopped", self._stopped
             if any(exit.code == -signal.SIGINT for exit in self._exits.values()):
-                return "stopped", "The run was interrupted."
+                return "stopped", INTERRUPTED
             if any(exit.code for exit in self._exits.values()):
                 deadline = deadline or time.monotonic() + VICTIMS_S
                 everybody = len(self._exits) == len(self._processes)
