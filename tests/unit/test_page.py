@@ -152,7 +152,7 @@ def test_a_failed_run_says_why_and_what_there_is(tmp_path):
 
 
 def test_a_deadlock_is_drawn_without_a_style_that_the_policy_forbids(tmp_path):
-    experiment = PipelineExperiment(**SMALL, fault="deadlock", fault_rank=1)
+    experiment = PipelineExperiment(**SMALL, fault="deadlock", fault_rank=1, fault_at=0)
     run = experiment.run(directory=tmp_path / "run")
     with pytest.raises(Exception, match="Deadlock"):
         run.wait()
