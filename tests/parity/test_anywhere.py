@@ -232,7 +232,8 @@ def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_
         again = launch(lambda rank: {"second": rank.index}, 2, directory="again")
         print([int(n) for n in run.result.values()], [int(n) for n in again.result.values()], torch.get_num_threads())
     """)
-    assert [(code, out.splitlines()[-1]) for code, out in ranks_by_hand(tmp_path, words, 2)] == [(0, "[1, 1] [0] 2")] * 2
+    for code, out in ranks_by_hand(tmp_path, words, 2):  # torch may have the last word, on a store that is gone
+        assert code == 0 and "[1, 1] [0] 2" in out.splitlines(), out
 
     def threads(rank):
         import torch
