@@ -1,10 +1,12 @@
 """What all tests share: the browser, and CI's rule that nothing may be skipped."""
 import os
+import signal
 
 import pytest
 
 from tools import setup
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it, and tests interrupt
 IN_CI = bool(os.environ.get("CI"))
 
 
