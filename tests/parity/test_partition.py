@@ -57,6 +57,7 @@ def test_the_cut_changes_no_weight():
     assert worst.slices != equal.slices
 
 
+@pytest.mark.slow
 def test_a_measured_profile_is_one_for_the_prediction_and_all_ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(timing, "FOR_S", 0.0)

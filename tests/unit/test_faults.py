@@ -51,7 +51,7 @@ def lab(name: str, fault: str, **settings) -> Experiment:
     return Experiment.named(name)(**{**LABS[name], "fault": fault, "fault_rank": 1, "fault_at": 4, **settings})
 
 
-@pytest.mark.parametrize("name", LABS)
+@pytest.mark.parametrize("name", [pytest.param(lab, marks=() if lab == "faults" else pytest.mark.slow) for lab in LABS])
 @pytest.mark.parametrize("fault", TOLD)
 def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(name, fault, tmp_path):
     run = lab(name, fault).run(directory=tmp_path / "run", **({"stall_s": 1.0} if fault == "hang" else {}))
@@ -75,7 +75,7 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(name, fault, tmp
     assert Run.open(run.directory).waits == run.waits
 
 
-@pytest.mark.parametrize("name", LABS)
+@pytest.mark.parametrize("name", [pytest.param(lab, marks=() if lab == "faults" else pytest.mark.slow) for lab in LABS])
 def test_a_straggler_is_slow_on_both_clocks_and_no_result_changes(name, tmp_path):
     slow, well = lab(name, "straggler"), lab(name, "none")
     assert slow.predict().busy(1) == SLOWER * well.predict().busy(1) and slow.predict().busy(2) == well.predict().busy(2)
@@ -96,7 +96,7 @@ def test_a_straggler_really_takes_longer(tmp_path):
     assert [s.end - s.start for s in Run.open(tmp_path / "run").trace().spans()] == [1000, SLOWER * 1000]
 
 
-@pytest.mark.parametrize("name", LABS)
+@pytest.mark.parametrize("name", [pytest.param(lab, marks=() if lab == "faults" else pytest.mark.slow) for lab in LABS])
 def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
     asked = lab(name, "nan")
     run = asked.run(directory=tmp_path / "run")

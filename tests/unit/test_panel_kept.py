@@ -26,6 +26,8 @@ from bigtrain_lab.runtime.run import this_process
 from tests.unit.ranks import until
 from tests.unit.test_panel import Waves, panel, patient  # noqa: F401  (fixtures)
 
+pytestmark = pytest.mark.slow  # each has runs of its own
+
 
 def ran(panel, **settings):
     """The panel after a run with these settings."""

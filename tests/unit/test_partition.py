@@ -234,6 +234,7 @@ def own_cache(tmp_path, monkeypatch):
 SMALL = dict(layers=4, width=16, heads=2, sequence=8, vocabulary=256, rows=1)
 
 
+@pytest.mark.slow
 def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
     asked = Partition(profiled="measured", partition="balanced", **SMALL)
     first = [piece.time for piece in asked.pieces]
@@ -250,6 +251,7 @@ def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
     assert [piece.time for piece in asked.replace(width=48).pieces] == [3, 3, 3, 3, 3, 9]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch):
     """Whatever the pieces take today, and on another machine; only the same model's times stand for it."""
     asked = Partition(profiled="measured", partition="balanced", **SMALL)
@@ -263,6 +265,7 @@ def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch):
     assert Partition(**asked.model_dump()).pieces != asked.pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timed", ["x", "times of the model", [[1, 2]]])
 def test_damaged_times_are_one_sentence(own_cache, timed):
     asked = Partition(profiled="measured", **SMALL)
