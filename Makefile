@@ -24,6 +24,9 @@ LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --Serve
        $(if $(wildcard notebooks/00_start_here.ipynb),--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb) \
        $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: help setup browser lab test quick bench notebooks clean
 
 help:
@@ -41,10 +44,10 @@ lab: setup
 	PATH="$(CURDIR)/.venv/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
 
 test: browser
-	$(PY) -m pytest tests $(ARGS)
+	$(PY) -m pytest tests $(TWO) $(ARGS)
 
 quick: setup
-	$(PY) -m pytest -m "not slow" $(wildcard tests/unit tests/parity) $(ARGS)
+	$(PY) -m pytest -m "not slow" $(wildcard tests/unit tests/parity) $(TWO) $(ARGS)
 
 bench: setup
 	$(PY) -m benchmarks $(ARGS)

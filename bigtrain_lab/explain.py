@@ -1,9 +1,10 @@
-"""Why a rank waits: one sentence for each bubble, read off the trace and the schedule's needs."""
+"""Why a rank waits, one sentence for each bubble, read off the trace and the schedule's needs; who would not have memory enough."""
 
 from .core import Scalar, Span, Trace
+from .core.peak import Peak, peak, readings
 from .core.trace import ACTION
 from .schedule import Action, Schedule
-from .words import duration
+from .words import by_kind, duration, exactly, size
 
 UNEVEN = 0.05  # idle share that no number of micro-batches mends, from which on it is told
 NOT_FINITE = "not finite"  # the kind of a scalar that says what was a rank's first value that is not finite
@@ -88,6 +89,28 @@ def not_finite(trace: Trace) -> list[str]:
         said.append(f"rank {sent[0].rank} sent the first such value in {sent[0].name}" + (", and all that it had received was finite" if sent[0] is first else ""))
     said += [f"the first report of one is the {e.name} (rank {e.rank})" for e in found if e not in sent][:1]
     return ["; ".join(said) + "."]
+
+
+def excesses(trace: Trace, capacity_bytes: int | None) -> list[Peak]:
+    """Of each rank that holds more than its device does, when it first does and what; the first in time first."""
+    ranks = range(trace.ranks if capacity_bytes is not None else 0)
+    found = (next((read for read in readings(trace, rank) if read.bytes > capacity_bytes), None) for rank in ranks)
+    return sorted(filter(None, found), key=lambda read: (read.start, read.rank))
+
+
+def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> list[str]:
+    """That a prediction does not fit into its devices, in a sentence: which rank at which action, how many bytes of what, and
+    `relief`, what would need less. Nothing where it fits."""
+    found = excesses(trace, capacity_bytes)
+    if trace.clock != "predicted" or not found:
+        return []
+    first, *others = found
+    most = peak(trace, first.rank).bytes
+    said = [f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place} ({by_kind(first.held)}), "
+            f"{exactly(first.bytes - capacity_bytes)} more than the {size(capacity_bytes)} of its device"]
+    said += [f"its peak would be {size(most)}"] if most > first.bytes else []
+    said += [f"so would {listed([each.rank for each in sorted(others, key=lambda each: each.rank)])}"] if others else []
+    return ["; ".join(said) + "." + (f" {relief}" if relief else "")]
 
 
 def told(name: str, schedule: Schedule) -> bool:

@@ -1,6 +1,6 @@
 """A run as one HTML file that plays in any browser: no kernel, no network, nothing beside it.
 
-The page holds the player as it is (player_picture.js, player.js, player.css); page.js stands in for the kernel's half of it.
+The page holds the player as it is (player_*.js, player.js, player.css); page.js stands in for the kernel's half of it.
 Clocks whose traces are equal travel once, as gzip in base64: a page of 3 steps on 4 ranks has 126 kB, 48 of them the player; one
 of 200 steps 1.3 MB. The page's policy lets the browser run this script and no other, by its hash, and load nothing at all.
 """
@@ -53,7 +53,7 @@ Keys: $keys. Written by bigtrain_lab $version.</footer>
 </body>
 </html>
 """)
-KEYS = "space plays and pauses, arrows step, + and - change the speed, z and x zoom, f shows all, s one step, v the weight versions, 1 2 3 choose a clock"
+KEYS = "space plays and pauses, arrows step, + and - change the speed, z and x zoom, f shows all, s one step, v the weight versions, p what the peak of memory holds, 1 2 3 choose a clock"
 STILL = "Its ranks were still at work when this page was written."
 
 
@@ -120,7 +120,7 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
         body = b64encode(gzip.compress(pack(trace).removeprefix(head), mtime=0)).decode()
         clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
         bodies += [body] if body not in bodies else []
-    limit = getattr(getattr(experiment, "profile", None), "memory_bytes", None)
+    limit = experiment.capacity_bytes if experiment else None
     return json.dumps({"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK}, separators=(",", ":"))
 
 

@@ -10,7 +10,7 @@ const PLAY_SECONDS = 12, SPEEDS = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8];  // at x1 t
 const CLOCKS = { predicted: "simulated: no process ran", modelled: "real processes, on the clock of the hardware profile",
   measured: "real processes, on this machine's wall clock" };
 const HELP = "space plays and pauses; arrows step from event to event; Home and End; + and - change the speed; "
-  + "z and x zoom, f fits all; v shows weight versions";
+  + "z and x zoom, f fits all; v shows weight versions; p lists what the peak of memory holds";
 
 const ICONS = { first: "M2 3h2v10H2z M13 3v10L5 8z", back: "M9.5 3v10L3 8z M11.5 3H13v10h-1.5z", play: "M4 2.5v11L13 8z",
   pause: "M4 3h3v10H4z M9 3h3v10H9z", next: "M6.5 3v10L13 8z M3 3h1.5v10H3z", last: "M12 3h2v10h-2z M3 3v10l8-5z" };
@@ -37,7 +37,7 @@ function buildDom(el) {
   button("slower", "−", "slower (-)"); d.speed = d.bar.appendChild(element("span", "btl-speed", "×1", { title: "speed" })); button("faster", "+", "faster (+)");
   button("out", "zoom −", "zoom out (x, or Ctrl and wheel)"); button("in", "+", "zoom in (z, or Ctrl and wheel)");
   button("step", "1 step", "one training step (s)"); button("fit", "all", "the whole trace (f)");
-  button("lens", "versions", "colour by weight version (v)");
+  button("lens", "versions", "colour by weight version (v)"); button("peak", "peak", "what is held at the peak of memory (p)");
   d.now = element("div", "btl-now", "", { "aria-live": "polite" });
   d.tip = element("div", "btl-tip", "");
   d.root.append(d.head, d.canvas, d.bar, d.now, d.tip);
@@ -58,7 +58,7 @@ function drawHead(d, v, note) {
     d.head.append(badge);
     if (v.lens) d.head.append(element("span", "btl-key", "boxes show the weight version they used (v0, v1, ...)"));
     else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
-    d.head.append(key("idle", `repeating-linear-gradient(135deg, ${v.theme.soft} 0 1px, transparent 1px 4px)`));
+    if (scene.idles) d.head.append(key("idle", `repeating-linear-gradient(135deg, ${v.theme.soft} 0 1px, transparent 1px 4px)`));
     look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) d.head.append(key(kind, colour, scene.kinds.indexOf(true) === k)); });
     if (scene.inside.some((readings) => readings.length)) d.head.append(key("read inside actions", look.inside));
   }
@@ -69,10 +69,10 @@ function drawHead(d, v, note) {
 function onKeyboard(d, act) {
   const keys = { " ": act.toggle, ArrowRight: () => act.jump(1), ArrowLeft: () => act.jump(-1), Home: () => act.seek(0), End: () => act.seek(Infinity),
     "+": () => act.faster(1), "=": () => act.faster(1), "-": () => act.faster(-1), z: () => act.zoom(0.5), x: () => act.zoom(2),
-    f: () => act.show("all"), s: () => act.show("step"), v: act.lens };
+    f: () => act.show("all"), s: () => act.show("step"), v: act.lens, p: act.peak, Escape: act.shut };
   d.root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
-    if (event.key === " " && event.target.tagName === "BUTTON") return;  // a focused button presses itself
+    if (event.key === " " && event.target.tagName === "BUTTON" || event.key === "Escape" && !("peak" in d.root.dataset)) return;  // a focused button presses itself
     event.preventDefault(); event.stopPropagation(); keys[event.key]();
   });
 }
@@ -82,7 +82,8 @@ function onPointer(d, v, act) {
   const at = (event) => { const box = d.canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
   d.canvas.addEventListener("pointerdown", (event) => {
     if (!v.scene || event.button) return;
-    const [x] = at(event);
+    const [x, y] = at(event), found = find(v, x, y);
+    if (found && "peak" in found) { event.preventDefault(); act.list(found.peak); return; }
     drag = event.shiftKey ? { x, from: v.from, to: v.to } : { scrub: true };
     d.canvas.setPointerCapture(event.pointerId);
     if (drag.scrub) act.seek(tOf(v, x));
@@ -93,6 +94,7 @@ function onPointer(d, v, act) {
     if (drag?.scrub) act.seek(tOf(v, x));
     else if (drag) act.window(drag.from - (x - drag.x) * (drag.to - drag.from) / v.layout.width, drag.to - drag.from);
     v.under = find(v, x, y); act.frame();
+    d.canvas.style.cursor = v.under && "peak" in v.under ? "pointer" : "";
     d.tip.style.display = v.under ? "block" : "none";
     if (!v.under) return;
     d.tip.replaceChildren(...tell(v, v.under).map((line, i) => element(i ? "div" : "b", "", line)));
@@ -127,7 +129,7 @@ function render({ model, el }) {
 
   function readTheme() {
     const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
-    v.theme = { bg: colour("--bg"), ink: colour("--ink"), soft: colour("--soft"), rule: colour("--rule"), accent: colour("--accent"), font: style.fontFamily };
+    v.theme = { bg: colour("--bg"), ink: colour("--ink"), soft: colour("--soft"), rule: colour("--rule"), accent: colour("--accent"), alarm: colour("--alarm"), font: style.fontFamily };
     dirty = true;
   }
   function resize() {
@@ -230,6 +232,8 @@ function render({ model, el }) {
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };
+  Object.assign(act, { list: (rank) => list.open(rank, true), peak: () => v.scene && list.toggle(), shut: () => list.close() });
+  const list = peakList(d, v, act);
   function load() {
     const old = v.scene, live = model.get("live");
     v.scene = readScene(model.get("data"), v.look); v.under = null; d.tip.style.display = "none";
@@ -240,7 +244,8 @@ function render({ model, el }) {
     drawHead(d, v, model.get("note"));
     revision++;
     Object.assign(data, { spans: v.scene?.spans.length ?? 0, clock: v.scene?.clock ?? "", end: has ? v.scene.end / v.scene.ticks : 0 });
-    if (!has) { setPlaying(false); data.revision = revision; return; }
+    if (!has) { list.close(); setPlaying(false); data.revision = revision; return; }
+    d.peak.style.display = v.scene.peaks.some(Boolean) ? "" : "none"; list.renew();
     d.step.style.display = v.scene.steps > 1 ? "" : "none";
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
@@ -255,7 +260,7 @@ function render({ model, el }) {
   d.back.onclick = () => act.jump(-1); d.next.onclick = () => act.jump(1); d.play.onclick = act.toggle;
   d.slower.onclick = () => act.faster(-1); d.faster.onclick = () => act.faster(1);
   d.in.onclick = () => act.zoom(0.5); d.out.onclick = () => act.zoom(2);
-  d.fit.onclick = () => act.show("all"); d.step.onclick = () => act.show("step"); d.lens.onclick = act.lens;
+  d.fit.onclick = () => act.show("all"); d.step.onclick = () => act.show("step"); d.lens.onclick = act.lens; d.peak.onclick = act.peak;
   d.lens.setAttribute("aria-pressed", false); data.speed = 1; data.fps = 0;
   d.scrub.oninput = () => act.seek(d.scrub.value * (v.scene?.end ?? 0));
   onKeyboard(d, act); onPointer(d, v, act);
@@ -263,7 +268,7 @@ function render({ model, el }) {
   const size = new ResizeObserver(() => {
     const before = v.layout?.width;  // the height changes with each trace, which is no reason to move the view
     if (!resize()) return;
-    if (before !== v.layout.width && mode !== "own" && !model.get("live")) act.show(mode);
+    if (before !== v.layout.width && mode !== "own" && !model.get("live")) { act.show(mode); if (v.listed !== null) act.seek(v.t); }  // a list may have brought a scroll bar
     frame();
   });
   const theme = new MutationObserver(onTheme);
@@ -272,7 +277,8 @@ function render({ model, el }) {
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const onMessage = ({ do: what, text }) => {
-    if (what === "copy") navigator.clipboard?.writeText(text).catch(() => {});  // may be forbidden; the panel shows the text too
+    if (what === "echo") model.send({ echo: text });
+    else if (what === "copy") navigator.clipboard?.writeText(text).catch(() => {});  // may be forbidden; the panel shows the text too
     else if (v.scene && what === "play") { if (!still.matches) { act.seek(0); setPlaying(true); } }
     else if (v.scene) setPlaying(false);
   };

@@ -1,10 +1,12 @@
 """The player: one canvas that gets a whole trace once, as bytes, and plays it in the browser without the kernel.
 
-Schedule above, messages between its rows, memory by kind below, one time axis and one playhead through all. Playing,
-stepping, scrubbing and zooming are local to the browser (player.js, player_picture.js), so a busy kernel does not stop them.
+Schedule above, messages between its rows, memory by kind below, one time axis and one playhead through all; a click on a rank's
+peak lists what was alive then. Playing, stepping, scrubbing and zooming are local to the browser (player.js, player_picture.js,
+player_peak.js), so a busy kernel does not stop them.
 """
 
 import json
+import re
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -13,12 +15,15 @@ import anywidget
 import traitlets
 
 from .core import MEMORY_KINDS, Memory, Span, Trace, Transfer
+from .core.peak import followed, peak, readings
 from .core.waited import waited
 from .figures import palette, words
 from .figures.timeline import rows_of
 
 HERE = Path(__file__).parent
-INSIDE = 20_000  # readings between action boundaries that all are shown; of more, those where the bytes turn
+LISTED = 12  # storages of a peak that are told one by one
+TOGETHER = re.compile(r"(\d+) smaller ones")  # a run's log tells those together
+INSIDE = 20_000  # readings between action boundaries that all are shown; of more, those where the bytes turn, or each action's highest
 
 LOOK = {
     "phases": {kind: [colour, palette.ink(colour), palette.PHASE_NAMES[kind]] for kind, colour in palette.PHASES.items()},
@@ -32,7 +37,7 @@ LOOK = {
 class Player(anywidget.AnyWidget):
     """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels, None to fit the ranks."""
 
-    _esm = "".join((HERE / name).read_text(encoding="utf-8") for name in ("player_picture.js", "player.js"))
+    _esm = "".join((HERE / name).read_text(encoding="utf-8") for name in ("player_picture.js", "player_peak.js", "player.js"))
     _css = (HERE / "player.css").read_text(encoding="utf-8")
     data = traitlets.Bytes(b"").tag(sync=True)
     note = traitlets.Unicode("").tag(sync=True)
@@ -69,7 +74,7 @@ def pack(trace: Trace) -> bytes:
     end = max((e.end for e in trace.events), default=0)
     rows = rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
-    label, waits = words.labels(trace), waited(trace)
+    label, waits, deep = words.labels(trace), waited(trace), followed(trace)
     spans, transfers, inside = [], [], []
     for e in trace.events:
         if isinstance(e, Span):
@@ -79,16 +84,32 @@ def pack(trace: Trace) -> bytes:
                           wait.ticks if wait else 0, message.name if message else "", message.src if message else -1])
         elif isinstance(e, Transfer):
             transfers.append([e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes])
-        elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS:
+        elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS and not deep:
             inside.append(e)
     if len(inside) > INSIDE:
         inside = turns(inside)
     return json.dumps({
         "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks, "steps": trace.steps,
         "unfinished": bool(trace.settings.get("unfinished")),
-        "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": levels(trace, start),
+        "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
         "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
+        "terms": list(words.terms(trace).items()),
+        "peaks": [peak_of(trace, rank, start, label) for rank in range(trace.ranks)],
     }, separators=(",", ":")).encode()
+
+
+def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list | None:
+    """[tick, where, [[kind, bytes], ...], storages, [[kind, bytes, name, shape, dtype, module, action], ...]]: a rank's peak, by kind
+    and, where the run kept a ledger, its largest storages."""
+    if not (highest := peak(trace, rank)):
+        return None
+    kinds = [[MEMORY_KINDS.index(kind), size] for kind, size in highest.held.items() if kind in MEMORY_KINDS]
+    alive = [e for e in trace.at_peak(rank) if e.kind in MEMORY_KINDS]
+    counts = [int(several[1]) if not e.dtype and (several := TOGETHER.fullmatch(e.name)) else 1 for e in alive]
+    listed = [e for e, count in zip(alive, counts) if count == 1][:LISTED]
+    place = highest._replace(action=label.get(highest.action, highest.action)).place
+    return [highest.start - start, place, sorted(kinds), sum(counts),
+            [[MEMORY_KINDS.index(e.kind), e.bytes, e.name, list(e.shape), e.dtype, e.module, label.get(e.made, e.made)] for e in listed]]
 
 
 def turns(readings: list[Memory]) -> list[Memory]:
@@ -104,14 +125,10 @@ def turns(readings: list[Memory]) -> list[Memory]:
     return kept
 
 
-def levels(trace: Trace, start: int) -> list[list]:
-    """For each rank [[tick, bytes of each kind, ...], ...] at action boundaries: Trace.levels of all kinds in one pass."""
-    held = [[0] * len(MEMORY_KINDS) for _ in range(trace.ranks)]
-    column = {kind: i for i, kind in enumerate(MEMORY_KINDS)}
-    found: list[list] = [[] for _ in range(trace.ranks)]
-    readings = (e for e in trace.events if isinstance(e, Memory) and not e.inside and e.kind in column)
-    for (rank, tick, _), changes in groupby(readings, key=attrgetter("rank", "start", "name")):
-        for change in changes:
-            held[rank][column[change.kind]] = change.bytes
-        found[rank].append([tick - start, *held[rank]])
-    return found
+def levels(trace: Trace, rank: int, start: int, deep: bool) -> list[list[int]]:
+    """[[tick, bytes of each kind], ...] of a rank: at action boundaries, and `deep` between them too."""
+    read = [each for each in readings(trace, rank) if deep or not each.inside]
+    if len(read) > INSIDE:
+        highest = {each.action: each for each in sorted(read, key=attrgetter("bytes"))}
+        read = [each for each in read if not each.inside or each is highest[each.action]]
+    return [[each.start - start, *(each.held.get(kind, 0) for kind in MEMORY_KINDS)] for each in read]

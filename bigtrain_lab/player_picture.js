@@ -27,14 +27,19 @@ function readScene(bytes, look) {
   scene.times = Float64Array.from(times).sort();
   scene.longest = scene.transfers.reduce((most, t) => Math.max(most, t.end - t.start), 0);
   scene.totals = raw.levels.map((rank) => Float64Array.from(rank, sum));
-  scene.peaks = scene.totals.map((rank) => rank.reduce((most, total) => Math.max(most, total), 0));
-  scene.peak = Math.max(0, ...scene.peaks);
+  scene.peaks = raw.peaks.map((peak) => {
+    const [tick, where, kinds, count, rows] = peak || [];
+    return peak && { tick, where, kinds, count, rows, bytes: kinds.reduce((total, [, bytes]) => total + bytes, 0) };
+  });
+  scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0));
   scene.inside = raw.levels.map(() => []);
   for (const [rank, t, bytes, kind] of raw.inside) {  // on top of what the other kinds hold
     const level = levelAt(raw.levels[rank], t), total = level ? sum(level) - level[kind + 1] + bytes : bytes;
     scene.inside[rank].push([t, total]); scene.peak = Math.max(scene.peak, total);
   }
-  scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1])));
+  scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
+    || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
+  scene.idles = scene.byRow.some((row) => row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
   return scene;
@@ -68,6 +73,8 @@ function size(bytes) {  // decimal units, as on a data sheet
   while (+value.toPrecision(4) >= 1000 && unit < 4) { value /= 1000; unit++; }
   return `${+value.toPrecision(3)} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
 }
+/** A device's memory: makers count in powers of two and call them GB. */
+const deviceSize = (bytes) => bytes % 2 ** 30 ? size(bytes) : `${bytes / 2 ** 30} GiB`;
 const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (${bytes.toLocaleString("en")} bytes)`;
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
@@ -78,7 +85,7 @@ const pick = (count, choices, otherwise) => { for (const [most, value] of choice
 function layoutOf(scene, width, wanted) {
   const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) ? scene.ranks : 0;
   let row = pick(rows, [[4, 26], [6, 23], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
-  let strip = pick(ranks, [[4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
+  let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
   const caption = ranks ? 24 : 6;
   const natural = rows * (row + gap) + ranks * (strip + space);
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption) / natural) : 1;
@@ -149,11 +156,12 @@ function paintAxis(c, v) {
 const colourOf = (v, s) => !v.lens ? v.look.phases[s.kind] || v.look.other
   : s.version == null ? v.look.other : v.look.versions[s.version % v.look.versions.length];
 
-/** What a box may say, longest first; the pointer tells what a short text leaves out. By version, the second stands over the third. */
+/** What a box may say, longest first; the pointer tells what a short text leaves out. An update's number counts other boxes, and never
+ * stands alone. By version, the second stands over the third. */
 function textsOf(s, lens) {
   if (lens && s.version != null) return [`${s.label} v${s.version}`, s.label, `v${s.version}`, `${s.version}`];
   const bare = s.label.replace(/^\d+(?=[A-Z]\d+$)/, "");
-  return [s.label, bare, bare.replace(/^[A-Za-z](?=\d+$)/, "")];
+  return [s.label, bare, bare.replace(/^U\d+$|^[A-Za-z](?=\d+$)/, (cut) => (cut.length > 1 ? "U" : ""))];
 }
 
 function paintBoxes(c, v) {
@@ -217,9 +225,13 @@ function tellingOf(v, readings, height) {
   return told;
 }
 
+/** The bytes at the top of a strip: of the highest peak, or of the device's memory where that is within sight. */
+const inSight = ({ scene, limit }) => limit && scene.peak >= 0.4 * limit;
+const topOf = (v) => Math.max(v.scene.peak, inSight(v) ? v.limit * 1.04 : 0) || 1;
+const memoryY = (v, rank, bytes) => v.layout.stripY(rank) + v.layout.strip * (1 - bytes / topOf(v));
+
 function paintMemory(c, v, look) {
-  const { scene, layout: L, theme, limit } = v, onScale = limit && limit <= 4 * scene.peak;
-  const top = Math.max(scene.peak, onScale ? limit * 1.04 : 0) || 1, y = (rank, b) => L.stripY(rank) + L.strip * (1 - b / top);
+  const { scene, layout: L, theme, limit } = v, onScale = inSight(v), y = (rank, b) => memoryY(v, rank, b);
   for (let rank = 0; rank < L.ranks; rank++) {
     const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
     const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.end;
@@ -242,15 +254,51 @@ function paintMemory(c, v, look) {
     for (const i of tellingOf(v, inside, (i) => inside[i][1])) c.lineTo(xOf(v, inside[i][0]), y(rank, inside[i][1]));
     c.stroke();
     if (onScale) {
-      c.strokeStyle = theme.soft; c.setLineDash([5, 4]); c.beginPath();
-      c.moveTo(xOf(v, v.from), y(rank, limit)); c.lineTo(xOf(v, v.to), y(rank, limit)); c.stroke(); c.setLineDash([]);
+      const h = Math.round(y(rank, limit)) + 0.5;
+      if (scene.peak > limit) {  // what the device does not hold
+        c.save(); c.beginPath(); c.rect(LEFT, L.stripY(rank) - 1, L.width, h - L.stripY(rank) + 1); c.clip();
+        c.beginPath(); steps(0, levels.length, 1); c.lineTo(xOf(v, last), y(rank, 0)); c.lineTo(LEFT, y(rank, 0)); c.closePath();
+        c.fillStyle = hatching(c, theme.alarm); c.fill(); c.restore();
+      }
+      c.strokeStyle = theme.alarm; c.setLineDash([5, 4]); c.beginPath();
+      c.moveTo(xOf(v, v.from), h); c.lineTo(xOf(v, v.to), h); c.stroke(); c.setLineDash([]);
+    }
+  }
+  c.textBaseline = "alphabetic"; c.font = `11px ${theme.font}`; c.textAlign = "right";
+  const right = L.width - RIGHT, at = L.memoryTop - 7;
+  const device = !limit ? "" : !onScale ? `limit ${deviceSize(limit)}, far above` : `device memory ${deviceSize(limit)}`
+    + (scene.peak > limit ? `, exceeded by ${size(scene.peak - limit)}` : "");
+  const taken = device ? c.measureText(device).width + (onScale ? 45 : 21) : 0;
+  if (device) {  // a little to the left: the playhead is at the end where all was played
+    c.fillStyle = onScale ? theme.alarm : theme.soft; c.fillText(device, right - 5, at);
+    if (onScale) {
+      c.setLineDash([5, 4]); c.beginPath(); c.moveTo(right - taken + 12, at - 4); c.lineTo(right - taken + 35, at - 4); c.stroke(); c.setLineDash([]);
     }
   }
   const scale = `memory by kind, 0 to ${size(scene.peak)}`;
-  const device = !limit ? "" : onScale ? `; dashed: the device's ${size(limit)}` : `; the device holds ${size(limit)}, far above this scale`;
-  c.fillStyle = theme.soft; c.textAlign = "left"; c.textBaseline = "alphabetic"; c.font = `11px ${theme.font}`;
-  const caption = [`${scale}; left: held now (at the end: the peak)${device}`, `${scale}; left: held now`, scale];
-  c.fillText(caption.find((text) => c.measureText(text).width < L.width - LEFT) ?? scale, LEFT, L.memoryTop - 7);
+  c.fillStyle = theme.soft; c.textAlign = "left";
+  const caption = [`${scale}; left: held now (at the end: the peak)`, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`];
+  c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
+}
+
+/** The markers of the peaks: where, and of which rank; of ranks whose strips are thin the highest peak's alone. */
+function marksOf(v) {
+  const { scene, layout: L } = v, thin = L.strip < 12, most = highest(scene);
+  return scene.peaks.slice(0, L.ranks).flatMap((peak, rank) => peak && (!thin || rank === most) && peak.tick >= v.from && peak.tick <= v.to
+    ? [{ rank, x: xOf(v, peak.tick), y: Math.max(memoryY(v, rank, peak.bytes), L.stripY(rank) + 2) }] : []);
+}
+
+function paintMarks(c, v) {
+  for (const { rank, x, y } of marksOf(v)) {
+    const on = v.under?.peak === rank || v.listed === rank;
+    const { tick } = v.scene.peaks[rank], drawn = [tick, tick - 0.5].map((t) => sum(levelAt(v.scene.levels[rank], t) ?? []));  // ticks are whole
+    const below = memoryY(v, rank, Math.max(...drawn));
+    if (below > y + 4) {  // higher than what is drawn, which was read at the ends of actions: its action's last level is left of it
+      c.strokeStyle = v.theme.ink; c.lineWidth = 2; c.setLineDash([3, 2]); c.beginPath(); c.moveTo(x, y); c.lineTo(x, below); c.stroke(); c.setLineDash([]);
+    }
+    c.beginPath(); c.arc(x, y, on ? 5 : 3.5, 0, 7); c.fillStyle = on ? v.theme.accent : v.theme.bg; c.fill();
+    c.strokeStyle = on ? v.theme.bg : v.theme.ink; c.lineWidth = 1.5; c.stroke();
+  }
 }
 
 const flying = ({ scene, t }) => during(scene.transfers, t, t, scene.longest).filter((m) => t < m.end);
@@ -270,6 +318,7 @@ function paintFrame(c, v) {
     if (px < LEFT) continue;
     c.fillStyle = theme.ink; c.beginPath(); c.arc(px, py, 3.5, 0, 7); c.fill();
   }
+  if (L.ranks) paintMarks(c, v);
   if (v.under) outline(c, v);
   const on = Math.max(LEFT, Math.min(right, x)), off = Math.sign(Math.round(x - on));  // beyond the view: a broken line at its edge
   c.strokeStyle = c.fillStyle = theme.accent; c.lineWidth = 1.5; c.setLineDash(off ? [3, 5] : []);
@@ -278,7 +327,7 @@ function paintFrame(c, v) {
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (let rank = 0; rank < L.ranks; rank++) if (L.strip + L.space >= 11 || rank % 8 === 0) {
     const level = levelAt(scene.levels[rank], v.t), y = L.stripY(rank), two = L.strip >= 30;
-    const ended = v.t >= scene.end, bytes = `${ended && two ? "peak " : ""}${size(ended ? scene.peaks[rank] : level ? sum(level) : 0)}`;
+    const ended = v.t >= scene.end, bytes = `${ended && two ? "peak " : ""}${size(ended ? scene.peaks[rank]?.bytes ?? 0 : level ? sum(level) : 0)}`;
     c.fillStyle = theme.ink; if (two) c.fillText(`rank ${rank}`, LEFT - 8, y + L.strip / 2 - 7);
     c.fillStyle = theme.soft; c.fillText(two ? bytes : `rank ${rank}  ${bytes}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0));
   }
@@ -306,6 +355,10 @@ function outline(c, v) {
 
 function find(v, x, y) {
   const { scene, layout: L } = v, t = tOf(v, x), slack = (v.to - v.from) / L.width * 2;
+  const mark = L.ranks && marksOf(v).find((m) => Math.hypot(x - m.x, y - m.y) < 9);
+  if (mark) return { peak: mark.rank };
+  for (let rank = 0; rank < L.ranks && x < LEFT; rank++)
+    if (scene.peaks[rank] && y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { peak: rank };
   if (x < LEFT || x > L.width - RIGHT + 2) return null;
   for (let i = 0; i < L.rows; i++) if (y >= L.rowY(i) && y <= L.rowY(i) + L.row) {
     const row = scene.byRow[i], span = spanAt(row, t) || row.find((s) => s.start === s.end && Math.abs(s.start - t) < slack);
@@ -323,13 +376,21 @@ function find(v, x, y) {
   return null;
 }
 
+/** What a box is: "F0: forward of micro-batch 0, stage 2", or "B7: backward of layer 7, pass 1". */
+function about({ scene, look }, s) {
+  const action = /^(\d+)([A-Z])(\d+)$/.exec(s.name), phase = action && look.phases[action[2]]?.[2];
+  if (!phase) return s.name;
+  const number = { stage: action[1], micro_batch: action[3] }, told = action[2] === "U" && scene.terms[0][0] === "stage" ? [] : scene.terms;
+  return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
+}
+
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
 function tell(v, u) {
   const { scene, look } = v, time = (t) => clockTime(scene, t);
   if (u.span) {
-    const s = u.span, rank = scene.rows[s.row][0], action = /^(\d+)([FBIWU])(\d+)$/.exec(s.name), lines = [];
-    lines.push(action ? `${s.label}: ${look.phases[action[2]][2]} of micro-batch ${action[3]}, stage ${action[1]}, rank ${rank}` : `${s.name}, rank ${rank}`);
+    const s = u.span, rank = scene.rows[s.row][0], lines = [];
+    lines.push(about(v, s) + (scene.ranks > 1 ? `, rank ${rank}` : ""));
     lines.push(`${time(s.start)} to ${time(s.end)}, takes ${time(s.end - s.start)}`);
     if (s.version != null) lines.push(`weight version ${s.version}`);
     if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
@@ -340,6 +401,11 @@ function tell(v, u) {
   if (u.transfer) {
     const t = u.transfer;
     return [`result of ${t.name}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
+  }
+  if ("peak" in u) {
+    const peak = scene.peaks[u.peak];
+    return [`peak of rank ${u.peak}: ${exactSize(peak.bytes)}`, `${peak.where}, at ${time(peak.tick)}`,
+      ...peak.kinds.map(([kind, b]) => `${look.memory[kind][0]} ${size(b)}`).reverse(), "click: a list of it"];
   }
   if ("memory" in u) {
     const level = levelAt(scene.levels[u.memory], u.t) || [0];
@@ -356,7 +422,7 @@ function nowText(v) {
   const { scene } = v, busy = scene.rows.slice(0, 8).map(([rank], i) => `rank ${rank} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.spans.length, "box")
-    .replace("boxs", "boxes")}, ${plural(scene.transfers.length, "message")}, ${plural(scene.ranks, "rank")}.`;
+    .replace("boxs", "boxes")}${scene.ranks > 1 ? `, ${plural(scene.transfers.length, "message")}, ${plural(scene.ranks, "rank")}` : ""}.`;
   return `Now: ${busy.join(", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
 }
 

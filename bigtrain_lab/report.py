@@ -144,7 +144,7 @@ def reported(trace: Trace) -> list[str]:
     for event in trace:
         if isinstance(event, Scalar) and event.kind == "scalar":
             values.setdefault(event.name, []).append(event.value)
-    return [f"{name} {of[0]:.4g} -> {of[-1]:.4g} ({len(of)} values)" for name, of in values.items()]
+    return [f"{name} {of[0]:.4g}" + (f" -> {of[-1]:.4g} ({len(of)} values)" if len(of) > 1 else "") for name, of in values.items()]
 
 
 def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:

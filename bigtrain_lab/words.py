@@ -1,5 +1,7 @@
 """Sizes and times in human units, said the same way in pictures, tables and sentences."""
 
+from collections.abc import Mapping
+
 
 def size(count: float) -> str:
     """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB."""
@@ -7,6 +9,21 @@ def size(count: float) -> str:
     while abs(float(f"{value:.4g}")) >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]
     return f"{value:,.4g} {units[0]}"
+
+
+def device_size(count: int) -> str:
+    """A device's memory: its maker counts in powers of two."""
+    return size(count) if count % 2**30 else f"{count // 2**30} GiB"
+
+
+def by_kind(held: Mapping[str, int]) -> str:
+    """Bytes by kind in a list, the largest first: "weights 12 MB, activations 3 MB"."""
+    kinds = sorted((kind for kind in held if held[kind]), key=lambda kind: -held[kind])
+    return ", ".join(f"{kind} {size(held[kind])}" for kind in kinds) or "nothing"
+
+
+def exactly(count: int) -> str:
+    return f"{count:,} byte" + ("" if count == 1 else "s")
 
 
 def duration(value: float, unit: str) -> str:

@@ -53,18 +53,22 @@ def predict(*words: Words) -> int:
 
 @app.command(name="list")
 def list_all(*, verbose: Annotated[bool, Parameter(alias="-v", negative="", help="also where each number comes from")] = False) -> int:
-    """Say which experiments, schedules and hardware profiles there are."""
+    """Say which experiments, schedules, recompute plans, levels of precision and hardware profiles there are."""
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
+    from ..recompute import Recompute
     from ..report import hardware_lines
     from ..runtime import this_machine
     from ..schedule import Schedule
+    from ..techniques.mixed_precision import LEVELS
     from .screen import columns, screen
 
     profiles = [*PROFILES.values(), *filter(None, [this_machine(measure=False)])]
     console = screen()
     console.print(columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()]))
     console.print(columns("Schedules", [(name, first_line(cls)) for name, cls in Schedule.all().items()]))
+    console.print(columns("Recompute plans", [(name, first_line(cls)) for name, cls in Recompute.all().items()]))
+    console.print(columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()]))
     console.print(columns("Hardware", [(p.name, "\n".join(hardware_lines(p, sources=verbose))) for p in profiles]))
     return 0
 
@@ -78,6 +82,12 @@ def first_line(cls: type) -> str:
     """The idea of a member: the first line of its file, or of the class where it was typed in."""
     text = cls.__doc__ if cls.__module__ == "__main__" else sys.modules[cls.__module__].__doc__
     return (text or "").strip().partition("\n")[0]
+
+
+def safeguards(level) -> str:
+    """What a level of precision computes in, and which safeguards it has."""
+    has = [name for name, there in (("a policy of operators", level.policy), ("float32 masters", level.masters), ("loss scaling", level.scaling)) if there]
+    return f"computes in {str(level.dtype).removeprefix('torch.')}{': ' if has else ''}{', '.join(has)}"
 
 
 @app.command

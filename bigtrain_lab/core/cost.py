@@ -32,6 +32,7 @@ class Cost:
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
     slowdown    rank -> factor on its durations: a straggler.
+    capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no limit.
     """
 
     durations: Mapping[str, object]
@@ -42,6 +43,7 @@ class Cost:
     slowdown: Mapping[int, object] = field(default_factory=dict)
     unit: str = "slot"
     ticks_per_unit: int = 1000
+    capacity_bytes: int | None = None
 
     def __post_init__(self):
         for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown)):
@@ -58,7 +60,7 @@ class Cost:
         return cost if isinstance(cost, Cost) else cls(durations=dict(cost))
 
     def __reduce__(self):  # the caches stay behind
-        names = ("durations", "messages", "changes", "resident", "links", "slowdown", "unit", "ticks_per_unit")
+        names = ("durations", "messages", "changes", "resident", "links", "slowdown", "unit", "ticks_per_unit", "capacity_bytes")
         return type(self), tuple(getattr(self, name) for name in names)
 
     def duration(self, step, rank: int) -> int:

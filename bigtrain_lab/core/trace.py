@@ -19,88 +19,12 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
+from .events import Alive, Memory, Scalar, Span, Transfer, event_of
 from .files import write_whole
 from .impossible import Impossible
 
 CLOCKS = ("predicted", "modelled", "measured")
-MEMORY_KINDS = ("weights", "stashed", "gradients", "optimizer", "activations", "queued")
-
-
-class Span(NamedTuple):
-    """A lane was busy with `name` ("2F0", several joined by "+"); `version` is the weight version it used."""
-
-    rank: int
-    lane: str
-    kind: str
-    name: str
-    start: int
-    end: int
-    version: int | None = None
-
-
-class Transfer(NamedTuple):
-    """A message `name` left `src` at `start` and had wholly arrived at `rank` at `end`; told by the receiver."""
-
-    rank: int
-    lane: str
-    kind: str
-    name: str
-    start: int
-    end: int
-    src: int
-    bytes: int
-
-
-class Memory(NamedTuple):
-    """From `start` on, `rank` holds `bytes` of `kind`. `inside` marks a reading between action boundaries."""
-
-    rank: int
-    lane: str
-    kind: str
-    name: str
-    start: int
-    bytes: int
-    inside: bool = False
-
-    @property
-    def end(self) -> int:
-        return self.start
-
-
-class Scalar(NamedTuple):
-    """A number that a rank reported, such as a loss."""
-
-    rank: int
-    lane: str
-    kind: str
-    name: str
-    start: int
-    value: float
-
-    @property
-    def end(self) -> int:
-        return self.start
-
-
-class Histogram(NamedTuple):
-    """Counts of a tensor's values between `edges` (one more edge than counts)."""
-
-    rank: int
-    lane: str
-    kind: str
-    name: str
-    start: int
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        return self.start
-
-
-EVENTS = {cls.__name__.lower(): cls for cls in (Span, Transfer, Memory, Scalar, Histogram)}
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
 ACTION = re.compile(r"(?<![^+])(\d+)([A-Z])(\d+)(?![^+])")  # in a span's name: "2F0", or several joined by "+"
@@ -237,6 +161,10 @@ class Trace:
         """Action -> the weight version (number of updates behind it) that it used, in order."""
         return {s.name: s.version for s in self.spans(rank) if s.version is not None}
 
+    def at_peak(self, rank: int) -> list[Alive]:
+        """The storages that made the rank's peak, largest first; [] where the run had no ledger."""
+        return sorted(self._sorted_out[Alive, rank], key=lambda e: -e.bytes)
+
     # -- files ----------------------------------------------------------------------------------------------
 
     def header(self) -> dict:
@@ -288,8 +216,3 @@ class Trace:
             elif isinstance(e, Scalar) and math.isfinite(e.value):  # JSON has no nan
                 out.append({**at, "ph": "C", "args": {e.name: e.value}})
         return write_whole(path, json.dumps({"traceEvents": out, "otherData": self.header()}, allow_nan=False))
-
-
-def event_of(name: str, values: list):
-    """An event from its JSON array."""
-    return EVENTS[name](*(tuple(v) if isinstance(v, list) else v for v in values))

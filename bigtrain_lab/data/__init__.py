@@ -1,5 +1,7 @@
 """Real data that needs no download."""
 
-from .text import ByteText, help_text, read_text
+from .relations import Examples, Relations, vocabulary
+from .scores import F1, f1
+from .text import ByteText, chosen_text, help_text, read_text
 
-__all__ = ["ByteText", "help_text", "read_text"]
+__all__ = ["F1", "ByteText", "Examples", "Relations", "chosen_text", "f1", "help_text", "read_text", "vocabulary"]

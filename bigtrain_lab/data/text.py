@@ -6,7 +6,9 @@ Which rank asks, when, and what it asked before change nothing. The default text
 every CPython carries: nothing is downloaded.
 """
 
+import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -74,3 +76,17 @@ def read_text(path) -> ByteText:
 
 def _count(size: int) -> str:
     return f"{size:,} byte" + "s" * (size != 1)
+
+
+def chosen_text(path: str) -> ByteText:
+    """The file, as it is now; Python's help where no path is given."""
+    try:
+        about = os.stat(path)
+        return _text(path, about.st_mtime_ns, about.st_size)
+    except (OSError, ValueError):
+        return _text(path, 0, 0)  # says what is wrong with the path
+
+
+@lru_cache(maxsize=4)
+def _text(path: str, changed_ns: int, size: int) -> ByteText:
+    return read_text(path) if path else help_text()

@@ -11,10 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..core import Cost, Family, Impossible, Knob, Trace, knob
+from ..explain import does_not_fit
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, Fault
 
 BESIDE = ("experiment", "unfinished", "facts")  # what a run or a trace keeps beside the settings that were asked for
+MB = 10**6  # decimal, as sizes are told
 HANGS_S = 5.0  # the stall limit of a run that is asked to hang: its actions last milliseconds
 
 
@@ -37,9 +39,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     name: ClassVar[str]
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
+    ledger: ClassVar[bool] = False  # whether its runs count every storage at every operator
     quantities: ClassVar[tuple[Quantity, ...]] = ()  # a property where the rows depend on the settings
+    says_itself: ClassVar[tuple[str, ...]] = ("fault",)  # knobs with a menu that have a sentence of their own for what is not on it
 
-    # What may go wrong in any lab (runtime/faults.py); shown after the settings of the subclass.
+    # What any lab has, shown after the settings of the subclass: the device's memory, and what may go wrong (runtime/faults.py).
+    memory_mb: float = knob(0.0, "memory of each device; 0: what the hardware profile states", low=0, high=10**6, step=0.001, unit="MB", more=True)
     fault: str = knob("none", "what goes wrong on purpose", choices=lambda: list(FAULTS), more=True)
     fault_rank: int = knob(1, "the rank that it strikes", low=0, high=7, more=True)
     fault_at: int = knob(3, "the action of that rank at whose start it strikes, counted from 0", low=0, high=9999, more=True)
@@ -61,8 +66,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             self.refuse_fault()
 
     def model_post_init(self, facts):
-        """A subclass that refuses settings here calls this first."""
+        """A word that is not on its knob's menu is refused. A subclass that refuses settings here calls this first."""
         self.__dict__["kept"] = facts or {}
+        for name, knob in self.knobs().items():
+            if type(self).model_fields[name].annotation is str and name not in self.says_itself:
+                if (menu := knob.menu()) is not None and getattr(self, name) not in menu:
+                    raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
 
     @cached_property
     def kept(self) -> dict[str, Any]:
@@ -104,6 +113,16 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """Power of one device, for the energy of a run; None where the profile states none."""
         return None
 
+    @property
+    def capacity_bytes(self) -> int | None:
+        """What each device holds at most: a run that needs more fails, as on a GPU. None where neither memory_mb nor a profile says."""
+        return round(self.memory_mb * MB) or getattr(getattr(self, "profile", None), "memory_bytes", None)
+
+    @property
+    def relief(self) -> str:
+        """What would need less memory, in a sentence that names settings; a run that exceeds its devices' memory ends with it."""
+        return ""
+
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         """The settings that have no effect beside these values of the others: a panel greys them."""
@@ -122,7 +141,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def refuse_fault(self) -> None:
         """Impossible where the fault would strike nothing."""
         self.misfortune.refuse(self.ranks)
-        struck = {self.fault_rank, (self.fault_rank + 1) % self.ranks} if self.fault == "deadlock" else {self.fault_rank}
+        first = self.misfortune.rank
+        struck = {first, (first + 1) % self.ranks} if self.fault == "deadlock" else {first}
         for rank in struck:
             if self.fault != "straggler" and self.fault_at >= (count := len(self.actions(rank))):
                 raise Impossible(f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to {count - 1}: "
@@ -149,15 +169,17 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return ""
 
     def explain(self, trace: Trace) -> list[str]:
-        """Sentences that say why the trace looks as it does."""
-        return []
+        """Sentences that say why the trace looks as it does; here, that a prediction does not fit into its devices."""
+        return does_not_fit(trace, self.capacity_bytes, self.relief)
 
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
+        options.setdefault("ledger", self.ledger)
         return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
-                      name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts, fault=self.misfortune, **options)
+                      name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts, fault=self.misfortune,
+                      capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, **options)
 
 
 def asked(told: dict[str, Any]) -> dict[str, Any]:

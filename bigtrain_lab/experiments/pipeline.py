@@ -4,43 +4,33 @@ A byte-level GPT is cut into one stage a rank and trained on real text by the sc
 Above 60 lines, since a real model has many settings, and each must be priced as well as run.
 """
 
-import os
-from dataclasses import asdict
 from fractions import Fraction
-from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 
 from ..core import Impossible, knob
-from ..core.hardware import PROFILES, Hardware
-from ..data import ByteText, help_text, read_text
+from ..data import chosen_text
 from ..footprint import StageBytes
 from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, early_gradient_bytes, matmul_flops, moved_bytes,
                       parameter_bytes, parameter_shapes, queued_bytes, require_cuttable, saved_bytes, split, split_flops)
 from ..partition import Piece, Stage, balanced
-from ..runtime import this_machine
-from ..runtime.calibrate import NAME as MACHINE
-from ..runtime.calibrate import remembered
 from ..schedule import Schedule
 from ..techniques import one_process
+from .on_hardware import OnHardware, profiles
+from .optimizers import OPTIMIZERS, state_bytes
 from .pipelined import Pipelined
-OPTIMIZERS = {
-    # name: values of state a weight, bytes of state a tensor, values read and written a weight, how to make it
-    "sgd": (0, 0, 3, lambda lr: lambda params: torch.optim.SGD(params, lr)),
-    "momentum": (1, 0, 5, lambda lr: lambda params: torch.optim.SGD(params, lr, momentum=0.9)),
-    "adam": (2, 4, 7, lambda lr: lambda params: torch.optim.Adam(params, lr)),
-}
 
 
-class PipelineExperiment(Pipelined):
+class PipelineExperiment(OnHardware, Pipelined):
     name: ClassVar[str] = "pipeline"
     question: ClassVar[str] = "Which schedule wastes the least time, and what does it pay in memory?"
 
     schedule: str = knob("1f1b", "the order in which each rank works", choices=lambda: Schedule.all())
     ranks: int = knob(4, "processes, each holding one stage of the model", low=1, high=8)
     micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32)
-    hardware: str = knob("unit", "what the modelled clock charges for compute and messages", choices=lambda: [*PROFILES, MACHINE])
+    hardware: str = knob("unit", "what the modelled clock charges for compute and messages", choices=profiles)
     stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward")
     chunks: int = knob(2, "interleaved: pieces of the model that each rank holds", low=1, high=4)
     partition: str = knob("equal", "where the model is cut: equal layers, or balanced over what each piece costs on this hardware",
@@ -61,13 +51,8 @@ class PipelineExperiment(Pipelined):
     seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
-        """Refuse now, in a sentence, what could not run. A run that is opened again is priced by the machine that it kept."""
+        """Refuse now, in a sentence, what could not run."""
         super().model_post_init(facts)
-        if "machine" in self.kept:
-            self.machine  # noqa: B018  (raises Impossible where it is damaged)
-        for name in ("hardware", "partition", "optimizer"):
-            if getattr(self, name) not in (menu := self.knobs()[name].menu()):
-                raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
         self.order, self.slices  # noqa: B018  (both raise Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
@@ -90,19 +75,6 @@ class PipelineExperiment(Pipelined):
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
         require_cuttable(self.config, self.order.stages)
         return balanced(self.pieces, self.order.stages, self.bytes_per_s)
-
-    @cached_property
-    def profile(self) -> Hardware:
-        return self.machine if self.hardware == MACHINE else PROFILES[self.hardware]
-
-    @cached_property
-    def machine(self) -> Hardware:
-        """What this-machine is: the one that the run kept, where this was restored from one."""
-        return remembered(self.kept["machine"]) if "machine" in self.kept else this_machine()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
 
     @property
     def make_optimizer(self):
@@ -133,7 +105,6 @@ class PipelineExperiment(Pipelined):
     @cached_property
     def stage_bytes(self) -> list[StageBytes]:
         """Weights, gradients, optimizer state; saved activations, and what is queued between I and W, of one micro-batch."""
-        values, a_tensor, _, _ = OPTIMIZERS[self.optimizer]
         sizes = []
         for first, last in self.slices:
             weights = parameter_bytes(self.config, first, last)
@@ -141,7 +112,7 @@ class PipelineExperiment(Pipelined):
             saved = sum(row.bytes for row in saved_bytes(self.config, first, last, self.rows))
             queued = sum(row.bytes for row in queued_bytes(self.config, first, last, self.rows))
             early = early_gradient_bytes(self.config, first, last)
-            sizes.append(StageBytes(weights, weights, values * weights + a_tensor * tensors, saved, queued, early))
+            sizes.append(StageBytes(weights, weights, state_bytes(self.optimizer, weights, tensors), saved, queued, early))
         return sizes
 
     @property
@@ -184,17 +155,3 @@ class PipelineExperiment(Pipelined):
 
     def loss_fn(self, output, target):
         return cross_entropy(output, target)
-
-
-def chosen_text(path: str) -> ByteText:
-    """The file, as it is now; Python's help where no path is given."""
-    try:
-        about = os.stat(path)
-        return text_of(path, about.st_mtime_ns, about.st_size)
-    except (OSError, ValueError):
-        return text_of(path, 0, 0)  # says what is wrong with the path
-
-
-@lru_cache(maxsize=4)
-def text_of(path: str, changed_ns: int, size: int) -> ByteText:
-    return read_text(path) if path else help_text()

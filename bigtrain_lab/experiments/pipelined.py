@@ -28,6 +28,7 @@ class Pipelined(Experiment):
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "versions")
     ticks_per_slot: ClassVar[int] = 1000
+    says_itself: ClassVar[tuple[str, ...]] = (*Experiment.says_itself, "schedule")
 
     @cached_property
     def order(self) -> Schedule:
@@ -94,7 +95,8 @@ class Pipelined(Experiment):
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
         messages = dict.fromkeys("FBI", self.message_bytes)
-        return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks), **time))
+        return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks),
+                                           capacity_bytes=self.capacity_bytes, **time))
 
     def predict(self) -> Trace:
         return replace(self.simulated(), settings=self.told)
@@ -121,8 +123,14 @@ class Pipelined(Experiment):
         losses = [e.value for e in trace.where(Scalar, name="loss")][-self.micro_batches:]
         return sum(losses) / len(losses) if losses else None
 
+    @property
+    def relief(self) -> str:
+        held = "micro-batches and weight versions" if self.order.asynchronous else "micro-batches"
+        fewer = "Smaller micro-batches (rows)" if self.schedule == "1f1b" else f"Fewer {held} in flight (schedule 1f1b), smaller ones (rows)"
+        return f"{fewer} or more ranks would need less."
+
     def explain(self, trace: Trace) -> list[str]:
-        return not_finite(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
+        return super().explain(trace) + not_finite(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
 
     # -- reality --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from ..core import Impossible, Trace
 from . import words
 from .timeline import draw_rows, heading, look, rows_of
 
+BETWEEN = 48  # pixels from picture to picture: the ticks of one, the heading of the next
+
 
 def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
     """Timelines under each other, in the order given."""
@@ -16,8 +18,9 @@ def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
     if not traces:
         raise Impossible("There is nothing to compare: give at least one trace.")
     heights = [len(rows_of(trace)) for trace in traces]
+    height = 90 * len(traces) + 34 * sum(heights) + 40
     figure = make_subplots(rows=len(traces), cols=1, row_heights=heights, subplot_titles=[heading(t) for t in traces],
-                           vertical_spacing=0.24 / len(traces))
+                           vertical_spacing=min(0.24, BETWEEN / (height - 92)))
     seen: set[str] = set()
     for row, trace in enumerate(traces, 1):
         draw_rows(figure, trace, row=row, col=1)
@@ -29,6 +32,6 @@ def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
     for drawn in figure.data:  # one legend entry a phase, not one a clock
         drawn.showlegend = drawn.name not in seen
         seen.add(drawn.name)
-    figure.update_layout(**look(title, 90 * len(traces) + 34 * sum(heights) + 40))
+    figure.update_layout(**look(title, height))
     figure.update_layout(legend=dict(y=1 + 36 / (figure.layout.height - 92)))
     return figure

@@ -1,23 +1,32 @@
-"""What each rank holds over time, stacked by kind: bytes at action boundaries, and thin, what was read inside actions."""
-
-from bisect import bisect_right
+"""What each rank holds over time, stacked by kind: bytes at action boundaries, and inside actions where a ledger
+followed all kinds; thin, what a meter read of activations inside; dashed, the device's limit. A peak inside an action that
+the stack does not reach stands on a dotted stem."""
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..core import MEMORY_KINDS, Memory, Trace
-from ..words import size
+from ..core.peak import Peak, followed, peak, readings
+from ..words import by_kind, device_size, size
 from . import palette, words
 from .timeline import look
 
 
-def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> go.Figure:
-    """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes."""
+WITHIN_SIGHT = 0.4  # of the limit: a peak from which on its line is drawn
+LIMIT = "#D55E00"
+
+
+def memory(trace: Trace, rank: int | None = None, title: str | None = None, limit_bytes: int | None = None) -> go.Figure:
+    """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes. `limit_bytes`: what a device holds."""
     ranks = list(range(trace.ranks)) if rank is None else [rank]
-    readings = [e for e in trace.events if isinstance(e, Memory)]
-    kinds = [kind for kind in MEMORY_KINDS if any(e.kind == kind and not e.inside for e in readings)]
+    deep = followed(trace)
+    told = {e.kind for e in trace.events if isinstance(e, Memory) and e.bytes and (deep or not e.inside)}
+    kinds = [kind for kind in MEMORY_KINDS if kind in told]
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
+    peaks = {each: found for each in ranks if (found := peak(trace, each))}
+    highest = max((found.bytes for found in peaks.values()), default=0)
+    within = limit_bytes is not None and highest >= WITHIN_SIGHT * limit_bytes
     unit, factor = words.axis_unit(trace)
     figure = make_subplots(rows=len(ranks), cols=1, shared_xaxes=True, shared_yaxes="all", vertical_spacing=0.12 / len(ranks))
 
@@ -25,38 +34,68 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None) -> g
         return trace.units(ticks - start) * factor
 
     for row, each in enumerate(ranks, 1):
+        stacked = [read for read in readings(trace, each) if deep or not read.inside]
         for kind in kinds:
-            levels = trace.levels(each, kind)
+            levels = [(read.start, read.held.get(kind, 0)) for read in stacked]
             levels = [*levels, (end, levels[-1][1])] if levels else [(start, 0), (end, 0)]
             figure.add_trace(go.Scatter(
                 x=[at(t) for t, _ in levels], y=[b for _, b in levels], name=kind, legendgroup=kind, showlegend=row == 1,
                 stackgroup="held", mode="lines", line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]),
                 fillcolor=palette.MEMORY[kind], hovertext=[f"{kind}: {size(b)} ({b:,} bytes)" for _, b in levels],
                 hoverinfo="text+x"), row=row, col=1)
-        inside = [e for e in readings if e.inside and e.rank == each]
+        inside = [] if deep else [read for read in readings(trace, each) if read.inside]
         if inside:
             figure.add_trace(go.Scatter(
-                x=[at(e.start) for e in inside], y=[e.bytes + others(trace, e) for e in inside], name="read inside actions", legendgroup="inside",
+                x=[at(e.start) for e in inside], y=[e.bytes for e in inside], name="read inside actions", legendgroup="inside",
                 showlegend=row == 1, mode="lines", line=dict(width=1, color=palette.INSIDE),
-                hovertext=[f"{e.name}: {size(e.bytes)} ({e.bytes:,} bytes)" for e in inside], hoverinfo="text+x"), row=row, col=1)
-        figure.update_yaxes(title=dict(text=f"rank {each}", standoff=6), rangemode="tozero", exponentformat="none", row=row, col=1,
-                            **byte_ticks(max(trace.peak_bytes(r) for r in ranks)))
-    peaks = ", ".join(size(trace.peak_bytes(each)) for each in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
-    figure.update_layout(**look(title or f"{trace.clock}: peak bytes a rank {peaks}", 120 + 74 * len(ranks)))
+                hovertext=[f"{e.place}: {by_kind(e.held)}" for e in inside], hoverinfo="text+x"), row=row, col=1)
+        if each in peaks:
+            draw_stem(figure, peaks[each], at, stacked, row)
+        if within:
+            figure.add_hline(limit_bytes, line=dict(color=LIMIT, width=1, dash="dash"), row=row, col=1)
+        figure.update_yaxes(title=dict(text=f"rank {each}", standoff=6), row=row, col=1, **byte_ticks(highest, 4 if len(ranks) == 1 else 1))
+        if highest:
+            figure.update_yaxes(range=[0, 1.04 * max(highest, limit_bytes if within else 0)], row=row, col=1)
+    if limit_bytes is not None:
+        text = f"dashed: device memory {device_size(limit_bytes)}" if within else f"limit {device_size(limit_bytes)}, far above"
+        figure.add_annotation(text=text, xref="paper", yref="paper", x=1, y=0, yshift=-30, xanchor="right", yanchor="top", showarrow=False,
+                              font_color=LIMIT if within else palette.TRANSFER)
+    figure.update_layout(**look(title or f"{trace.clock}: {heading(trace, ranks, peaks)}", 120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks)))
     figure.update_layout(margin_l=92, hovermode="x unified" if len(ranks) == 1 else "closest", legend=dict(traceorder="normal"))
+    if end > start:
+        figure.update_xaxes(range=[0, at(end)])
     figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
     return figure
 
 
-def others(trace: Trace, reading: Memory) -> int:
-    """Bytes of the other kinds at a reading's time: it is drawn on top of them."""
-    def last(levels):
-        at = bisect_right(levels, reading.start, key=lambda level: level[0])
-        return levels[at - 1][1] if at else 0
+def heading(trace: Trace, ranks: list[int], peaks: dict[int, Peak]) -> str:
+    """The peaks; of one rank also how high its ends of actions reach, where its peak is inside one and above them."""
+    tops = [size(peaks[each].bytes) if each in peaks else "0 B" for each in ranks]
+    if len(ranks) > 1:
+        return "peak bytes a rank " + ", ".join(tops[:8]) + (", ..." if len(ranks) > 8 else "")
+    ends = max((read.bytes for each in ranks for read in readings(trace, each) if not read.inside), default=0)
+    inside = any(found.inside and found.bytes > ends for found in peaks.values())
+    return f"peak inside an action {tops[0]}, at the ends of actions {size(ends)}" if inside else f"peak bytes {', '.join(tops)}"
 
-    return last(trace.levels(reading.rank)) - last(trace.levels(reading.rank, reading.kind))
+
+def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -> None:
+    """From what the stack shows just before the peak up to it, where that is higher."""
+    shown = next((read.bytes for read in reversed(stacked) if read.start < top.start), 0)
+    if top.bytes <= max([shown, *(read.bytes for read in stacked if read.start == top.start)]):
+        return
+    figure.add_trace(go.Scatter(
+        x=[at(top.start)] * 2, y=[shown, top.bytes], name="peak inside an action", legendgroup="peak", mode="lines+markers",
+        showlegend="peak" not in {line.legendgroup for line in figure.data}, line=dict(color=palette.INK, width=2, dash="dot"),
+        marker=dict(symbol="circle", size=[0, 9], color=palette.INK, line_width=0), cliponaxis=False,
+        hovertext=["", f"peak {size(top.bytes)} {top.place}: {by_kind(top.held)}"], hoverinfo="text+x"), row=row, col=1)
 
 
-def byte_ticks(peak: int) -> dict:
-    """Ticks of a byte axis at zero, half and the peak, in human units."""
-    return dict(tickvals=[0, peak / 2, peak], ticktext=["0  ", size(peak / 2) + "  ", size(peak) + "  "]) if peak else {}
+def byte_ticks(peak: int, most: int = 1) -> dict:
+    """Ticks of a byte axis at the peak and at up to so many round places below it, in human units."""
+    if not peak:
+        return {}
+    power = 10 ** (len(str(int(peak))) - 1)
+    steps = (part * power // 100 for part in (2, 5, 10, 20, 25, 50, 100, 200, 500))
+    step = next(step for step in steps if step and peak <= (most + 0.5) * step) if peak > 100 else peak
+    at = [0, *(n * step for n in range(1, most + 1) if n * step < 0.88 * peak), peak]
+    return dict(tickvals=at, ticktext=[size(each) + "  " if each else "0  " for each in at])

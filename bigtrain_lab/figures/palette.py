@@ -6,16 +6,18 @@ bright), other hues than the phases so that a blue box is never read as blue mem
 
 from ..core import MEMORY_KINDS
 
-PHASES = {"F": "#56B4E9", "B": "#E69F00", "I": "#F0E442", "W": "#00A67C", "U": "#CC79A7"}
-PHASE_NAMES = {"F": "forward", "B": "backward", "I": "backward: input half", "W": "backward: weight half", "U": "update"}
+PHASES = {"F": "#56B4E9", "A": "#BFE0F5", "B": "#E69F00", "I": "#F0E442", "W": "#00A67C", "U": "#CC79A7"}
+PHASE_NAMES = {"F": "forward", "A": "forward that records nothing", "B": "backward", "I": "backward: input half", "W": "backward: weight half", "U": "update"}
 OTHER_PHASE = "#9AA5B1"
 IDLE = "#C9CED6"
 TRANSFER = "#6B7280"
+INK, GRID, CLEAR = "#737B86", "rgba(128,128,128,0.22)", "rgba(0,0,0,0)"  # on any page, light or dark: text, grid, paper
 
 VERSION_SHADES = (0, -0.35, 0.45)  # darker, then lighter: 21 colours before one comes again
 VERSIONS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
-MEMORY = dict(zip(MEMORY_KINDS, ("#4477AA", "#88CCEE", "#CC6677", "#DDCC77", "#44AA99", "#117733"), strict=True))
+MEMORY = dict(zip(MEMORY_KINDS, ("#4477AA", "#332288", "#88CCEE", "#CC6677", "#DDCC77", "#44AA99", "#AA4499", "#117733", "#999933",
+                                 "#BBBBBB"), strict=True))
 INSIDE = "#882255"
 
 CLOCKS = {"predicted": "#6D4AA8", "modelled": "#0B6E4F", "measured": "#B3470B"}

@@ -12,8 +12,6 @@ from ..words import duration
 from . import palette
 from .timeline import look
 
-INK, GRID, CLEAR = "#737B86", "rgba(128,128,128,0.22)", "rgba(0,0,0,0)"  # it stands in a panel, whose page may be light or dark
-WIDTH = 900  # a panel's cell on a laptop, with the list of files beside it
 LABEL = 0.15  # height of a stage's label, as a share of the picture's
 
 
@@ -29,8 +27,7 @@ def profile(trace: Trace) -> go.Figure:
     draw_stages(figure, trace, facts["pieces"], cuts[chosen]["sizes"])
     draw_cuts(figure, cuts, chosen, trace.settings["facts"]["unit"])
     figure.update_layout(**look(f"{trace.clock}: what each piece and each stage takes", 330), showlegend=False)
-    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44), width=WIDTH, font_color=INK, paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)
-    figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID)
+    figure.update_layout(margin=dict(l=56, r=16, t=44, b=44))
     return figure
 
 
@@ -68,7 +65,7 @@ def draw_cuts(figure: go.Figure, cuts: dict, chosen: str, unit: str) -> None:
         marker=dict(color=[palette.CLOCKS["predicted"] if name == chosen else palette.TRANSFER for name in names], line_width=0),
         text=[f"{duration(cuts[name]['step_time'], unit)}, {cuts[name]['idle']:.0%} idle" for name in names], textposition="auto",
         insidetextfont_color="white", cliponaxis=False, hovertext=[f"{name}: stages of {', '.join(map(str, cuts[name]['sizes']))} pieces" for name in names], hoverinfo="text", row=1, col=2)
-    figure.update_xaxes(title="a step, predicted, by the cut", showticklabels=False, showgrid=False, zerolinecolor=GRID, row=1, col=2)
+    figure.update_xaxes(title="a step, predicted, by the cut", showticklabels=False, showgrid=False, row=1, col=2)
     figure.update_yaxes(ticksuffix="  ", showgrid=False, row=1, col=2)
 
 

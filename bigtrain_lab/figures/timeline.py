@@ -1,6 +1,7 @@
 """Who worked on what, and when: one row a lane, one box an action, hatched where the lane was idle."""
 
 import plotly.graph_objects as go
+import plotly.io
 
 from ..core import Impossible, Trace
 from ..core.waited import Waited, waited
@@ -8,6 +9,14 @@ from ..words import duration, size
 from . import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
+PAPER = go.layout.Template(plotly.io.templates["plotly_white"])  # clear, for no figure knows whether its page is light or dark
+PAPER.layout.update(
+    paper_bgcolor=palette.CLEAR, plot_bgcolor=palette.CLEAR, font_color=palette.INK, legend_bgcolor=palette.CLEAR,
+    **dict.fromkeys(("xaxis", "yaxis"), dict(automargin=True, gridcolor=palette.GRID, zerolinecolor=palette.GRID, linecolor=palette.GRID, ticks="")),
+    hoverlabel=dict(bgcolor="#F7F8FA", bordercolor="#9AA5B1", font_color="#1F2933"),
+    sliderdefaults=dict(bgcolor=palette.GRID, activebgcolor=palette.IDLE, bordercolor=palette.TRANSFER, tickcolor=palette.INK),
+    modebar=dict(bgcolor=palette.CLEAR, color=palette.INK, activecolor=palette.CLOCKS["modelled"],  # a browser shows it on hover alone
+                 remove=["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"]))
 
 
 def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> go.Figure:
@@ -26,8 +35,8 @@ def heading(trace: Trace) -> str:
 
 
 def look(title: str, height: int) -> dict:
-    """The layout that all figures share."""
-    return dict(template="plotly_white", title=dict(text=title, x=0, xref="paper", font_size=15), height=height, barmode="overlay",
+    """The layout that all figures share; without a width they fill their cell."""
+    return dict(template=PAPER, title=dict(text=title, x=0, xref="paper", font_size=15), height=height, barmode="overlay",
                 bargap=0.18, margin=dict(l=80, r=16, t=48, b=44), uniformtext=dict(minsize=8, mode="hide"),
                 legend=dict(orientation="h", y=1.0, yanchor="bottom", x=1, xanchor="right"), hoverlabel=dict(align="left"))
 
@@ -56,7 +65,8 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
         return trace.units(ticks - start) * factor
 
     figure.add_trace(go.Bar(
-        y=rows, x=[trace.makespan * factor] * len(rows), base=0, orientation="h", name="idle", hoverinfo="skip", showlegend=legend,
+        y=rows, x=[trace.makespan * factor] * len(rows), base=0, orientation="h", name="idle", hoverinfo="skip",
+        showlegend=legend and any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
         marker=dict(color="rgba(0,0,0,0)", line_width=0, pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25))), **cell)
     waits, label = waited(trace), words.labels(trace)
     groups: dict = {}

@@ -1,11 +1,12 @@
 """The pieces of a GPT: embedding, pre-norm blocks of attention and MLP, head, loss.
 
-    attention(x) = softmax(q k^T / sqrt(K) + causal) v          q, k, v = x W_qkv + b
+    attention(x) = softmax(q k^T / sqrt(K) + unseen) v          q, k, v = x W_qkv + b
     block:   x += attention(norm(x));   x += mlp(norm(x));      mlp(x) = gelu(x W_up + b) W_down + b
 
 The forward multiplies 24 B S D^2 + 4 B S^2 D flops a block and saves B H S^2 probabilities for the backward, the
-term that grows with the square of the sequence. The causal mask is made anew in each forward and added, so it is no
-state and is not saved. GELU is the tanh approximation, GPT-2's.
+term that grows with the square of the sequence. What a position may not see gets -inf: those after it
+(GPT), or a batch's padding (encoder). That mask is made anew in each forward and added, so it is no state and is not
+saved. GELU is the tanh approximation, GPT-2's.
 Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Radford et al. 2019 (GPT-2), section 2.3.
 
 Shapes: B batch, S and T sequence (queries, keys), D width, H heads, K width of a head, V vocabulary.
@@ -60,16 +61,26 @@ class Attention(nn.Module):
         self.dropout_probabilities = Dropout(config.dropout, f"{path}.dropout_probabilities")
         self.dropout_out = Dropout(config.dropout, f"{path}.dropout_out")
 
-    def forward(self, x_BSD, noise: Noise | None = None):
+    def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
+        """Each position sees those before it and itself; with `keep_BT` (True where a token is) all that are kept."""
         B, S, D = x_BSD.shape
         H, K = self.heads, D // self.heads
         # One contiguous copy for q, k and v together: the matmuls then save views of it and copy nothing.
         q_BHSK, k_BHTK, v_BHTK = self.qkv(x_BSD).view(B, S, 3, H, K).permute(2, 0, 3, 1, 4).contiguous()
-        causal_ST = torch.full((S, S), -math.inf, dtype=x_BSD.dtype, device=x_BSD.device).triu(1)
-        scores_BHST = q_BHSK @ k_BHTK.transpose(-2, -1) / math.sqrt(K) + causal_ST
-        probabilities_BHST = self.dropout_probabilities(scores_BHST.softmax(-1), noise)
-        mixed_BSD = (probabilities_BHST @ v_BHTK).transpose(1, 2).reshape(B, S, D)
+        mixed_BSD = self.core(q_BHSK, k_BHTK, v_BHTK, noise, keep_BT).transpose(1, 2).reshape(B, S, D)
         return self.dropout_out(self.out(mixed_BSD), noise)
+
+    def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
+        """What grows with the square of the sequence, apart: much to keep for the backward, little to compute again."""
+        (B, H, S, K), device = q_BHSK.shape, q_BHSK.device
+        scores_BHST = q_BHSK @ k_BHTK.transpose(-2, -1) / math.sqrt(K)
+        if keep_BT is None:
+            unseen = torch.full((S, S), -math.inf, dtype=scores_BHST.dtype, device=device).triu(1)
+        else:
+            unseen = torch.zeros((B, 1, 1, S), dtype=scores_BHST.dtype, device=device)
+            unseen.masked_fill_(~keep_BT[:, None, None], -math.inf)
+        scores_BHST = scores_BHST + unseen
+        return self.dropout_probabilities(scores_BHST.softmax(-1), noise) @ v_BHTK
 
 
 class MLP(nn.Module):
@@ -91,8 +102,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(config.width, dtype=config.dtype)
         self.mlp = MLP(config, f"{path}.mlp")
 
-    def forward(self, x_BSD, noise: Noise | None = None):
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), noise)
+    def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), noise, keep_BT)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD), noise)
 
 

@@ -22,7 +22,7 @@ class Bar(widgets.VBox):
     """Its parts are attributes. `choose` is given the Past that was chosen, `copy` the text to be copied."""
 
     def __init__(self, choose, copy):
-        self._copy = copy
+        self._copy, self._end = copy, None
         self.run = button("Run", "play", "start the real processes", "138px")
         self.run.button_style = "success"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
@@ -50,8 +50,18 @@ class Bar(widgets.VBox):
         self.pin.disabled = impossible or predicting
         self.past.disabled = running
 
-    def tell(self, html: str, title: str = "") -> None:
-        """Show what goes on, in a line."""
+    def tell(self, html: str, title: str = "", ended: bool = False) -> None:
+        """Show what goes on, in a line, or how a run `ended`."""
+        self._end = (html, title) if ended else None
+        self._say(html, title)
+
+    def date(self, stale: bool) -> None:
+        """Say of how a run ended whether it is of other settings than those of now."""
+        if self._end:
+            html, title = self._end
+            self._say(f"the last run, with other settings: {html}" if stale else html, title)
+
+    def _say(self, html: str, title: str) -> None:
         self.status.value = f'<div class="btl-status" role="status" title="{escape(title)}">{html}</div>' if html else ""
 
     def write(self, commands: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import weakref
 import ipywidgets as widgets
 
 from ..core import Knob
+from .graded import Graded, positions
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
@@ -22,19 +23,21 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     if kind not in (int, float) or knob.low is None or knob.high is None:
         typed = {int: widgets.IntText, float: widgets.FloatText}.get(kind, widgets.Text)
         return typed(value, continuous_update=False, **about)
-    if knob.logarithmic and kind is float:
-        low = math.log10(knob.low) if knob.low > 0 else math.log10(knob.high) - 7
-        return widgets.FloatLogSlider(value=value, base=10, min=low, max=math.log10(knob.high), step=0.1, readout_format=".2g", **about)
-    if knob.logarithmic:
+    if knob.logarithmic and kind is int:
         return widgets.SelectionSlider(options=doublings(int(knob.low), int(knob.high), value), value=value, **about)
-    step = knob.step or (1 if kind is int else (knob.high - knob.low) / 100)
-    bounds = dict(min=kind(knob.low), max=kind(knob.high), step=kind(step))
-    if (knob.high - knob.low) / step > TYPED_BEYOND:
+    if not by_hand(knob, kind):
         typed = widgets.BoundedIntText if kind is int else widgets.BoundedFloatText
-        return typed(value, continuous_update=False, **bounds, **about)
-    if kind is int:
-        return widgets.IntSlider(value, **bounds, **about)
-    return widgets.FloatSlider(value, readout_format=".3g", **bounds, **about)
+        return typed(value, min=kind(knob.low), max=kind(knob.high), step=kind(knob.step or 1), continuous_update=False, **about)
+    if kind is float:
+        return Graded(value, knob, **about)
+    low, step = int(knob.low), int(knob.step or 1)
+    return widgets.IntSlider(value, min=low, max=int(knob.high), step=math.gcd(step, value - low), **about)
+
+
+def by_hand(knob: Knob, kind: type) -> bool:
+    """Whether a slider over this range has so few positions that a hand can choose among them."""
+    step = knob.step or (1 if kind is int else math.inf)
+    return knob.logarithmic or (knob.high - knob.low) / step <= TYPED_BEYOND
 
 
 def doublings(low: int, high: int, *always: int) -> list[int]:
@@ -52,9 +55,11 @@ def fixed(width: str, **more) -> widgets.Layout:
 
 
 def put(made: widgets.ValueWidget, value) -> None:
-    """Set a control; a slider of doublings learns a value between them."""
+    """Set a control; a slider learns a value between its steps, where a browser would move it onto one."""
     if isinstance(made, widgets.SelectionSlider) and value not in made.options:
         made.options = sorted([*made.options, value])
+    if isinstance(made, widgets.IntSlider):
+        made.step = math.gcd(made.step, int(value) - made.min)
     made.value = value
 
 
@@ -97,6 +102,8 @@ def nearby(knob: Knob, kind: type, value) -> list:
         step = int(knob.step or 1)
         low, high = max(int(knob.low), value - 64 * step), min(int(knob.high), value + 64 * step)
         menu = [v for v in range(int(knob.low), int(knob.high) + 1, step) if low <= v <= high] if high - low <= 10**6 else []
+    if menu is None and kind is float and knob.low is not None and knob.high is not None and by_hand(knob, kind):
+        menu = positions(knob, value)
     if menu is None:
         return []
     at = menu.index(value) if value in menu else 0

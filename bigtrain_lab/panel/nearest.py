@@ -1,5 +1,6 @@
-"""From settings to their prediction, or to the nearest settings that can be: one changed, first the one that was moved last."""
+"""From settings to their prediction, or to the nearest settings that can be: one changed, first the number that was moved last."""
 
+import re
 import time
 from traceback import extract_tb
 from typing import NamedTuple
@@ -39,12 +40,25 @@ def raised(error: Exception) -> str:
     return f"{type(error).__name__}: {error} (in {where.name}, line {where.lineno})"
 
 
-def nearest(first, settings: dict, moved: str | None) -> dict | None:
-    """{setting: value} that makes `first` with these settings work, or None where no single change found in time does."""
+def nearest(first, settings: dict, moved: str | None, sentence: str = "") -> dict | None:
+    """{setting: value} that makes `first` with these settings work, or None where no single change found in time does.
+
+    The number that was moved last comes first, then what the sentence that refuses them names: who has just chosen a plan does
+    not want another one.
+    """
     deadline = time.monotonic() + PATIENCE_S
-    knobs = first.knobs()
-    for name in sorted(knobs, key=lambda name: (name != moved, knobs[name].more)):  # the sort is stable: else their own order
-        for value in nearby(knobs[name], type(first).model_fields[name].annotation, settings[name]):
+    knobs, fields, said = first.knobs(), type(first).model_fields, sentence.lower().replace("-", " ")
+    named = {name: found.start() for name in knobs if (found := re.search(rf"\b{name.replace('_', ' ')}\b", said))}
+    chosen = {name for name in knobs if knobs[name].choices is not None}
+
+    def turn(name):
+        later = name != moved or (bool(named) and name in chosen)
+        return later, named.get(name, len(said)), name != moved, knobs[name].more
+
+    for name in sorted(knobs, key=turn):  # the sort is stable: else their own order
+        if fields[name].annotation is float and name != moved and name not in named:
+            continue  # it has many values, and nobody speaks of it
+        for value in nearby(knobs[name], fields[name].annotation, settings[name]):
             if time.monotonic() > deadline:
                 return None
             try:

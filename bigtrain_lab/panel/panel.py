@@ -20,6 +20,7 @@ from .controls import follow_cells
 from .live import follow, progress
 from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
+from .press import Press
 from .settings import Settings
 from .trouble import trouble
 
@@ -38,9 +39,8 @@ class Panel(widgets.VBox):
         if isinstance(experiment, str):
             experiment = Experiment.named(experiment)
         first = experiment(**settings) if isinstance(experiment, type) else experiment.replace(**settings)
-        self._compared, self.run, self._thread = Compared(first), None, None
+        self._compared, self.run, self._thread, self._lock, self._running = Compared(first), None, None, threading.RLock(), False
         self._refusal, self._failure, self._failed, self._offer = "", "", None, {}  # why settings cannot be, why the run failed, the mend
-        self._lock, self._running = threading.RLock(), False
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         runtime.warm()
@@ -55,7 +55,8 @@ class Panel(widgets.VBox):
         self.picture = Picture(chosen=self._draw, mend=lambda: self.set(**self._offer))
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self._results = widgets.HTML(layout=widgets.Layout(width="auto", margin="2px"))
-        for button, act in ((bar.run, self.start), (bar.stop, self.stop), (bar.pin, self.pin), (bar.unpin, self.unpin)):
+        self._press = Press(self.player, ready=lambda: not self.settings.predicting, act=self.start)
+        for button, act in ((bar.run, self._press.now), (bar.stop, self.stop), (bar.pin, self.pin), (bar.unpin, self.unpin)):
             button.on_click(lambda _, act=act: act())
         bar.history.observe(lambda _: self._list_past(), "value")
         bar.command.observe(lambda _: self._write_commands(copy=True), "value")
@@ -88,14 +89,16 @@ class Panel(widgets.VBox):
         if not self._refusal:
             changed = self._compared.predict(tried)
             self._failure = "" if changed else self._failure
-            self.player.limit_bytes = getattr(getattr(tried.experiment, "profile", None), "memory_bytes", None)
+            self.player.limit_bytes = tried.experiment.capacity_bytes
             self.run_button.description = f"Run on {tried.experiment.ranks} rank{'s' if tried.experiment.ranks > 1 else ''}"
         self._enable()
         self._show_problem()
         self._write_commands()
+        self.bar.date(self.stale)
         if not self._refusal:
             self._draw("predicted" if changed else None)
             self._tabulate()
+        self._press.settled()
 
     @property
     def problem(self) -> str:
@@ -104,8 +107,7 @@ class Panel(widgets.VBox):
 
     def _show_problem(self) -> None:
         """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
-        told = trouble(self.problem, None if self._refusal else self._failed) if self.problem else ""
-        self.picture.tell_trouble(told, self._offer, whole=bool(self._refusal))
+        self.picture.tell_trouble(trouble(self.problem, None if self._refusal else self._failed) if self.problem else "", self._offer, whole=bool(self._refusal))
         self._results.layout.display = "none" if self._refusal else None
 
     def _enable(self) -> None:
@@ -130,7 +132,7 @@ class Panel(widgets.VBox):
     @property
     def stale(self) -> bool:
         """Whether the settings have changed since the last run."""
-        return self._compared.stale
+        return self._compared.stale or bool(self._refusal)
 
     @property
     def rows(self) -> list[report.Row]:
@@ -141,15 +143,15 @@ class Panel(widgets.VBox):
         """The trace of this tab, or of the chosen one, into the picture."""
         with self._lock:
             self.picture.go_to(tab or self.tabs.value)
-            tab, trace, now = self.tabs.value, self._compared.of(self.tabs.value), self._compared.prediction
+            tab, trace, now = self.tabs.value, self._compared.of(self.tabs.value), None if self._refusal else self._compared.prediction
             note = STALE if tab in CLOCKS[1:] and self.stale else ""
             if trace is None and tab in CLOCKS[1:]:
                 note = f"Press Run: {self.experiment.ranks} real processes will fill this. It shows {TABS[tab]}."
             self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures)
 
     def _tabulate(self) -> None:
-        pinned = self.pinned.trace.clock if self.pinned else ""
-        self._results.value = table.html(self.rows, self._compared.sentences, self.stale, pinned, self._compared.changes())
+        self._results.value = table.html(self.rows, self._compared.sentences, self.stale, self.pinned.trace.clock if self.pinned else "",
+                                         self._compared.changes())
 
     def pin(self) -> None:
         """Press Pin: keep what is shown beside what comes; what was pinned before goes."""
@@ -191,8 +193,7 @@ class Panel(widgets.VBox):
                 self.bar.tell("")
                 self._fail(raised(error))
                 return None
-            self._began, self._running = time.monotonic(), True
-            self._expected = len(self.traces["predicted"].spans())
+            self._began, self._running, self._expected = time.monotonic(), True, len(self.traces["predicted"].spans())
             self._compared.begin(self.experiment)
             self._enable()
             self._draw(self.run.clock)
@@ -244,7 +245,7 @@ class Panel(widgets.VBox):
         """All that a run gave, once it has ended or was reopened."""
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(f"{run.state} {when}{escape(cost)}", f"{cost[2:]} Kept in {run.directory}")
+        self.bar.tell(f"{run.state} {when}{escape(cost)}", f"{cost[2:]} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)
@@ -252,11 +253,11 @@ class Panel(widgets.VBox):
             broken = raised(error)
         if told := "\n".join(filter(None, (failure, damage, broken))):
             self._fail(told, run if failure else None)
-        if self._refusal:
-            return
-        self._draw()
-        self._tabulate()
-        if run.state == "done" and replayed and self.tabs.value in CLOCKS[1:]:
+        self.bar.date(self.stale)
+        if not self._refusal:
+            self._draw()
+            self._tabulate()
+        if not self._refusal and run.state == "done" and replayed and self.tabs.value in CLOCKS[1:]:
             self.player.play()
 
     # -- runs that are kept --------------------------------------------------------------------------------------------------
@@ -291,8 +292,7 @@ class Panel(widgets.VBox):
             self._fail(raised(error))
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{row.quantity} {row.predicted}" for row in self.rows[:2])
-        return f"<Panel {self.experiment.name}: predicted {told}>"
+        return f"<Panel {self.experiment.name}: predicted {', '.join(f'{row.quantity} {row.predicted}' for row in self.rows[:2])}>"
 
 
 def show(experiment, **settings) -> Panel:

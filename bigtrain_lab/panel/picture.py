@@ -17,6 +17,7 @@ PINNED = "pinned"
 TABS = {"predicted": "simulated from the plan; redrawn at every move", "modelled": "the real ranks, on the hardware profile's clock",
         "measured": "the real ranks, on this machine's wall clock", PINNED: "what you pinned, to compare with"}
 WIDE = dict(width="auto", overflow="hidden")
+WIDTH = 900  # of a figure: a panel's cell on a laptop, with the list of files beside it
 
 
 class Picture(widgets.VBox):
@@ -25,9 +26,9 @@ class Picture(widgets.VBox):
     def __init__(self, chosen: Callable[[], None], mend: Callable[[], None]):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
         self.tabs = widgets.ToggleButtons(options=list(CLOCKS), tooltips=[TABS[clock] for clock in CLOCKS], style={"button_width": "92px"},
-                                          layout=widgets.Layout(margin="4px 2px 0"))
+                                          layout=widgets.Layout(margin="4px 2px 0", flex="0 0 auto"))
         self.tabs.observe(lambda _: None if self._fitting else chosen(), "value")
-        self._about = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))
+        self._about = widgets.HTML(layout=widgets.Layout(flex="1 1 0", min_width="0")).add_class("btl-about")
         self._trouble = widgets.HTML(layout=widgets.Layout(display="none", margin="2px"))
         self._mend = widgets.Button(layout=fixed("auto", display="none", align_self="flex-start"), button_style="info")
         self._mend.on_click(lambda _: mend())
@@ -65,17 +66,25 @@ class Picture(widgets.VBox):
             part.layout.display = None if shown else "none"
         if html:
             self._trouble.value = html
+        if whole:
+            self._describe("")
         if mend:
             self._mend.description = "Use " + ", ".join(f"{name.replace('_', ' ')} = {value}" for name, value in mend.items())
 
     def show(self, trace: Trace | None, note: str = "", about: str = "", live: bool = False, names: tuple[str, ...] = ()) -> None:
         """The trace, with a line about it; a `note` greys it and says why, or stands alone. `names`: the figures beside the player."""
         self._trace, self._note, self._live = trace, note, live
-        self._about.value = f'<div class="btl-describe">{escape(about)}</div>' if about else ""
+        self._describe(about)
         self._draw()
         others = [name for name in names if name not in PLAYED] if trace is not None else []
         if (others or self._others.children) and not live:  # a figure of plotly is too slow to be made ten times a second
-            self._others.children = [drawn(name, trace) for name in others]
+            shown = [drawn(name, trace) for name in others]
+            said = [each.value if isinstance(each, widgets.HTML) else None for each in shown]  # what several lack is told once
+            self._others.children = [each for at, each in enumerate(shown) if said[at] is None or said[at] not in said[:at]]
+
+    def _describe(self, about: str) -> None:
+        """The line beside the tabs; what is too long is cut, and whole under the pointer."""
+        self._about.value = f'<div class="btl-describe" title="{escape(about)}">{escape(about)}</div>' if about else ""
 
     def _draw(self) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the last ones."""
@@ -101,6 +110,7 @@ class Picture(widgets.VBox):
 def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
     """A figure by name, or why this trace has none."""
     try:
-        return go.FigureWidget(figures.figure(name, trace))
+        figure = figures.figure(name, trace)
+        return go.FigureWidget(figure.update_layout(width=WIDTH))
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')

@@ -81,7 +81,7 @@ class Settings(widgets.VBox):
 
         def compute():
             tried = attempt(first, settings)
-            return asked, tried, (nearest(first, settings, moved) or {}) if isinstance(tried, str) else {}
+            return asked, tried, (nearest(first, settings, moved, tried) or {}) if isinstance(tried, str) else {}
 
         if not self._newest.ask(compute, self._on_answer, patience_s):
             with self._lock:

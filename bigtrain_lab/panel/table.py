@@ -30,6 +30,8 @@ body[data-jp-theme-light="false"] .btl-equal { color: #4ADE9A; } body[data-jp-th
   line-height: 1.45; color: var(--jp-ui-font-color0, #111); white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow: auto; }
 .btl-waits { margin: 10px 4px 2px; color: var(--jp-ui-font-color0, #111); } .btl-waits svg { max-width: 100%; height: auto; display: block; }
 .btl-describe { font-size: 12px; line-height: 1.4; color: var(--jp-ui-font-color2, #666); margin: 8px 0 0 10px; }
+.btl-about .widget-html-content, .btl-about > div { min-width: 0; flex: 1 1 0; } .btl-about .btl-describe { margin: 2px 0 0 10px; max-height: 2.8em;
+  overflow: hidden; overflow-wrap: anywhere; display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; }
 .btl-command { line-height: 1.3; } .btl-command span { font-size: 11px; color: var(--jp-ui-font-color2, #666); }
 .btl-soft { font-size: 12px; color: var(--jp-ui-font-color2, #666); }
 .btl-history select { font-family: var(--jp-code-font-family, monospace); font-size: 12px; }

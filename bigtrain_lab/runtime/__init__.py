@@ -3,7 +3,8 @@
 from .calibrate import this_machine
 from .group import Group
 from .launch import launch, warm
+from .ledger import Ledger
 from .rank import Rank
 from .run import RankFailed, Run
 
-__all__ = ["Group", "Rank", "RankFailed", "Run", "launch", "this_machine", "warm"]
+__all__ = ["Group", "Ledger", "Rank", "RankFailed", "Run", "launch", "this_machine", "warm"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import frames
+from .capacity import OutOfMemory
 from .end import FAILED, UNWRITABLE
 from .waits import Doing, RankState, knot, ranks, said, state_of, untaken
 
@@ -68,7 +69,7 @@ def states(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> list
 def _cause(directory: Path, rank: int, exit: Exit | None) -> str:
     """How a rank ended, in a word or two."""
     if (status := status_of(directory, rank)).get("state") == "failed":
-        return status["type"]
+        return "no memory" if status["type"] == OutOfMemory.__name__ else status["type"]
     code = exit.code if exit else FAILED
     return "ended without a word" if code is None else _signal(code) if code < 0 else f"exit code {code}"
 
@@ -129,6 +130,8 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
             return f"Rank {rank} left its program by sys.exit({status['message']}).{place}"
         if status["victim"]:
             return _unanswered(doings, doing) or f"{status['message']}; that rank ended before."
+        if status["type"] == OutOfMemory.__name__:  # says all, the rank first
+            return f"{status['message']}{place}"
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
     code, last = exit.code if exit else FAILED, f"; {doing}"
     if code is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..core import Cost, Impossible
+from .meter import held
 
 FAULTS = {
     "none": "nothing goes wrong",
@@ -95,7 +96,7 @@ class Strike:
             time.sleep((SLOWER - 1) * took_ns / 1e9)
 
     def _spoil(self) -> None:
-        weights = [w for w in self.holdings().get("weights", ()) if w.is_floating_point() and w.numel()]
+        weights = [w for kind, _, w in held(self.holdings()) if kind == "weights" and w.is_floating_point() and w.numel()]
         if not weights:
             raise Impossible(f"Rank {self.rank.index} has told no weights that could become a NaN: call rank.watch(...) before the first action.")
         weights[-1].data[(0,) * weights[-1].dim()] = torch.nan  # the last: of an embedding, most rows are never read

@@ -48,7 +48,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
-           fault: Fault | None = None) -> Run:
+           fault: Fault | None = None, capacity_bytes=None, relief: str = "", ledger: bool = False) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -62,9 +62,13 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
     facts      a function -> dict that the settings keep as "facts": what was measured before
     fault      what goes wrong on purpose, and where (faults.py)
+    capacity_bytes  what each rank's device holds: a rank whose meter counts more fails (capacity.py); None: what the cost says
+    relief     what would need less memory, a sentence; such a failure ends with it
+    ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done; cost, directory
-    and program are rank 0's for all. `cost` and `watts` may be functions too: of all ranks of torchrun, only rank 0 asks them.
+    and program are rank 0's for all. `cost`, `watts` and `capacity_bytes` may be functions too: of all ranks of torchrun, only rank 0
+    asks them.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -91,7 +95,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         raise Impossible(f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
                          "let it make open files, locks and widgets itself.") from error
     clock &= record and cost is not None
-    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter,
+    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter, "ledger": ledger,
              "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
              **({"fault": asdict(fault)} if fault else {})}
 
@@ -99,13 +103,15 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
         priced = fault.priced(priced) if fault and priced else priced
+        limit = capacity_bytes() if callable(capacity_bytes) else capacity_bytes
+        limit = priced.capacity_bytes if limit is None and priced else limit
         about = {"bigtrain-run": FORMAT, **asked, "clock": priced is not None, "unit": priced.unit if priced else "s",
                  "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
                  "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
                  "settings": (settings or {}) | ({"facts": known} if facts and (known := facts()) else {})}
         place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
         return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
-                   devices.of, devices.backend)
+                   devices.of, devices.backend, limit, relief, ledger)
 
     if given:
         return run_in_place(given, travelling, {**asked, **versions(), "settings": settings or {}}, prepare, stall_s)

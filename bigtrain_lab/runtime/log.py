@@ -4,7 +4,9 @@
     ["span", wall start, wall end, rank, lane, kind, name, start, end, version]
     ["transfer", wall start, wall end, wall bytes, rank, lane, kind, name, start, end, src, bytes]
     ["memory" | "scalar", wall, rank, lane, kind, name, start, bytes | value]
+    ["histogram", wall, rank, lane, kind, name, start, [edge, ...], [count, ...]]
     ["inside", rank, lane, kind, name, [[wall, bytes], ...]]
+    ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]    the last such line holds
     ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
     ["@finish", wall]  ["@done", wall]                                     marks, for the diagnosis only
 
@@ -19,7 +21,8 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import Impossible, Memory, Scalar, Span, Transfer
+from ..core import Alive, Impossible, Memory, Span, Transfer
+from ..core.events import event_of
 
 MAGIC, VERSION = "bigtrain-run", 1
 
@@ -94,8 +97,12 @@ def read(line: list) -> list:
     if what == "inside":
         *fields, readings = values
         return [Logged(None, Memory(*fields, wall, size, True)) for wall, size in readings]
+    if what == "alive":
+        wall, rank, lane, at, rows = values
+        alive = [Alive(rank, lane, kind, name, wall, size, tuple(shape), *rest) for kind, name, size, shape, *rest in rows]
+        return [Logged(event._replace(start=at) if at is not None else None, event) for event in alive]
     wall, *fields = values
-    event = {"memory": Memory, "scalar": Scalar}[what](*fields)
+    event = event_of(what, fields)
     return [Logged(event if event.start is not None else None, event._replace(start=wall))]
 
 
@@ -138,6 +145,16 @@ class Tail:
             raise Impossible(f"{self.path.parent} was written by run version {line[1]}, this library reads {VERSION}: run it again.")
 
 
+def without_earlier_peaks(items: list) -> list:
+    """Of one rank's log: what was alive at its last peak only."""
+    peaks = [item.measured.start for item in items if is_alive(item)]
+    return [item for item in items if not is_alive(item) or item.measured.start == peaks[-1]]
+
+
+def is_alive(item) -> bool:
+    return isinstance(item, Logged) and isinstance(item.measured, Alive)
+
+
 class Log(NamedTuple):
     """All of a log: its values up to the first damage, and how it ends: "done", "cut off", "damaged", or "missing"."""
 
@@ -147,7 +164,7 @@ class Log(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> "Log":
         tail = Tail(path)
-        items = tail.new()
+        items = without_earlier_peaks(tail.new())
         if tail.damaged:
             return cls(items, "damaged")
         if items and isinstance(items[-1], Mark) and items[-1].what == "done":

@@ -11,7 +11,7 @@ graph lets go of it, is the release; nothing is searched. Source: torch.autograd
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -28,14 +28,25 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     return storage.data_ptr(), storage.nbytes()
 
 
-class _Saved:
-    """What autograd keeps in place of a saved tensor."""
+def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(kind, name or "", tensor) of all that is declared, in the kinds' order; Impossible where a kind is unknown."""
+    if unknown := set(holdings) - set(HELD_KINDS):
+        raise Impossible(f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory {', '.join(HELD_KINDS)}.")
+    for kind in HELD_KINDS:
+        tensors = holdings.get(kind, ())
+        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else (("", tensor) for tensor in tensors):
+            if tensor is not None:
+                yield kind, name, tensor
 
-    __slots__ = ("tensor", "version", "meter", "address")
 
-    def __init__(self, tensor, meter, address):
+class Saved:
+    """What autograd keeps in place of a saved tensor; calls `released(what)` when its graph lets go of it."""
+
+    __slots__ = ("tensor", "version", "released", "what")
+
+    def __init__(self, tensor, released, what):
         # Detached: an output that its own graph saves would hold that graph for ever. Autograd gives it its history back.
-        self.tensor, self.version, self.meter, self.address = tensor.detach(), tensor._version, meter, address
+        self.tensor, self.version, self.released, self.what = tensor.detach(), tensor._version, released, what
 
     def unpack(self) -> torch.Tensor:
         if self.tensor._version != self.version:  # autograd's own check is off where hooks pack
@@ -44,11 +55,14 @@ class _Saved:
         return self.tensor
 
     def __del__(self):
-        self.meter._died(self.address)
+        self.tensor = None  # first: a storage that ends now is not held a moment longer
+        self.released(self.what)
 
 
 class Meter:
-    """Give it `holdings`, a function -> {kind: tensors}; ask `changes()` at action boundaries."""
+    """Give it `holdings`, a function -> {kind: tensors, or {name: tensor}}; ask `changes()` at action boundaries."""
+
+    highest_bytes = 0  # it knows no moment but these: a Ledger does
 
     def __init__(self, wall: Callable[[], int] = time.monotonic_ns):
         self.holdings: Callable[[], Mapping[str, Iterable]] = dict
@@ -73,18 +87,12 @@ class Meter:
 
     def _measure(self) -> dict[str, int]:
         sizes, self._held = dict.fromkeys(MEMORY_KINDS, 0), set()
-        holdings = self.holdings()
-        if unknown := set(holdings) - set(HELD_KINDS):
-            raise Impossible(f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory {', '.join(HELD_KINDS)}.")
-        for kind in HELD_KINDS:
-            for tensor in holdings.get(kind, ()):
-                if tensor is None:
-                    continue
-                address, size = storage_of(tensor)
-                if address not in self._held:
-                    self._held.add(address)
-                    if kind in sizes:
-                        sizes[kind] += size
+        for kind, _, tensor in held(self.holdings()):
+            address, size = storage_of(tensor)
+            if address not in self._held:
+                self._held.add(address)
+                if kind in sizes:
+                    sizes[kind] += size
         sizes["activations"] = self._activations()
         return sizes
 
@@ -95,15 +103,15 @@ class Meter:
 
     # -- inside an action -----------------------------------------------------------------------------------
 
-    def begin(self):
+    def begin(self, action: str = ""):
         """At a span's start: returns the hooks to be active during it."""
         self._measure()  # what arrived since the last boundary is held, not an activation
         self._counted = self._activations()
         self._readings = []
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, _Saved.unpack)
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, Saved.unpack)
 
-    def end(self) -> list[tuple[int, int]]:
-        """At a span's end: (wall ns, bytes of activations), at most READINGS of them, the highest and lowest among them."""
+    def end(self) -> dict[str, list[tuple[int, int]]]:
+        """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest and lowest among them."""
         self._settle()
         readings, self._readings = self._readings or [], None
         if len(readings) > READINGS:
@@ -111,7 +119,7 @@ class Meter:
             kept = {int(i * step) for i in range(READINGS - 2)}
             kept |= {max(range(len(readings)), key=lambda i: readings[i][1]), min(range(len(readings)), key=lambda i: readings[i][1])}
             readings = [readings[i] for i in sorted(kept)]
-        return readings
+        return {"activations": readings} if readings else {}
 
     def _read(self, address: int, change: int) -> None:
         if address not in self._held and self._readings is not None:
@@ -121,9 +129,9 @@ class Meter:
     def _pack(self, tensor: torch.Tensor):
         address, size = storage_of(tensor)
         if not address:  # nothing is stored: an empty or a fake tensor
-            return _Saved(tensor, self, 0)
+            return Saved(tensor, self._died, 0)
         self._settle()  # an address that was freed may be this one again
-        saved = _Saved(tensor, self, address)
+        saved = Saved(tensor, self._died, address)
         if entry := self._alive.get(address):
             entry[0] += 1
         else:

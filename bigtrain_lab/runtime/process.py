@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -29,6 +29,7 @@ from .clock import Clock
 from .end import FAILED, UNWRITABLE
 from .faults import Fault, Strike
 from .group import is_lost
+from .ledger import Ledger
 from .log import EventLog, LogUnwritable
 from .meter import Meter
 from .rank import Rank
@@ -53,6 +54,9 @@ class Job:
     fault: Fault | None = None
     devices: tuple[str, ...] = ()  # each rank's; none: the CPU
     backend: str = "gloo"
+    capacity_bytes: int | None = None  # what each rank's device holds
+    relief: str = ""
+    ledger: bool = False  # in place of the meter
 
     def device(self, index: int) -> torch.device:
         return torch.device(self.devices[index] if self.devices else "cpu")
@@ -125,7 +129,7 @@ def work(index: int, job: Job, load, meeting=None) -> int:
     log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
     device = job.device(index)
     clock = Clock(job.cost, job.zero_ns, device)
-    status = {"rank": index, "state": "done"}
+    status, recorder = {"rank": index, "state": "done"}, None
     code = 0
     try:
         torch.manual_seed(job.seed)
@@ -134,16 +138,18 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         program = load()
         if meeting:
             meeting.begin()
-        recorder = Recorder(index, clock, log, Meter(clock.wall) if job.meter else None, job.jitter_s, job.seed) if log else None
+        recorder = record_of(index, job, clock, log) if log else None
         rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault and recorder:
             recorder.strike = Strike(job.fault, rank)
-        results = program(rank)
-        rank.finish()
+        with recorder.meter if recorder and job.ledger else nullcontext():
+            results = program(rank)
+            rank.finish()
         if meeting:
             meeting.end()
         save(job.file("result", index, "npz"), results)
         if log:
+            recorder.finish()
             log.write("@done", clock.wall())
     except LogUnwritable:
         raise
@@ -152,6 +158,8 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         if meeting:  # into the rank's log; under torchrun a sentence follows, and the status keeps the rest
             traceback.print_exc()
         status |= failure(error)
+        with suppress(Exception):  # what failed is the news
+            recorder.finish()
         if log:
             log.write()
     finally:
@@ -163,6 +171,16 @@ def work(index: int, job: Job, load, meeting=None) -> int:
     except Impossible as error:
         raise LogUnwritable(str(error)) from error
     return code
+
+
+def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
+    """A ledger keeps the limit itself, at the very operator; a meter is asked at the actions' ends."""
+    if job.ledger:
+        meter, limit = Ledger(capacity_bytes=job.capacity_bytes, rank=index, relief=job.relief, wall=clock.wall,
+                              device=job.device(index)), None
+    else:
+        meter, limit = Meter(clock.wall) if job.meter else None, job.capacity_bytes
+    return Recorder(index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief)
 
 
 def failure(error: BaseException) -> dict:

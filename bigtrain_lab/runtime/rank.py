@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import Mesh
+from .exponents import exponents
 from .group import Group
 from .recorder import Recorder
 from .recording import RecordingGroup
@@ -46,9 +47,20 @@ class Rank:
         if self._recorder:
             self._recorder.scalar(name, float(value))
 
+    def histogram(self, name: str, tensor: torch.Tensor) -> None:
+        """Report how a tensor's values spread over the powers of two; it becomes a Histogram at the present time."""
+        if self._recorder:
+            with self.aside():
+                counted = exponents(tensor)
+            self._recorder.histogram(name, counted)
+
+    def aside(self):
+        """Around what is no part of the training, such as a comparison or a look at its tensors: no ledger sees it."""
+        return self._recorder.aside() if self._recorder else nullcontext()
+
     def watch(self, holdings) -> None:
-        """Let the meter call `holdings()` -> {kind: tensors} at action boundaries. Kinds: weights, stashed, gradients,
-        optimizer are reported; inputs and buffers only keep their tensors from counting as activations."""
+        """Let the meter call `holdings()` -> {kind: tensors, or {name: tensor}} at action boundaries. The kinds are core.MEMORY_KINDS,
+        which are reported, and inputs and buffers, whose tensors only are kept from counting as another kind."""
         if self._recorder:
             self._recorder.watch(holdings)
 

@@ -6,19 +6,33 @@ from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 
 from ..explain import NOT_FINITE
+from ..formats import Exponents
 from ..schedule import Action, kind_of, name_of
+from .capacity import out_of_memory
 from .clock import Clock
 from .log import EventLog
+from .ledger import Ledger, together
 from .meter import Meter
+
+EVERY_NS = 10**9  # between two lists of what was alive at the peak: they are long
 
 
 class Recorder:
-    """`jitter_s`: sleep a random time, seeded, of up to this before each operation; modelled times must not notice."""
+    """`jitter_s`: sleep a random time, seeded, of up to this before each operation; modelled times must not notice.
 
-    def __init__(self, rank: int, clock: Clock, log: EventLog, meter: Meter | None = None, jitter_s: float = 0.0, seed: int = 0):
+    `capacity_bytes`: what the device holds; an action that held more ends the rank (OutOfMemory, ending with `relief`), once its
+    record is written. An action is asked at its end, for what the meter read then and inside it.
+    """
+
+    def __init__(self, rank: int, clock: Clock, log: EventLog, meter: Meter | Ledger | None = None, jitter_s: float = 0.0, seed: int = 0,
+                 capacity_bytes: int | None = None, relief: str = ""):
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._inside, self.strike = None, None  # strike: a fault on purpose (faults.py)
+        self._capacity_bytes, self._relief = capacity_bytes, relief
+        self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
+        self._peak: tuple = (0, None, "compute")  # bytes, lane's time and lane of the highest action so far
+        self._told = (0, 0)  # bytes of the peak whose storages were written, and when
         self._not_finite: set[str] = set()  # what was, of "sent" and "reported"
 
     def jitter(self) -> None:
@@ -43,7 +57,7 @@ class Recorder:
         log.write("@enter", clock.wall(), name)
         self._inside = name
         try:
-            with self.meter.begin() if self.meter else nullcontext():
+            with self.meter.begin(name) if self.meter else nullcontext():
                 wall_start = clock.wall()
                 if self.strike:
                     self.strike.begin(name)
@@ -54,11 +68,16 @@ class Recorder:
         finally:
             self._inside = None
         start, end = clock.compute(lane, step, self.rank)
-        if self.meter and (readings := self.meter.end()):
-            log.note("inside", self.rank, lane, "activations", name, readings)
+        inside: dict[str, int] = {}
+        if self.meter and (read := self.meter.end()):
+            for kind_of_memory, readings in read.items():
+                log.note("inside", self.rank, lane, kind_of_memory, name, readings)
+            inside = self._held | {kind_of_memory: max(size for _, size in readings) for kind_of_memory, readings in read.items()}
         log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
         self._memory(name, wall_end, end, lane)
         log.write()
+        self._refuse_too_much(inside, name)
+        self._refuse_too_much(self._held, name)
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""
@@ -68,16 +87,53 @@ class Recorder:
             self.meter.holdings = holdings
             self._memory("start", self.clock.wall(), self.clock.now("compute"), "compute")
             self.log.write()
+            self._refuse_too_much(self._held, "the start")
 
     def _memory(self, name: str, wall: int, at: int | None, lane: str) -> None:
         for kind, size in self.meter.changes() if self.meter else ():
+            self._held[kind] = size
             self.log.note("memory", wall, self.rank, lane, kind, name, at, size)
+        if self.meter and (highest := self.meter.highest_bytes) > self._peak[0]:
+            self._peak = highest, at, lane
+        if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
+            self._alive(wall)
+
+    def _alive(self, wall: int) -> None:
+        """Write who was alive at the highest moment so far; a reader forgets what was written so before."""
+        highest, at, lane = self._peak
+        self._told = highest, wall
+        rows = together(self.meter.at_peak())
+        self.log.note("alive", rows[0].start, self.rank, lane, at, [[row.kind, row.name, *row[5:]] for row in rows])
+
+    def finish(self) -> None:
+        """When the program has ended or failed: who was alive at its peak, if the meter knows and it was not told yet."""
+        if self.meter:
+            self.meter.changes()  # since the last action
+        if self.meter and (highest := self.meter.highest_bytes) > self._told[0]:
+            if highest > self._peak[0]:
+                self._peak = highest, self.clock.now("compute"), "compute"
+            self._alive(self.clock.wall())
+            self.log.write()
+
+    def _refuse_too_much(self, held: dict[str, int], name: str) -> None:
+        if self._capacity_bytes is not None and sum(held.values()) > self._capacity_bytes:
+            raise out_of_memory(self._capacity_bytes, held, rank=self.rank, action=name, relief=self._relief)
 
     def scalar(self, name: str, value: float, lane: str = "compute") -> None:
         self.log.note("scalar", self.clock.wall(), self.rank, lane, "scalar", name, self.clock.now(lane), value)
         if not isfinite(value):
             self.not_finite("reported", f"{name} in {self._inside or 'the program'}", lane)
         if not self._inside:  # a span writes at its end
+            self.log.write()
+
+    def aside(self):
+        """A context for work that no memory is to be counted of: a ledger does not see it, a meter looks only into spans."""
+        return self.meter.aside() if isinstance(self.meter, Ledger) else nullcontext()
+
+    def histogram(self, name: str, counted: Exponents, lane: str = "compute") -> None:
+        event = counted.histogram(self.rank, lane, name, self.clock.now(lane))
+        self.log.note("histogram", self.clock.wall(), *event)
+        if not self._inside:
             self.log.write()
 
     def all_finite(self, how: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from bigtrain_lab.cli import main
+from bigtrain_lab.core import Alive, Memory, Span, Trace
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.page import page
 from tests.browser.lab import LAPTOP
@@ -104,6 +105,52 @@ def test_it_plays_and_scrubs_by_key_and_by_mouse(open_page):
     shown.until("time", f"Math.abs(value - {end} / 4) < 0.01")
     shown.page.get_by_role("button", name="play (space)").click()
     shown.until("time", f"value > {end} * 0.27")
+
+
+def test_a_click_on_the_peak_of_memory_lists_what_was_alive(browser, tmp_path):
+    spans = [Span(0, "compute", kind, f"0{kind}0", start, start + 1000) for kind, start in (("F", 0), ("B", 1000))]
+    levels = [Memory(0, "compute", "weights", "start", 0, 100), Memory(0, "compute", "activations", "0F0", 1000, 300),
+              Memory(0, "compute", "activations", "0B0", 2000, 0)]
+    alive = [Alive(0, "compute", "weights", "up.weight", 1000, 100, (5, 5), "float32"),
+             *(Alive(0, "compute", "activations", "addmm", 1000, 20 + i, (4, 5), "float32", "blocks.0", "0F0") for i in range(14))]
+    (tmp_path / "peak.html").write_text(page({"modelled": Trace.of([*spans, *levels, *alive], "modelled")}), encoding="utf-8")
+    shown = Opened(browser, tmp_path / "peak.html")
+    listed, canvas = shown.page.get_by_role("region", name="what a rank holds at its peak"), shown.page.locator("canvas").bounding_box()
+    expect(listed).to_be_hidden()
+    shown.page.mouse.move(canvas["x"] + 96 + (canvas["width"] - 112) / 2, canvas["y"] + 67)  # in the middle of time, at the strip's top
+    expect(shown.page.locator(".btl-tip")).to_contain_text("peak of rank 0: 471 bytes")
+    shown.page.mouse.down()
+    shown.page.mouse.up()
+    expect(listed.locator("b")).to_have_text("Peak of rank 0: 471 B in F0: 15 storages")
+    assert shown.until("time", "value === '1'") and shown.data("peak") == "0"
+    rows = [row.locator("td").all_text_contents() for row in listed.locator("tbody tr").all()]
+    assert rows[:2] == [["weights", "100 B", "up.weight", "", "5 × 5 float32", ""], ["activations", "33 B", "addmm", "blocks.0", "4 × 5 float32", "F0"]]
+    assert len(rows) == 12 and listed.locator("p").text_content() == "and 3 more, 63 B"
+    shown.press("Escape")
+    expect(listed).to_be_hidden()
+    shown.page.get_by_role("button", name="what is held at the peak of memory").click()
+    expect(listed).to_be_visible()
+    listed.get_by_role("button", name="close").click()
+    expect(listed).to_be_hidden()
+    assert shown.requests == [shown.address] and shown.complaints == []
+    shown.context.close()
+
+
+def test_the_memory_of_a_device_is_a_line_where_it_is_within_sight(browser, tmp_path):
+    """Its colour is on the canvas only where a peak reaches 40% of it; what exceeds it is hatched in that colour."""
+    painted = []
+    for limit_mb in (5, 15.5, 15.6, 0):  # the highest of the peaks is 6.22 MB
+        experiment = PipelineExperiment(steps=1, memory_mb=limit_mb)
+        path = tmp_path / f"{limit_mb}.html"
+        path.write_text(page({"predicted": experiment.predict()}, experiment), encoding="utf-8")
+        shown = Opened(browser, path)
+        painted.append(shown.page.evaluate("""() => { const canvas = document.querySelector('.btl-player canvas');
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height); let found = 0;
+            for (let i = 0; i < data.length; i += 4) found += data[i] === 0xC2 && data[i + 1] === 0x41 && data[i + 2] === 0x0C; return found; }"""))
+        assert shown.complaints == []
+        shown.context.close()
+    exceeded, within, beyond, none = painted
+    assert exceeded > within > 500 and beyond == none == 0
 
 
 def test_clocks_and_versions(open_page):

@@ -1,5 +1,7 @@
 """The pipeline panel in JupyterLab, as a student uses it: move, run, stop, fail, mend."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -19,6 +21,17 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     wide = page.evaluate("""() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
         .filter(e => e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.className)""")
     assert wide == []
+    page.locator(".btl-player canvas").focus()
+    page.keyboard.press("p")
+    peak = page.get_by_role("region", name="what a rank holds at its peak")
+    expect(peak.locator("b")).to_have_text("Peak of rank 0: 7.19 MB after F12")
+    expect(peak).to_contain_text("activations 5.26 MB")
+    peak.get_by_role("button", name="the next rank").click()
+    expect(peak.locator("b")).to_have_text("Peak of rank 1: 5.45 MB after F11")
+    lab.until("time", "value === '44'")
+    page.keyboard.press("Escape")
+    expect(peak).to_be_hidden()
+    assert page.evaluate("document.activeElement.tagName") == "CANVAS"
 
 
 def test_a_slider_redraws_the_prediction_by_keyboard_and_mouse(lab):
@@ -35,6 +48,39 @@ def test_a_slider_redraws_the_prediction_by_keyboard_and_mouse(lab):
     expect(page.get_by_role("button", name="Run on 8 ranks")).to_be_visible()
     lab.until("end", f"value === '{3 * (9 + 7) * 3}'")
     expect(page.locator(".btl-results")).to_contain_text("peak memory, rank 7")
+
+
+def test_opening_a_panel_changes_no_setting(lab):
+    """A slider in a browser rounds what it is given to its own steps, and would say so to the kernel."""
+    page = lab.panel("exact.ipynb", call='from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"), show("accumulate")])')
+    expect(page.locator(".btl-player[data-revision]")).to_have_count(3)
+    for at, name in enumerate(("precision", "checkpoint", "accumulate")):
+        panel = page.locator(".btl-panel").nth(at)
+        panel.get_by_role("button", name="more settings").click()
+        panel.get_by_role("button", name="Copy command").click()
+        expect(panel.locator(".btl-command code").first).to_have_text(f"bigtrain run {name}")
+    panel = page.locator(".btl-panel").first
+    scale = panel.locator(".btl-graded", has=page.locator(".widget-label:text-is('loss-scale')")).locator("input")
+    scale.fill("1073741824")
+    scale.press("Enter")
+    expect(panel.locator(".btl-command code").first).to_have_text(re.compile(r"--loss-scale 1073741824(\.0)?$"))
+    lab.slider("loss-scale").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(panel.locator(".btl-command code").first).to_have_text(re.compile(r"--loss-scale 536870912(\.0)?$"))
+
+
+def test_run_takes_the_last_move(lab):
+    """A press of Run overtakes the moves that a browser has still to send, unless it waits for them."""
+    page = lab.panel("last.ipynb", call='show("pipeline", ranks=2)')
+    handle, run = lab.slider("micro-batches").bounding_box(), page.get_by_role("button", name="Run on 2 ranks").element_handle()
+    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(handle["x"] + 60, handle["y"], steps=30)
+    page.mouse.up()
+    run.evaluate("button => button.click()")
+    expect(page.locator(".btl-status")).to_contain_text("done after")
+    expect(page.locator(".btl-status")).not_to_contain_text("other settings")
+    expect(page.locator(".btl-results")).not_to_contain_text("settings changed")
 
 
 def test_run_fills_modelled_and_measured_and_the_player_moves(lab):
@@ -57,6 +103,22 @@ def test_run_fills_modelled_and_measured_and_the_player_moves(lab):
     expect(page.locator(".btl-results")).to_contain_text("settings changed")
     page.get_by_role("button", name="modelled", exact=True).click()
     expect(page.locator(".btl-note")).to_have_text("settings changed since this run")
+
+
+def test_of_one_device_the_storages_of_the_peak_are_listed(lab):
+    page = lab.panel("memory.ipynb", call='show("memory", layers=2, width=32)')
+    page.get_by_role("button", name="Run on 1 rank").click()
+    lab.until("clock", "value === 'modelled'")
+    expect(page.locator(".btl-status")).to_contain_text("done")
+    page.get_by_role("button", name="measured", exact=True).click()
+    lab.until("clock", "value === 'measured'")
+    page.get_by_role("button", name="what is held at the peak of memory").click()
+    peak = page.get_by_role("region", name="what a rank holds at its peak")
+    expect(peak.locator("b")).to_contain_text("Peak of rank 0: 31.9 MB in B1: ")
+    expect(peak.locator("tbody tr").first).to_contain_text("8 × 64 × 4096 float32")
+    expect(peak.locator("tbody tr", has_text="layers.0.token.weight exp_avg").first).to_contain_text("optimizer")
+    at, first, last = (float(lab.data(name)) for name in ("time", "from", "to"))
+    assert first <= at <= last, "the view shows the peak"
 
 
 def test_a_long_run_plays_as_it_happens_and_stops(lab):

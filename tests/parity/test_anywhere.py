@@ -147,7 +147,9 @@ if may_make_namespaces():
         assert (here["ranks"], there["ranks"], here["offset_ns"]) == ([0, 1], [2, 3], 0)
         assert abs(there["offset_ns"] - APART_S * 10**9) <= 1e9 * there["error_s"]
         crossing = [t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}]
-        assert crossing and all(t.start <= t.end for t in crossing)
+        measured = run.trace("measured")
+        unsure = measured.ticks_per_unit * there["error_s"]  # a busy machine answers late, and says how late
+        assert crossing and all(t.start <= t.end + unsure for t in crossing)
         shown = subprocess.run(["bigtrain", "show", str(tmp_path / "run")], env=environment(), capture_output=True, text=True, check=True)
         assert "Clocks of 2 machines" in shown.stdout
 

@@ -40,7 +40,7 @@ def finish(run):
     return run
 
 
-@pytest.mark.parametrize("hardware", ["unit", "rtx3090-pcie", "a100-nvlink"])
+@pytest.mark.parametrize("hardware", ["unit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rtx3090-pcie", "a100-nvlink"))])
 @pytest.mark.parametrize("schedule", Schedule.all())
 def test_modelled_equals_predicted_event_for_event(schedule, hardware, tmp_path):
     """With random sleeps in the ranks: the modelled clock depends on the program only."""
@@ -50,7 +50,7 @@ def test_modelled_equals_predicted_event_for_event(schedule, hardware, tmp_path)
         assert clocks_differ(asked.predict(), run.trace("modelled")) == []
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("momentum", marks=pytest.mark.slow), "adam"])
 @pytest.mark.parametrize("schedule", Schedule.all())
 def test_predicted_bytes_are_the_measured_bytes(schedule, optimizer, tmp_path):
     """Weights, stashed versions, gradients, optimizer state, saved activations, after every action of every rank."""
@@ -63,7 +63,7 @@ def test_predicted_bytes_are_the_measured_bytes(schedule, optimizer, tmp_path):
             told = [[(e.name, e.bytes) for e in t.events if getattr(e, "bytes", None) is not None and e.kind == kind
                      and type(e).__name__ == "Memory" and e.rank == rank and not e.inside] for t in (predicted, measured)]
             assert told[0] == told[1], (rank, kind)
-            assert told[0] or kind in ("stashed", "optimizer", "queued")
+            assert told[0] or kind not in ("weights", "gradients", "activations")
         assert predicted.peak_bytes(rank) == measured.peak_bytes(rank)
     versions = max(predicted.peak_bytes(r, "stashed") // predicted.peak_bytes(r, "weights") + 1 for r in range(4))
     assert versions == {"pipedream": 4, "pipedream-vertical-sync": 4, "pipedream-2bw": 2}.get(schedule, 1)

@@ -1,5 +1,7 @@
 """What the unit tests of models share."""
 
+import asyncio
+
 import pytest
 
 
@@ -12,3 +14,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_loop_of_others():
+    """A browser that a test of the same process drives leaves its event loop running in this thread; a kernel's is asked for by name."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(running)

@@ -17,6 +17,7 @@ from bigtrain_lab.cli import labs, main
 from bigtrain_lab.core import Hardware, Impossible, Scalar, Span, Trace, knob
 from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.recompute import Recompute
 from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.schedule import F, Schedule
 
@@ -95,6 +96,10 @@ def test_list_says_what_there_is(cli):
     assert re.search(r"settings: schedule, ranks, micro-batches", out)
     for name, cls in Schedule.all().items():
         assert re.search(rf"^{name} .*{re.escape(sys.modules[cls.__module__].__doc__.split()[0])}", out, re.M)
+    for name, cls in Recompute.all().items():
+        assert re.search(rf"^{name} .*{re.escape(sys.modules[cls.__module__].__doc__.split()[0])}", out, re.M)
+    assert re.search(r"^fp16 +computes in float16: a policy of operators, float32 masters, loss scaling *$", out, re.M)
+    assert re.search(r"^fp32 +computes in float32 *$", out, re.M)
     assert "312 TFLOP/s" in out and "NVLink 3 300 GB/s" in out and "data sheet" not in out
 
 
@@ -560,6 +565,7 @@ def test_a_strip_leaves_out_what_does_not_fit_and_says_so():
 def test_what_the_ranks_reported():
     events = [Scalar(1, "compute", "scalar", "loss", 10 * i, value) for i, value in enumerate((5.6344, 5.3, 5.19))]
     assert report.reported(Trace.of(events, "measured")) == ["loss 5.634 -> 5.19 (3 values)"]
+    assert report.reported(Trace.of(events[:1], "measured")) == ["loss 5.634"]
 
 
 @pytest.mark.parametrize("hours, watt_hours, text", [

@@ -1,11 +1,16 @@
 """Experiments: settings that cannot be are one sentence, and knobs say what a control needs."""
 
+import re
+
 import pytest
+import torch
 
 from bigtrain_lab.core import Impossible, Trace
 from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.optimizers import OPTIMIZERS, state_bytes
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.report import rows
+from bigtrain_lab.runtime import owned
 from bigtrain_lab.schedule import Schedule
 
 BAD = [
@@ -32,6 +37,26 @@ def test_what_cannot_be_is_one_sentence(settings, words):
     with pytest.raises(Impossible, match=words) as refused:
         PipelineExperiment(**settings)
     assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("experiment", ["accumulate", "checkpoint", "staleness", "faults", "memory", "partition", "precision"])
+def test_every_menu_is_held_and_other_words_are_one_sentence(experiment):
+    chosen = Experiment.named(experiment)
+    menus = [name for name, knob in chosen.knobs().items() if knob.menu() and chosen.model_fields[name].annotation is str]
+    assert menus
+    for name in menus:
+        own = {"fault": "There is no fault 'x'", "schedule": "There is no schedule called 'x'"}.get(name, f"{name} is 'x'")
+        with pytest.raises(Impossible, match=f"^{own}: choose one of {re.escape(chosen.knobs()[name].menu()[0])}"):
+            chosen(**{name: "x"})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_s_state_is_as_large_as_the_table_says(name):
+    model = torch.nn.Linear(3, 5)
+    optimizer = OPTIMIZERS[name][-1](0.1)(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert state_bytes(name, 4 * (15 + 5), 2) == sum(t.nbytes for t in owned.of((model, optimizer))["optimizer"].values())
 
 
 def test_a_short_text_is_refused_before_anything_runs(tmp_path):

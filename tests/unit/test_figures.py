@@ -7,9 +7,11 @@ from math import cbrt, dist
 import pytest
 
 from bigtrain_lab import figures
-from bigtrain_lab.core import MEMORY_KINDS, Cost, Impossible, Link, Memory, Span, Trace
+from bigtrain_lab.core import MEMORY_KINDS, Alive, Cost, Impossible, Link, Memory, Span, Trace
 from bigtrain_lab.core.waited import waited
 from bigtrain_lab.figures import palette, words
+from bigtrain_lab.figures.memory import byte_ticks
+from bigtrain_lab.figures.timeline import PAPER
 from bigtrain_lab.player import LOOK, Player, pack
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.schedules.gpipe import GPipe
@@ -57,6 +59,11 @@ def test_idle_is_hatched_behind_all_rows():
     assert idle.name == "idle" and list(idle.y) == ["rank 0", "rank 1", "rank 2", "rank 3"] and set(idle.x) == {33}
 
 
+def test_idle_is_told_only_where_there_is_any():
+    told = [figures.timeline(trace_of(Naive, ranks=ranks)).data[0].showlegend for ranks in (1, 2)]
+    assert told == [False, True]
+
+
 def test_colour_by_version_prints_the_version():
     drawn = boxes(figures.versions(trace_of(PipeDream)))
     assert ("F5<br>v2", "rank 0") in {(text, row) for row, _, _, text in drawn}  # batch 5 on worker 0: p-1 = 3 behind
@@ -83,6 +90,31 @@ def test_memory_draws_readings_inside_actions_as_a_line():
     inside = [Memory(1, "compute", "activations", "1F0", 1500, 1700, True), Memory(1, "compute", "activations", "1F0", 1700, 900, True)]
     lines = [line for line in figures.memory(Trace.of([*trace, *inside], "measured", ranks=4)).data if line.name == "read inside actions"]
     assert [list(line.y) for line in lines] == [[2200, 1400]] and lines[0].stackgroup is None
+
+
+def test_a_peak_inside_an_action_stands_on_a_stem_and_the_axis_reaches_it():
+    """As on a clock that knows actions' ends alone: what the title says can be seen."""
+    trace = trace_of(GPipe, ranks=1)
+    alive = [Alive(0, "compute", kind, "x", 2000, count, (1,), "float32", "", "") for kind, count in (("weights", 500), ("activations", 9300))]
+    ends, peaked = figures.memory(trace), figures.memory(Trace.of([*trace, *alive], "modelled", ranks=1))
+    assert ends.layout.title.text == "predicted: peak bytes 8.5 kB" and not any(line.name == "peak inside an action" for line in ends.data)
+    assert peaked.layout.title.text == "modelled: peak inside an action 9.8 kB, at the ends of actions 8.5 kB"
+    (stem,) = (line for line in peaked.data if line.name == "peak inside an action")
+    assert list(stem.x) == [2, 2] and list(stem.y) == [1500, 9800]  # one action's end before it
+    assert peaked.layout.yaxis.range[1] > 9800 and peaked.layout.yaxis.ticktext[-1] == "9.8 kB  "
+
+
+@pytest.mark.parametrize("peak,most,ticks", [(1_920_000, 4, [0, 500_000, 1_000_000, 1_500_000, 1_920_000]), (4_554_000, 1, [0, 4_554_000]), (7, 4, [0, 7])])
+def test_bytes_are_told_at_round_places_and_at_the_peak(peak, most, ticks):
+    assert byte_ticks(peak, most)["tickvals"] == ticks
+
+
+@pytest.mark.parametrize("name", ["timeline", "memory", "versions", "compare"])
+def test_no_figure_paints_its_page(name):
+    """None knows whether it is light or dark."""
+    layout = figures.figure(name, trace_of()).layout
+    assert layout.width is None and layout.paper_bgcolor is None and layout.template == PAPER
+    assert {PAPER.layout.paper_bgcolor, PAPER.layout.plot_bgcolor, PAPER.layout.modebar.bgcolor} == {palette.CLEAR}
 
 
 def test_compare_puts_each_clock_under_the_other():

@@ -1,5 +1,6 @@
 """The panel without a browser: controls from knobs, prediction at each move, runs, failures, the table."""
 
+import asyncio
 import os
 import re
 import time
@@ -14,8 +15,10 @@ from bigtrain_lab.core import Cost, Impossible, Knob, Trace, knob
 from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.panel import Panel, show
 from bigtrain_lab.panel import table
-from bigtrain_lab.panel.controls import control, doublings, nearby, refresh
-from bigtrain_lab.panel.nearest import nearest
+from bigtrain_lab.panel.controls import control, controls_of, doublings, nearby, put, refresh
+from bigtrain_lab.panel.graded import Graded, positions
+from bigtrain_lab.panel.nearest import attempt, nearest
+from bigtrain_lab.panel.press import Press
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.schedules.gpipe import GPipe
@@ -96,8 +99,8 @@ def family():
     (dict(low=0, high=2**31 - 1), int, 0, widgets.BoundedIntText),
     (dict(low=16, high=1024, step=16), int, 64, widgets.IntSlider),
     (dict(low=1, high=1024, logarithmic=True), int, 64, widgets.SelectionSlider),
-    (dict(low=0, high=0.9), float, 0.0, widgets.FloatSlider),
-    (dict(low=0, high=10, logarithmic=True), float, 1e-3, widgets.FloatLogSlider),
+    (dict(low=0, high=0.9), float, 0.0, Graded),
+    (dict(low=0, high=10, logarithmic=True), float, 1e-3, Graded),
     (dict(choices=("a", "b")), str, "a", widgets.Dropdown),
     (dict(choices=lambda: {"a": 1}), str, "a", widgets.Dropdown),
     (dict(), str, "x", widgets.Text),
@@ -106,12 +109,55 @@ def family():
 ])
 def test_a_control_fits_its_knob(about, kind, value, expected):
     made = control("micro_batches", Knob("pieces", unit="bytes", **about), kind, value)
-    assert type(made) is expected and made.value == (pytest.approx(value) if kind is float else value)
+    assert type(made) is expected and made.value == value and type(made.value) is kind
     assert made.description == "micro-batches" and made.tooltip == "pieces (bytes)"
 
 
 def test_doublings_hold_the_ends_and_the_default():
     assert doublings(1, 100, 24) == [1, 2, 4, 8, 16, 24, 32, 64, 100]
+
+
+@pytest.mark.parametrize("name", Experiment.all())
+def test_a_panel_opens_at_the_very_defaults(name):
+    """And a browser finds nothing to round: each slider of whole numbers stands on one of its own steps."""
+    first = Experiment.named(name)()
+    for setting, made in controls_of(first).items():
+        default = getattr(first, setting)
+        assert made.value == default and type(made.value) is type(default), setting
+        if isinstance(made, Graded):
+            assert made.box.value == default == made.positions[made.slider.value] and made.slider.step == 1
+        if isinstance(made, widgets.IntSlider):
+            assert (default - made.min) % made.step == 0, setting
+
+
+def test_positions_are_round_and_hold_what_must_be_there():
+    assert positions(Knob("", low=0, high=0.9))[:4] == [0.0, 0.01, 0.02, 0.03] and positions(Knob("", low=0, high=0.9), 0.125)[12:15] == [0.12, 0.125, 0.13]
+    assert positions(Knob("", low=1, high=2, step=0.25)) == [1, 1.25, 1.5, 1.75, 2]
+    assert positions(Knob("", low=1, high=2**40, logarithmic=True)) == [2.0**k for k in range(41)]
+    assert positions(Knob("", low=0.01, high=0.16, logarithmic=True)) == [0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.16]
+    assert positions(Knob("", low=0, high=10, logarithmic=True))[:3] == [0, 1e-6, 1.5e-6]
+
+
+def test_a_graded_number_is_that_of_the_box_or_of_the_position_that_the_slider_was_moved_to():
+    made, moves = Graded(8192.0, Knob("", low=1, high=2**40, logarithmic=True)), []
+    made.observe(lambda change: moves.append(change["new"]), "value")
+    made.box.value = 1073741824.0
+    assert made.value == 2**30 and made.slider.value == 30
+    made.box.value = 1000.0  # between two positions: the slider shows the next one and moves nothing
+    assert made.value == 1000 and made.slider.value == 10
+    made.slider.value = 12
+    assert made.value == made.box.value == 4096
+    made.value = 0.5
+    assert made.value == made.box.value == 1 and moves == [2**30, 1000, 4096, 1]
+    made.disabled = True
+    assert made.slider.disabled and made.box.disabled
+
+
+def test_a_slider_learns_a_value_between_its_steps():
+    made = control("width", Knob("", low=16, high=1024, step=16), int, 24)
+    assert (made.value, made.step) == (24, 8)
+    put(made, 30)
+    assert (made.value, made.step) == (30, 2)
 
 
 def test_main_controls_first_and_the_others_folded(panel):
@@ -235,11 +281,28 @@ def test_nearest_prefers_the_setting_that_was_moved(monkeypatch):
     assert nearest(Waves(), settings, None) == {"ranks": 2}
 
 
+@pytest.mark.parametrize("moved,settings,offer", [
+    ("budget", dict(budget=4.0), {"budget": 6.5}),  # a number that was moved
+    ("plan", dict(budget=3.0), {"budget": 6.5}),  # who has just chosen a plan does not want another one
+    (None, dict(budget=2.0), {"budget": 6.5}),  # the sentence is about it
+    ("model", dict(model="mlp", plan="selective"), {"plan": "optimal"}),
+    ("heads", dict(heads=5), {"heads": 4}),
+    ("rows", dict(heads=5), {"heads": 4}),
+])
+def test_nearest_mends_what_the_sentence_is_about(monkeypatch, moved, settings, offer):
+    monkeypatch.setattr("bigtrain_lab.panel.nearest.PATIENCE_S", 60)
+    first = Experiment.named("checkpoint")()
+    settings = first.model_dump() | settings
+    sentence = attempt(first, settings)
+    assert isinstance(sentence, str) and nearest(first, settings, moved, sentence) == offer
+
+
 def test_nearby_values_come_nearest_first():
     assert nearby(Knob("", low=1, high=6), int, 4) == [3, 5, 2, 6, 1]
     assert nearby(Knob("", choices="abc"), str, "b") == ["a", "c"]
     assert nearby(Knob(""), bool, True) == [False]
-    assert nearby(Knob("", low=0, high=1), float, 0.5) == []
+    assert nearby(Knob("", low=0, high=1, step=0.25), float, 0.5) == [0.25, 0.75, 0.0, 1.0]
+    assert nearby(Knob("", low=0, high=10**6, step=0.001), float, 0.5) == []
 
 
 def test_copy_command_shows_only_what_differs(panel):
@@ -256,6 +319,51 @@ def commands_of(panel):
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_run_waits_for_the_moves_that_the_browser_had_still_to_send(panel):
+    """A press overtakes the last move of a slider; the echo that it asks for comes behind it. An echo of another press is none."""
+    sent, started = [], []
+    panel.player.send = lambda message: sent.append(message)
+    panel.start = panel._press._act = lambda: started.append(panel.experiment.micro_batches)
+
+    async def in_a_kernel():
+        panel.run_button.click()
+        panel.player._handle_custom_msg({"echo": 0}, [])
+        panel.controls["micro_batches"].value = 7
+        assert sent == [{"do": "echo", "text": 1}] and started == []
+        panel.player._handle_custom_msg({"echo": 1}, [])
+        panel.player._handle_custom_msg({"echo": 1}, [])  # of a second view
+        panel.controls["micro_batches"].value = 6
+
+    asyncio.run(in_a_kernel())
+    assert started == [7]
+
+
+def test_run_starts_where_no_browser_answers_too(panel, monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.panel.press.ECHO_S", 0.0)
+    started = []
+    panel._press._act = lambda: started.append(1)
+
+    async def in_a_kernel():
+        panel.run_button.click()
+        assert not started
+        await asyncio.sleep(0.01)
+
+    asyncio.run(in_a_kernel())
+    assert started == [1]
+
+
+def test_run_waits_for_a_prediction_that_takes_long():
+    predicted, acted = [], []
+    press = Press(widgets.DOMWidget(), ready=lambda: bool(predicted), act=lambda: acted.append(len(predicted)))
+    press.now()
+    press.settled()
+    assert acted == []
+    predicted.append(1)
+    press.settled()
+    press.settled()
+    assert acted == [1]
 
 
 def test_run_fills_the_columns(panel):
@@ -307,9 +415,23 @@ def test_a_failure_names_rank_and_reason_in_the_panel(panel):
     with pytest.raises(RankFailed):
         panel.wait(60)
     assert "ank 1" in panel.problem and "the wave broke" in panel.problem and "the wave broke" in panel.picture._trouble.value
-    assert panel.picture.body.layout.display is None and "failed after" in panel.status.value
+    assert panel.picture.body.layout.display is None and ">failed after" in panel.status.value
     panel.set(trouble="none")
-    assert panel.problem == ""
+    assert panel.problem == "" and ">the last run, with other settings: failed after" in panel.status.value
+    panel.set(trouble="raise")
+    assert ">failed after" in panel.status.value
+
+
+def test_what_cannot_be_is_not_described(panel, monkeypatch):
+    monkeypatch.setattr(Waves, "describe", lambda self: f"{self.ranks} waves <" + 40 * " of many words" + ">")
+    panel.set(ranks=1)
+    assert "1 waves &lt;" in panel.picture._about.value and f'title="1 waves &lt;{40 * " of many words"}&gt;"' in panel.picture._about.value
+    panel.set(ranks=4)
+    assert panel.problem and panel.picture._about.value == ""
+    panel.tabs.value = "measured"
+    assert panel.picture._about.value == ""
+    panel.set(ranks=2)
+    assert "2 waves" in panel.picture._about.value
 
 
 def test_only_a_failed_run_draws_who_waited(panel, monkeypatch):
@@ -429,3 +551,9 @@ def test_the_whole_is_told_before_the_ranks():
 def test_an_empty_run_has_a_table():
     quantities = (Quantity("spans", "", lambda t: len(t.spans())),)
     assert "spans" in table.results(quantities, {"predicted": Trace((), "predicted")}, [], False)
+
+
+def test_what_two_figures_lack_is_told_once():
+    panel = Panel("precision", steps=1)
+    others = panel.picture._others.children
+    assert [type(each).__name__ for each in others] == ["HTML"] and "no histograms" in others[0].value

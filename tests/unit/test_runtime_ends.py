@@ -101,6 +101,14 @@ def script(tmp_path, text: str) -> Path:
     return path
 
 
+@pytest.fixture
+def tmp_path():
+    """A short one: the ranks' server makes a socket below TMPDIR, and a socket's path has at most 107 characters."""
+    path = Path(tempfile.mkdtemp(prefix="bt-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def started(tmp_path, text: str, PYTHONPATH=ROOT, **options) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)}
     return subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,

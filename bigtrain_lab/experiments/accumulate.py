@@ -1,0 +1,244 @@
+"""My batch does not fit. Is it the same if I take it in pieces?
+
+A byte-level GPT learns real text from sequences of unequal length, in micro-batches whose gradients are added before each
+update. All are padded to one length, so that micro-batches cost the same, and differ in how many of their tokens count.
+`compare` also takes each window as one large batch, beside the run, and logs how far each rule's gradient is from that.
+Above 60 lines, since it prices a model, runs it, and compares two rules with the large batch.
+"""
+
+import math
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..core import Scalar, Trace, knob
+from ..data import chosen_text
+from ..models import GPT, GPTConfig, matmul_flops, moved_bytes, parameter_bytes, parameter_shapes, saved_bytes
+from ..runtime import owned
+from ..schedule import B, F, Step, U
+from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, update, windows
+from ..words import size
+from .experiment import Quantity
+from .on_hardware import profiles
+from .one_device import OneDevice
+from .optimizers import OPTIMIZERS, state_bytes
+
+IGNORED = -100  # torch's ignore_index
+MOST_LISTED = 8  # micro-batches, by their tokens
+SPREADS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16)
+
+
+class Accumulate(OneDevice):
+    name: ClassVar[str] = "accumulate"
+    question: ClassVar[str] = "My batch does not fit. Is it the same if I take it in pieces?"
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch"}
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
+
+    sequences: int = knob(2, "sequences in a micro-batch: what must fit at once", low=1, high=32)
+    accumulation: int = knob(4, "micro-batches whose gradients are added before an update", low=1, high=32)
+    spread: float = knob(16.0, "the longest sequence over the shortest; 1: all of one length", low=1, high=16, step=0.5)
+    micro_batches: int = knob(10, "micro-batches in all; where they do not divide, the last window ends early", low=1, high=200)
+    rule: str = knob("token-weighted", "what each micro-batch's summed loss is divided by", choices=tuple(RULES))
+    hardware: str = knob("unit", "what the modelled clock charges for compute", choices=profiles, more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    learning_rate: float = knob(1e-2, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    clip: float = knob(0.0, "largest norm of an update's gradient; 0: it is not clipped", low=0, high=100, step=0.1, more=True)
+    compare: bool = knob(True, "take each window as one large batch too, beside the run, and compare the gradients", more=True)
+    layers: int = knob(2, "transformer blocks", low=1, high=48, more=True)
+    width: int = knob(32, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
+    sequence: int = knob(64, "tokens (bytes of text) that a sequence is padded to", low=4, high=1024, unit="tokens", more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
+    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        self.config  # noqa: B018  (raises Impossible)
+        if self.text:
+            self.micro_batch(0)
+
+    # -- what the settings mean -----------------------------------------------------------------------------
+
+    @cached_property
+    def config(self) -> GPTConfig:
+        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, dtype=getattr(torch, self.dtype))
+
+    @property
+    def steps(self) -> int:
+        return -(-self.micro_batches // self.accumulation)
+
+    def windows(self) -> list[tuple[int, ...]]:
+        """The numbers of each update's micro-batches."""
+        return list(windows(range(self.micro_batches), self.accumulation))
+
+    def lengths(self, spread: float) -> list[int]:
+        """Tokens that count in a sequence of each micro-batch of a window: from the shortest to the longest, by equal factors."""
+        last = max(self.accumulation - 1, 1)
+        return [max(1, round(self.sequence * spread ** (i / last - 1))) for i in range(last + 1)][-self.accumulation:]
+
+    def tokens(self, spread: float | None = None) -> list[int]:
+        """Tokens of each micro-batch of a whole window, or of all that there are."""
+        return [self.sequences * length for length in self.lengths(spread or self.spread)][:self.micro_batches]
+
+    def describe(self) -> str:
+        tokens = self.tokens()
+        told = ", ".join(map(str, tokens)) if len(tokens) <= MOST_LISTED else f"{tokens[0]} .. {tokens[-1]}"
+        return (f"{self.steps} update{'s' * (self.steps > 1)} of a model of {parameter_bytes(self.config, 0, self.config.pieces) // self.item / 1e6:.3g} M "
+                f"parameters; in a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a token of each micro-batch counts, and the error to expect by spread and by update: see techniques/accumulate.py."""
+        return {**super().facts, "tokens": self.tokens(), "counts": {name: token_counts(rule, self.tokens()) for name, rule in RULES.items()},
+                "spread": self.spread, "expected": [[spread, noise_error(mean_of_means, self.tokens(spread))] for spread in SPREADS],
+                "noise": [noise_error(mean_of_means, self.tokens()[:len(window)]) for window in self.windows()]}
+
+    # -- theory ---------------------------------------------------------------------------------------------
+
+    @property
+    def item(self) -> int:
+        return self.config.dtype.itemsize
+
+    def activations(self, sequences: int) -> int:
+        """Bytes that a forward of so many sequences saves; the summed loss keeps one number more, how many tokens it is over."""
+        return sum(row.bytes for row in saved_bytes(self.config, 0, self.config.pieces, sequences)) + self.item
+
+    def order(self) -> list[Step]:
+        return [step for window in self.windows() for step in (*(each for n in window for each in (F(0, n), B(0, n))), U(0, window[-1]))]
+
+    def durations(self) -> dict:
+        if self.profile.textbook:
+            return {"F": 1, "B": 2, "U": Fraction(1, 2)}  # an update reads and writes weights, whatever the batch: here, enough to be seen
+        flops, moved = (of(self.config, 0, self.config.pieces, self.sequences) for of in (matmul_flops, moved_bytes))
+        touched = (OPTIMIZERS[self.optimizer][2] + 3 * bool(self.clip)) * parameter_bytes(self.config, 0, self.config.pieces)
+        forward, backward = (self.profile.seconds(work, traffic, self.dtype) for work, traffic in zip(flops, moved))
+        return {"F": forward, "B": backward, "U": self.profile.seconds(0, touched, self.dtype)}
+
+    def resident(self):
+        return [("weights", parameter_bytes(self.config, 0, self.config.pieces))]
+
+    def changes(self) -> dict:
+        """One micro-batch's activations come and go; a gradient lives from a window's first backward to its update. Beside them two
+        numbers: the newest micro-batch's loss, and from the second on the sum of those before."""
+        weights, saved = parameter_bytes(self.config, 0, self.config.pieces), self.activations(self.sequences)
+        state = state_bytes(self.optimizer, weights, len(parameter_shapes(self.config, 0, self.config.pieces)))
+        changes, numbers = {}, 0
+        for window in self.windows():
+            for n in window:
+                told = 1 + (n > window[0])
+                changes[F(0, n)[0]] = (("activations", saved), ("temporaries", (told - numbers) * self.item))
+                changes[B(0, n)[0]] = (("activations", -saved), ("gradients", weights * (n == window[0])))
+                numbers = told
+            changes[U(0, window[-1])[0]] = (("gradients", -weights), ("optimizer", state * (window[0] == 0)), ("temporaries", (2 - numbers) * self.item))
+            numbers = 2
+        return {action: tuple((kind, change) for kind, change in each if change) for action, each in changes.items()}
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        time, peak, loss = super().quantities
+        whole, expected = self.activations(self.sequences * min(self.accumulation, self.micro_batches)), noise_error(mean_of_means, self.tokens())
+        return (
+            time, peak, Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
+            Quantity("activations, window in one pass", "B", lambda t: whole if t.clock == "predicted" else None),
+            Quantity("gradient off by, token-weighted", "%", lambda t: self.of_whole_windows(t, "error, token-weighted", 0.0, 100), exact=False),
+            Quantity("gradient off by, mean of means", "%", lambda t: self.of_whole_windows(t, "error, mean of means", expected, 100), exact=False),
+            Quantity("cosine, mean of means", "", lambda t: self.of_whole_windows(t, "cosine, mean of means", 1 / math.hypot(1, expected)), exact=False),
+            loss)
+
+    def of_whole_windows(self, trace: Trace, name: str, expected: float, times: float = 1.0) -> float | None:
+        """The mean of what a run logged under a name, of its whole windows where there are any; what to expect, of a prediction."""
+        values = [e.value for e in trace.where(Scalar, name=name)][:self.micro_batches // self.accumulation or None]
+        values = [expected] if trace.clock == "predicted" else values
+        return times * sum(values) / len(values) if values else None
+
+    @property
+    def relief(self) -> str:
+        return "Fewer sequences in a micro-batch, and more micro-batches for the same window, would need less."
+
+    def explain(self, trace: Trace) -> list[str]:
+        saved, k, counts = self.activations(self.sequences), min(self.accumulation, self.micro_batches), token_counts(mean_of_means, self.tokens())
+        said = [f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one pass would hold {size(self.activations(k * self.sequences))}."]
+        if max(counts) > min(counts):
+            said.append(f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f} times what it should, "
+                        f"one of the longest {min(counts):.2f} times. Where tokens' gradients are noise its gradient is off by about "
+                        f"{noise_error(mean_of_means, self.tokens()):.0%} (predicted); where they agree, as in the first updates, by less.")
+        if over := self.micro_batches % self.accumulation:
+            said.append(f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not {self.accumulation}, and divides by their tokens.")
+        return super().explain(trace) + said
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    def micro_batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, targets), each (sequences, sequence): the same text whatever the window, its tail left out of the targets."""
+        ids, targets = chosen_text(self.text).batch(self.seed, 0, number, self.sequences, self.sequence)
+        length = self.lengths(self.spread)[number % self.accumulation]
+        return ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
+
+    def start(self, device="cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = GPT(self.config, seed=self.seed).to(device)
+        return model, OPTIMIZERS[self.optimizer][-1](self.learning_rate)(list(model.parameters()))
+
+    def program(self, rank) -> dict[str, np.ndarray]:
+        (model, optimizer), losses, batch = self.start(rank.device), [], []
+        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": [tensor for pair in batch for tensor in pair]})
+        for window in self.windows():
+            batch[:] = [tuple(tensor.to(rank.device) for tensor in self.micro_batch(n)) for n in window]
+            if self.compare:
+                with rank.aside():
+                    found = compared(model, batch)
+                for name, value in found.items():
+                    rank.log(name, value)
+            losses.append(update(batch, lambda each: summed(model, *each), counting, optimizer, clip=self.clip or None, rule=RULES[self.rule],
+                                 span=lambda action, first=window[0]: rank.span(action._replace(micro_batch=first + action.micro_batch))))
+            rank.log("loss", losses[-1])
+        return result(model, losses)
+
+    def reference(self) -> dict[str, np.ndarray]:
+        """Each window as one large batch, in one pass; every token weighted as the rule says."""
+        (model, optimizer), losses = self.start(), []
+        for window in self.windows():
+            batch = [self.micro_batch(n) for n in window]
+            factors = RULES[self.rule]([counting(each) for each in batch])
+            ids, targets = map(torch.cat, zip(*batch))
+            loss = (summed(model, ids, targets, "none").view(len(batch), -1).sum(1) * torch.tensor(factors, dtype=self.config.dtype)).sum()
+            loss.backward()
+            if self.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return result(model, losses)
+
+
+def summed(model: nn.Module, ids_BS, targets_BS, reduction: str = "sum") -> torch.Tensor:
+    """The loss, summed over the tokens that count."""
+    return nn.functional.cross_entropy(model(ids_BS).flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+
+def counting(micro_batch: tuple) -> int:
+    return int((micro_batch[1] != IGNORED).sum())
+
+
+def compared(model: nn.Module, batch: list[tuple]) -> dict[str, float]:
+    """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|, and the cosine between them."""
+    def gradient(loss):
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    tokens = [counting(each) for each in batch]
+    large = gradient(summed(model, *map(torch.cat, zip(*batch))) / sum(tokens))
+    parts = [gradient(summed(model, *each)) for each in batch]
+    told = {}
+    for name, rule in RULES.items():
+        found = sum(factor * part for factor, part in zip(rule(tokens), parts))
+        told |= {f"error, {name}": float((found - large).norm() / large.norm()),
+                 f"cosine, {name}": float(nn.functional.cosine_similarity(found, large, dim=0))}
+    return told
+
+
+def result(model: nn.Module, losses: list[float]) -> dict[str, np.ndarray]:
+    return {"loss": np.array(losses), **{name: p.detach().cpu().numpy() for name, p in model.named_parameters()}}

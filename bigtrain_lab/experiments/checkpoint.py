@@ -1,0 +1,289 @@
+"""Can I train 4 times deeper by throwing activations away?
+
+A chain of layers is trained by a recompute plan: every advance, recorded pass and backward is an action of its own, so the player
+shows what is kept and what runs again. The plan sees the layers' weights from shapes alone; the run measures them.
+Above 60 lines, since two models are priced, run and compared under every plan.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cached_property
+from itertools import groupby
+from math import ceil
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from ..core import Impossible, Memory, Trace, knob
+from ..data import chosen_text
+from ..models import GPT, GPTConfig, Noise, parameter_bytes, parameter_shapes
+from ..models.chains import UnevenMLP, chain_of, gpt_weights, mlp_weights
+from ..plan import Compute, Plan
+from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
+from ..recompute_compared import compared, work_beside
+from ..recompute_optimum import frontier, smallest_budget
+from ..runtime import owned
+from ..schedule import Action, Step
+from ..simulate import simulate
+from ..techniques.checkpoint import checkpoint_sequential, selective
+from ..words import size
+from .experiment import Quantity
+from .on_hardware import profiles
+from .one_device import OneDevice
+from .optimizers import OPTIMIZERS, state_bytes
+
+
+class Checkpoint(OneDevice):
+    name: ClassVar[str] = "checkpoint"
+    question: ClassVar[str] = "Can I train 4 times deeper by throwing activations away?"
+    terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "budgets")
+
+    plan: str = knob("optimal", "which activations are kept, and which are made again", choices=lambda: Recompute.all())
+    budget: float = knob(25.0, "memory for kept activations, as a share of what keeping all would take", low=1, high=100, step=0.5, unit="%")
+    layers: int = knob(16, "blocks of the GPT, or layers of the MLP", low=2, high=64)
+    model: Literal["gpt", "mlp"] = knob("gpt", "gpt: equal blocks that learn real text; mlp: layers of unequal widths", choices=("gpt", "mlp"))
+    rows: int = knob(4, "samples in a batch", low=1, high=256, unit="samples")
+    k: int = knob(4, "every-k: how many layers share one kept input", low=1, high=64, more=True)
+    width: int = knob(32, "width of the model", low=16, high=1024, step=16, more=True)
+    sequence: int = knob(32, "gpt: tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    heads: int = knob(4, "gpt: attention heads; they divide the width", low=1, high=32, more=True)
+    dropout: float = knob(0.1, "share of values that dropout zeroes", low=0, high=0.9, more=True)
+    steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
+    hardware: str = knob("unit", "what the modelled clock charges for compute", choices=profiles, more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
+    seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        """Refuse now, in a sentence, what could not run."""
+        super().model_post_init(facts)
+        if self.model == "gpt":
+            self.config  # noqa: B018  (raises Impossible)
+        if self.recompute.inside and self.model == "mlp":
+            raise Impossible("The plan selective recomputes inside attention, and an MLP has none: take the model gpt, or another plan.")
+        if self.recompute.needs_budget() and self.budget_bytes < (least := smallest_budget(self.chain)):
+            raise Impossible(f"A budget of {size(self.budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: take at "
+                             f"least {ceil(200 * least / self.everything) / 2:g}% of keep-all, or more layers that share it.")
+        self.ops  # noqa: B018  (raises Impossible)
+
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        plan = Recompute.all().get(settings["plan"])
+        idle = set() if plan and plan().needs_budget() else {"budget"}
+        idle |= set() if settings["plan"] == "every-k" else {"k"}
+        return super().idle_settings(settings) | idle | ({"sequence", "heads", "text"} if settings["model"] == "mlp" else set())
+
+    # -- what the settings mean -----------------------------------------------------------------------------
+    @cached_property
+    def config(self) -> GPTConfig:
+        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, dropout=self.dropout,
+                         dtype=getattr(torch, self.dtype))
+
+    @property
+    def item(self) -> int:
+        return getattr(torch, self.dtype).itemsize
+
+    @cached_property
+    def recompute(self) -> Recompute:
+        """The plan itself: one that was typed in a notebook travels to the ranks with the experiment."""
+        return named(f"every-{self.k}" if self.plan == "every-k" else self.plan)
+
+    def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
+        """The chain, priced by the hardware, and the durations of its passes."""
+        if self.model == "gpt":
+            chain, *work = gpt_weights(self.config, self.rows, inside)
+        else:
+            chain, *work = mlp_weights(self.layers, self.width, self.rows, self.dropout, self.item)
+        if self.profile.textbook:  # a slot a forward; a backward two, and what it makes again
+            forwards = [1] * chain.layers
+            backwards = [Fraction(b.flops, f.flops) if f.flops else 2 for f, b in zip(*work)]
+        else:
+            forwards, backwards = ([self.profile.seconds(*each, self.dtype) for each in passes] for passes in work)
+        return Chain.of(*chain[:2], forwards, backwards, *chain[4:]), {"A": tuple(forwards), "F": tuple(forwards), "B": tuple(backwards)}
+
+    @cached_property
+    def chain(self) -> Chain:
+        return self.weighed(self.recompute.inside)[0]
+
+    @cached_property
+    def whole(self) -> Chain:
+        """The chain without selective recompute, which other plans are compared on."""
+        return self.weighed(False)[0]
+
+    @cached_property
+    def budget_bytes(self) -> int:
+        return int(self.everything * self.budget / 100)
+
+    @cached_property
+    def everything(self) -> int:
+        """Bytes of all records: what plain training keeps."""
+        return peak_bytes(named("keep-all").ops(self.whole), self.whole)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """The plan of one step."""
+        return self.recompute.ops(self.chain, self.budget_bytes)
+
+    def weight_bytes(self) -> list[int]:
+        """Of each layer."""
+        if self.model == "gpt":
+            return [parameter_bytes(self.config, i, i + 1) for i in range(self.config.pieces)]
+        return [w.numel() * self.item for w in UnevenMLP(self.layers, self.width).parameters()]
+
+    # -- theory ---------------------------------------------------------------------------------------------
+
+    def numbered(self, action: Action, step: int) -> Action:
+        """The action of a step's plan, as an action of the run: passes are numbered on."""
+        return action._replace(micro_batch=action.micro_batch + step * self.passes[action.stage])
+
+    @cached_property
+    def passes(self) -> Counter:
+        return Counter(op.action.stage for op in self.ops if op.action.kind != "B")
+
+    def order(self) -> Iterator[Step]:
+        for step in range(self.steps):
+            yield from ((self.numbered(op.action, step),) for op in self.ops)
+            yield (Action("U", 0, step),)
+
+    def durations(self) -> dict:
+        touched = OPTIMIZERS[self.optimizer][2] * sum(self.weight_bytes())
+        return {**self.weighed(self.recompute.inside)[1], "U": 0 if self.profile.textbook else self.profile.seconds(0, touched, self.dtype)}
+
+    def resident(self):
+        return [("weights", sum(self.weight_bytes()))]
+
+    def changes(self) -> dict:
+        """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
+        The gradient of the loss, one number, is there while the backward runs."""
+        weights, levels, found = self.weight_bytes(), list(held(self.ops, self.chain)), {}
+        tensors = len(parameter_shapes(self.config, 0, self.config.pieces)) if self.model == "gpt" else self.layers
+        first_backward = turn(self.ops, self.chain.layers)
+        for step in range(self.steps):
+            before = dict.fromkeys(levels[0], 0)
+            for at, (op, now) in enumerate(zip(self.ops, levels)):
+                now = {**now, "temporaries": now["temporaries"] + self.item * (at >= first_backward)}
+                gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
+                found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
+                before = now
+            state = state_bytes(self.optimizer, sum(weights), tensors)
+            found[Action("U", 0, step)] = (("gradients", -sum(weights)), ("temporaries", -before["temporaries"]), *[("optimizer", state)] * (state > 0 == step))
+        return found
+
+    def simulated(self) -> Trace:
+        """The prediction without what a picture needs beside it, for those who compare many."""
+        return simulate(Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps), self.cost())
+
+    # -- what is told ---------------------------------------------------------------------------------------
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        time, peak, loss = super().quantities
+        return (
+            time, Quantity("work beside keep-all", "x", self.work, exact=False),
+            Quantity("forwards run again, a step", "", lambda t: sum(e.kind == "A" for e in t.spans(0)) / self.steps),
+            Quantity("saved activations, peak", "B", self.saved_peak),
+            Quantity("saved activations, keep-all", "B", lambda t: self.everything if t.clock == "predicted" else None), peak, loss)
+
+    def work(self, trace: Trace) -> float | None:
+        """What layers take in all, over what they would without recompute, by the times of the trace itself."""
+        took = Counter()
+        for span in trace.spans(0):
+            took[span.kind] += span.end - span.start
+        longer, plain = (sum(c.forwards) + sum(c.backwards) for c in (self.chain, self.whole))
+        return float((took["A"] + took["F"] + took["B"]) * longer / ((took["F"] + took["B"]) * plain)) if took["F"] else None
+
+    def saved_peak(self, trace: Trace) -> int:
+        """The most that is kept for the backward at an action's end. The state in hand is left out, as a budget leaves it out:
+        the ledger counts it among what was recomputed where a recorded pass in the backward has just made it."""
+        in_hand = {self.numbered(op.action, step): kinds["activations"] + kinds["recomputed"] - kept for step in range(self.steps)
+                   for op, kinds, kept in zip(self.ops, held(self.ops, self.chain), live(self.ops, self.chain))}
+        in_hand, level, most = {str(action): over for action, over in in_hand.items()}, {}, 0
+        for (_, name), events in groupby(trace.where(Memory, inside=False).events, key=lambda e: (e.start, e.name)):
+            level |= {e.kind: e.bytes for e in events}
+            most = max(most, level.get("activations", 0) + level.get("recomputed", 0) - in_hand.get(name, 0))
+        return most
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Every plan beside the optimum's frontier: (peak bytes, work of a step over that of keep-all)."""
+        plans, steps = compared(self.weighed(False)[0], self.weighed(True)[0] if self.model == "gpt" else None, self.k)
+        return {**super().facts, "plans": plans, "frontier": steps, "chosen": self.plan, "everything": self.everything,
+                "here": [peak_bytes(self.ops, self.chain), work_beside(self.ops, self.chain, self.whole)],
+                "budget": self.budget_bytes if self.recompute.needs_budget() else None}
+
+    def describe(self) -> str:
+        return (f"{self.chain.layers} layers, {sum(self.weight_bytes()) // self.item / 1e6:.3g} M parameters; keeping all takes "
+                f"{size(self.everything)}, the largest layer {size(max(map(self.whole.record, range(self.whole.layers))))}")
+
+    @property
+    def relief(self) -> str:
+        less = "A smaller budget" if self.recompute.needs_budget() else "The plan optimal"
+        return f"{less} would need less (activations down to {size(smallest_budget(self.whole))}), or fewer rows, or fewer or narrower layers."
+
+    def explain(self, trace: Trace) -> list[str]:
+        peak, again, (layer, times) = peak_bytes(self.ops, self.chain), advances(self.ops), self.passes.most_common(1)[0]
+        said = [f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the {size(self.everything)} that keeping all takes, and runs "
+                f"{again:,} forwards again: {work_beside(self.ops, self.chain, self.whole):.2f} times the work."]
+        if again:
+            said.append(f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the pass that its backward uses.")
+        if self.recompute.inside:
+            said.append("No layer advances: inside each block the attention's square is made again, in its backward.")
+        if self.plan == "optimal" and again:
+            memory, cost = next(step for step in frontier(self.chain) if step[1] < extra_cost(self.ops, self.chain))
+            said.append(f"The next better plan needs {size(memory)}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}.")
+        return super().explain(trace) + said
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    def program(self, rank) -> dict[str, Any]:
+        model, optimizer, batch, losses = *self.start(rank.device), [], []
+        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": batch})
+        for step in range(self.steps):
+            batch[:] = [tensor.to(rank.device) for tensor in self.sample(step)]
+            losses.append(train(chain_of(model, Noise(self.seed, step, 0), batch[1], selective if self.recompute.inside else None), self.ops, batch[0],
+                                lambda action, step=step: rank.span(self.numbered(action, step))))
+            rank.log("loss", losses[-1])
+            with rank.span(Action("U", 0, step)):
+                optimizer.step()
+                optimizer.zero_grad()
+        return result(model, losses)
+
+    def reference(self) -> dict[str, Any]:
+        """Plain training: the chain runs as it stands, and autograd keeps all."""
+        (model, optimizer), losses = self.start(), []
+        for step in range(self.steps):
+            x, targets = self.sample(step)
+            for layer in chain_of(model, Noise(self.seed, step, 0), targets):
+                x = layer(x)
+            x.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(x.item())
+        return result(model, losses)
+
+    def start(self, device="cpu") -> tuple:
+        dtype = getattr(torch, self.dtype)
+        model = GPT(self.config, self.seed) if self.model == "gpt" else UnevenMLP(self.layers, self.width, self.dropout, self.seed, dtype)
+        return model.to(device), OPTIMIZERS[self.optimizer][-1](self.learning_rate)(list(model.parameters()))
+
+    def sample(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, targets): text, or numbers and their sines."""
+        if self.model == "gpt":
+            return chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
+        x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
+        return x, x.sin()
+
+
+def train(layers: list, ops: tuple[Op, ...], x: torch.Tensor, span) -> float:
+    loss = checkpoint_sequential(layers, ops, x, span=span)
+    loss.backward()
+    return loss.item()
+
+
+def result(model: torch.nn.Module, losses: list[float]) -> dict[str, np.ndarray]:
+    return {"loss": np.array(losses), **{name: p.detach().cpu().numpy() for name, p in model.named_parameters()}}

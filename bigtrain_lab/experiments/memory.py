@@ -1,0 +1,191 @@
+"""Where did the memory go? One device trains a GPT; every storage of every step is predicted from shapes, then followed.
+
+The prediction is models/peak.py: births and deaths operator by operator, so it knows the peak inside an action and what it is made of.
+Above 60 lines, since a real model has many settings, and the prediction tells levels inside an action too.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from ..core import Alive, Memory, Span, Trace, knob
+from ..core.peak import readings
+from ..data import chosen_text
+from ..models import (GPT, Account, GPTConfig, Noise, cross_entropy, gpt_steps, matmul_flops, moved_bytes, parameter_bytes,
+                      parameters)
+from ..runtime import owned
+from ..schedule import Action, Step
+from ..techniques import one_process
+from ..words import size
+from .experiment import Quantity
+from .on_hardware import profiles
+from .one_device import OneDevice, last_loss
+from .optimizers import OPTIMIZERS
+
+READINGS = 16  # moments told inside an action
+WORDS = {"F": "forward", "B": "backward", "U": "update"}
+KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
+
+
+class MemoryExperiment(OneDevice):
+    name: ClassVar[str] = "memory"
+    question: ClassVar[str] = "Where did the memory go?"
+
+    layers: int = knob(4, "transformer blocks", low=1, high=24)
+    width: int = knob(128, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16)
+    rows: int = knob(8, "samples in a batch", low=1, high=64, unit="samples")
+    vocabulary: int = knob(4096, "tokens that the model could predict; the text uses 256 of them", low=256, high=32_000)
+    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS))
+    sequence: int = knob(64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
+    tied: bool = knob(False, "embedding and output share one matrix", more=True)
+    dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
+    hardware: str = knob("unit", "what the modelled clock charges for compute", choices=profiles, more=True)
+    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
+    seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        """Refuse now, in a sentence, what could not run."""
+        super().model_post_init(facts)
+        self.config  # noqa: B018  (raises Impossible)
+        if self.text:
+            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
+
+    @cached_property
+    def config(self) -> GPTConfig:
+        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, vocabulary=self.vocabulary,
+                         dropout=self.dropout, tied=self.tied, dtype=getattr(torch, self.dtype))
+
+    @cached_property
+    def account(self) -> Account:
+        """Every storage of the run, from shapes alone."""
+        return gpt_steps(self.config, self.rows, self.optimizer, self.steps)
+
+    def describe(self) -> str:
+        count = parameters(self.config, 0, self.config.pieces)
+        return f"a model of {count / 1e6:.3g} M parameters, {size(count * self.config.dtype.itemsize)}; a batch of {self.rows} x {self.sequence} bytes of text"
+
+    # -- theory ---------------------------------------------------------------------------------------------
+
+    def order(self) -> Iterator[Step]:
+        return ((Action(kind, 0, step),) for step in range(self.steps) for kind in "FBU")
+
+    def durations(self) -> dict:
+        if self.profile.textbook:
+            return {"F": 1, "B": 2, "U": 1}  # elsewhere an update is free; here there is much to see in it
+        everything = self.config, 0, self.config.pieces, self.rows
+        both = zip("FB", matmul_flops(*everything), moved_bytes(*everything))
+        touched = OPTIMIZERS[self.optimizer][2] * parameter_bytes(*everything[:3])
+        return {kind: self.profile.seconds(work, traffic, self.dtype) for kind, work, traffic in both} | {
+            "U": self.profile.seconds(0, touched, self.dtype)}
+
+    def resident(self):
+        return (("weights", parameter_bytes(self.config, 0, self.config.pieces)),)
+
+    def changes(self) -> dict:
+        found, held = {}, dict(self.resident())
+        for (action,) in self.order():
+            now = self.account.after(f"{action.kind}{action.micro_batch}")
+            found[action] = tuple((kind, now.get(kind, 0) - held.get(kind, 0)) for kind in KINDS if now.get(kind, 0) != held.get(kind, 0))
+            held = now
+        return found
+
+    def predict(self) -> Trace:
+        """The simulated trace, with levels inside each action, the highest among them, and all that is alive at the peak."""
+        trace, account, events = super().predict(), self.account, []
+        names = {f"{a.kind}{a.micro_batch}": str(a) for (a,) in self.order()}
+        for event in trace.events:
+            events.append(event)
+            moments = account.moments_of(f"{event.kind}{event.name[2:]}") if isinstance(event, Span) else ()
+            if not moments:  # an update without temporaries or new state
+                continue
+            for moment in sorted({*moments[::max(1, len(moments) // READINGS)], max(moments, key=account.levels.__getitem__), moments[-1]}):
+                tick = event.start + (event.end - event.start) * (moment - moments[0]) // len(moments)
+                held = account.kinds(moment)
+                events += [Memory(0, event.lane, kind, event.name, tick, held.get(kind, 0), True) for kind in KINDS]
+                if moment == account.peak_moment:
+                    events += [Alive(0, event.lane, row.kind, row.name, tick, row.bytes, made=names.get(row.made, "")) for row in account.at_peak()]
+        return Trace.of(events, **trace.header())
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (
+            *(Quantity(f"peak, step {step + 1}", "B", lambda t, step=step: peak_of(t, step), exact=False) for step in range(min(2, self.steps))),
+            *(Quantity(f"{kind} at the peak", "B", lambda t, kind=kind: at_peak(t, kind)) for kind in KINDS),
+            Quantity("step time", "slot" if self.profile.textbook else "s", lambda t: t.step_time),
+            Quantity("loss, last", "", last_loss, exact=False))
+
+    @property
+    def relief(self) -> str:
+        smaller = {"momentum": "sgd", "adam": "sgd or momentum"}.get(self.optimizer)
+        return "Take fewer rows or a shorter sequence" + (f", {smaller} as optimizer" if smaller else "") + ", or a smaller model or vocabulary."
+
+    def explain(self, trace: Trace) -> list[str]:
+        account = self.account
+        excess = next((i for i, level in enumerate(account.levels) if level > self.capacity_bytes), None) if self.capacity_bytes else None
+        if trace.clock != "predicted" or excess is None:
+            said = super().explain(trace)
+        else:  # the account sees into actions
+            said = [f"It does not fit: {account.moments[excess].name} in the {self.place(excess)} would make {size(account.levels[excess])} "
+                    f"of what is held, and the device has {size(self.capacity_bytes)}. {self.relief}"]
+        largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in account.at_peak()[:3])
+        said.append(f"The peak of {size(account.peak_bytes)} is in the {self.place(account.peak_moment)}; the largest that live then: {largest}.")
+        if self.steps > 1 and (more := account.peak_of(1) - account.peak_of(0)):
+            said.append(f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the first update.")
+        return said
+
+    def place(self, moment: int) -> str:
+        """In words: "backward of step 2"."""
+        action = self.account.moments[moment].action
+        return f"{WORDS[action[0]]} of step {int(action[1:]) + 1}" if action else "start"
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    def sample(self, step: int) -> one_process.Sample:
+        inputs, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
+        return one_process.Sample(inputs, targets, (Noise(self.seed, step, 0),))
+
+    @property
+    def make_optimizer(self):
+        return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
+
+    def program(self, rank) -> dict[str, Any]:
+        model = GPT(self.config, self.seed).to(rank.device)
+        optimizer = self.make_optimizer(model.parameters())
+        batch: list[torch.Tensor] = []
+        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": batch})
+        losses = []
+        for step in range(self.steps):
+            inputs, targets, (noise,) = self.sample(step)
+            batch[:] = inputs.to(rank.device), targets.to(rank.device)
+            with rank.span(Action("F", 0, step)):
+                loss = cross_entropy(model(batch[0], noise), batch[1])
+            losses.append(loss.item())
+            rank.log("loss", losses[-1])
+            with rank.span(Action("B", 0, step)):
+                loss.backward()
+            with rank.span(Action("U", 0, step)):
+                optimizer.step()
+                optimizer.zero_grad()
+        return {name: weight.detach().cpu().numpy() for name, weight in model.named_parameters()} | {"loss": np.array(losses)}
+
+    def reference(self) -> dict[str, Any]:
+        batches = [[self.sample(step)] for step in range(self.steps)]
+        training = one_process.synchronous([GPT(self.config, self.seed)], batches, cross_entropy, self.make_optimizer)
+        return {name: weight.numpy() for name, weight in training.weights.items()} | {"loss": np.array(training.losses)}
+
+
+def peak_of(trace: Trace, step: int) -> int | None:
+    """Most bytes held in a step; None where the trace tells no levels inside its actions, as the modelled one."""
+    return max((read.bytes for read in readings(trace, 0) if read.inside and read.action[2:] == str(step)), default=None)
+
+
+def at_peak(trace: Trace, kind: str) -> int | None:
+    """Bytes of one kind when the most was held; None where the trace does not tell."""
+    return sum(row.bytes for row in alive if row.kind == kind) if (alive := trace.at_peak(0)) else None

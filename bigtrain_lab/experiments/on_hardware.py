@@ -1,0 +1,44 @@
+"""What every experiment does whose modelled clock is that of a chosen device: a profile of the library, or this machine."""
+
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from ..core.hardware import PROFILES, Hardware
+from ..runtime import this_machine
+from ..runtime.calibrate import NAME as MACHINE
+from ..runtime.calibrate import remembered
+from .experiment import Experiment
+
+
+def profiles() -> list[str]:
+    """The menu of a `hardware` knob."""
+    return [*PROFILES, MACHINE]
+
+
+class OnHardware(Experiment):
+    """Needs the field `hardware`, a knob with `choices=profiles`."""
+
+    def model_post_init(self, facts):
+        """A run that is opened again is priced by the machine that it kept."""
+        super().model_post_init(facts)
+        if "machine" in self.kept:
+            self.machine  # noqa: B018  (raises Impossible where it is damaged)
+
+    @cached_property
+    def profile(self) -> Hardware:
+        """The hardware that prices the run."""
+        return self.machine if self.hardware == MACHINE else PROFILES[self.hardware]
+
+    @cached_property
+    def machine(self) -> Hardware:
+        """What this-machine is: the one that the run kept, where this was restored from one."""
+        return remembered(self.kept["machine"]) if "machine" in self.kept else this_machine()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
+
+    @property
+    def watts(self) -> float | None:
+        return self.profile.watts

@@ -1,0 +1,91 @@
+"""What every experiment on one device does: an order of actions is predicted by the simulator and run by one process.
+
+A subclass says in which order the device works, what each action costs and what it leaves in memory, and runs it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ..core import Cost, Scalar, Trace
+from ..core.hardware import TICKS_PER_SECOND
+from ..explain import not_finite
+from ..plan import Compute, Plan
+from ..runtime.faults import Fault
+from ..schedule import Step
+from ..simulate import simulate
+from .experiment import Quantity
+from .on_hardware import OnHardware
+
+
+class OneDevice(OnHardware):
+    """Needs the fields `hardware` and `steps`. The program opens `rank.span(step)` around each step of `order()`, in order,
+    says by `rank.watch` what it holds, and logs each "loss"."""
+
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
+    ticks_per_slot: ClassVar[int] = 1000
+    ledger: ClassVar[bool] = True  # every operator's storages are followed, not only what is held at action boundaries
+
+    terms: ClassVar[dict[str, str]] = {"micro_batch": "step"}  # what the numbers of an action count (figures/words.py)
+
+    @property
+    def ranks(self) -> int:
+        return 1
+
+    @property
+    def misfortune(self) -> Fault:
+        """There is one rank that a fault can strike."""
+        return Fault(self.fault, 0, self.fault_at)
+
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        return super().idle_settings(settings) | {"fault_rank"}
+
+    # -- what a subclass says -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def order(self) -> Iterable[Step]:
+        """All that the device does in the whole run, each action once."""
+
+    @abstractmethod
+    def durations(self) -> dict:
+        """Kind -> time, or one time a stage (the second number of an action); in slots on the textbook profile, else in seconds."""
+
+    @abstractmethod
+    def changes(self) -> dict:
+        """Action -> ((memory kind, change in bytes), ...) at its end."""
+
+    @abstractmethod
+    def resident(self) -> Iterable[tuple[str, int]]:
+        """(memory kind, bytes) of what is there before the first action."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts, "terms": self.terms}
+
+    # -- theory ---------------------------------------------------------------------------------------------
+
+    def cost(self) -> Cost:
+        time = {"ticks_per_unit": self.ticks_per_slot} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
+        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.resident())},
+                                           capacity_bytes=self.capacity_bytes, **time))
+
+    def predict(self) -> Trace:
+        plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps)
+        return replace(simulate(plan, self.cost()), settings=self.told)
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        unit = "slot" if self.profile.textbook else "s"
+        return (Quantity("step time", unit, lambda t: t.step_time), Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
+                Quantity("loss, last", "", last_loss, exact=False))
+
+    def explain(self, trace: Trace) -> list[str]:
+        return super().explain(trace) + not_finite(trace)
+
+
+def last_loss(trace: Trace) -> float | None:
+    """The last loss that was logged; None where the trace has none."""
+    losses = [e.value for e in trace.where(Scalar, name="loss")]
+    return losses[-1] if losses else None

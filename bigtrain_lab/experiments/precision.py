@@ -1,0 +1,272 @@
+"""Just call .half()? What each level of mixed precision costs, saves and breaks.
+
+A BERT-style encoder learns which of 21 relations a sentence states between two marked names (data/relations.py). Above 60 lines,
+since each level's memory, time and state are predicted, and a run looks at its own gradients.
+
+The modelled clock charges products at the device's rate for the level's format, and every other operator at memory speed with
+its values in that format, as if casts were part of the kernels beside them; an update moves masters, gradients and moments. A
+step that the loss scaler skips is charged as any other.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..core import Impossible, Trace, knob
+from ..data import Relations, f1, vocabulary
+from ..data.grammar import CLASSES
+from ..data.relations import LONGEST
+from ..models import Encoder, EncoderConfig, class_loss, encoder_flops, encoder_movements, encoder_saved, encoder_shapes
+from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate, training_rate
+from ..schedule import Action, Step
+from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level, MixedPrecision
+from .experiment import Quantity
+from .on_hardware import profiles
+from .one_device import OneDevice, last_loss
+from .optimizers import OPTIMIZERS, state_bytes
+
+WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
+READ = 64  # sentences of one inference
+BREAKS = {  # what a level without one of the safeguards suffers from
+    "fp16-no-scaling": "Nothing lifts small gradients above fp16's smallest number, 2^-24: what is below half of it is 0 in the backward.",
+    "fp16-no-masters": "Adam's moments and eps are fp16 like the weights: eps 1e-8 is 0 there, and so is the square of a gradient below "
+                       "1.7e-4; 0 / 0 is nan.",
+    "bf16-no-masters": "A bf16 weight has 8 bits: a step smaller than 1/512 to 1/256 of it moves nothing, and 0.999 v rounds back to v.",
+    "fp16-pure": "Weights, moments, softmax and sums are all fp16: eps 1e-8 is 0 there, a small gradient's square is 0, and 0 / 0 is nan.",
+}
+
+
+class Precision(OneDevice):
+    name: ClassVar[str] = "precision"
+    question: ClassVar[str] = "Just call .half()? What breaks, and what does each safeguard cost?"
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "exponents", "underflow")
+
+    level: str = knob("fp16", "which formats compute, and which safeguards are there", choices=tuple(LEVELS))
+    hardware: str = knob("a100-nvlink", "what the modelled clock charges", choices=profiles)
+    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-6, high=1, logarithmic=True)
+    loss_weight: float = knob(1.0, "factor on the loss: 1e-5 makes each gradient as small as in a mean over 100,000 times the batch",
+                              low=1e-9, high=1, logarithmic=True)
+    steps: int = knob(20, "training steps of a run", low=1, high=5000)
+    loss_scale: float = knob(2.0**13, "first loss scale, where the level scales; torch's 65,536 overflows in this model's first step", low=1, high=2**40, logarithmic=True, more=True)
+    growth_interval: int = knob(2000, "good steps before the loss scale doubles", low=1, high=10_000, more=True)
+    optimizer: str = knob("adam", "the rule of the update", choices=tuple(OPTIMIZERS), more=True)
+    rows: int = knob(32, "sentences in a batch", low=1, high=512, unit="sentences", more=True)
+    layers: int = knob(2, "transformer blocks", low=1, high=24, more=True)
+    width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
+    heads: int = knob(4, "attention heads; they divide the width", low=1, high=16, more=True)
+    train_size: int = knob(8192, "sentences that it learns from", low=8, high=65536, unit="sentences", more=True)
+    dev_size: int = knob(256, "sentences, of names never met, that it is examined on", low=READ, high=8192, step=READ, unit="sentences", more=True)
+    every: int = knob(10, "steps from one look at all gradients to the next; 0: never", low=0, high=1000, more=True)
+    seed: int = knob(0, "seed of weights and sentences", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        speeds = [each for each in self.profile.flops_per_s if each != "float64"]
+        if not self.profile.textbook and self.format not in speeds:
+            raise Impossible(f"{self.profile.name} states no speed for {self.format}, in which level {self.level} computes: "
+                             f"choose a level of {' or '.join(speeds)}, or other hardware.")
+        self.config  # noqa: B018  (raises Impossible)
+
+    @classmethod
+    def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
+        level = LEVELS.get(settings.get("level"))
+        return super().idle_settings(settings) | ({"loss_scale", "growth_interval"} if level and not level.scaling else set())
+
+    # -- what the settings mean -----------------------------------------------------------------------------
+
+    @cached_property
+    def config(self) -> EncoderConfig:
+        return EncoderConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=LONGEST,
+                             vocabulary=len(vocabulary()), classes=len(CLASSES))
+
+    @property
+    def chosen(self) -> Level:
+        return LEVELS[self.level]
+
+    @property
+    def format(self) -> str:
+        """The name of the dtype in which products are computed."""
+        return str(self.chosen.dtype).removeprefix("torch.")
+
+    @property
+    def half(self) -> torch.dtype | None:
+        return self.chosen.dtype if self.chosen.dtype != torch.float32 else None
+
+    @property
+    def data(self) -> Relations:
+        return relations(self.seed, self.train_size, self.dev_size)
+
+    def describe(self) -> str:
+        return f"an encoder of {sum(self.weights) / 1e6:.3g} M weights at level {self.level}; {self.rows} sentences a batch"
+
+    # -- theory ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def weights(self) -> tuple[int, int]:
+        """(weights that are in the level's format, weights of norms that its policy keeps in float32)"""
+        sizes = {name: prod(shape) for name, shape in encoder_shapes(self.config).items()}
+        norms = sum(size for name, size in sizes.items() if "norm." in name) if self.chosen.policy else 0
+        return sum(sizes.values()) - norms, norms
+
+    @cached_property
+    def bytes(self) -> dict[str, int]:
+        """kind -> bytes, in full: weights and masters always, the others while they are there."""
+        low, norms = self.weights
+        z = self.chosen.dtype.itemsize
+        trained = (4 if self.chosen.masters else z) * low + 4 * norms  # what the optimizer updates
+        return {"weights": z * low + 4 * norms, "master": 4 * low if self.chosen.masters else 0, "gradients": trained,
+                "optimizer": state_bytes(self.optimizer, trained, len(encoder_shapes(self.config))),
+                "activations": sum(row.bytes for row in encoder_saved(self.config, self.rows, self.half, self.chosen.policy))}
+
+    def order(self) -> Iterator[Step]:
+        """The training, then one forward without a graph for each batch of dev sentences."""
+        for step in range(self.steps):
+            yield from ((Action(kind, 0, step),) for kind in "FBU")
+        yield from ((Action("A", 0, number),) for number in range(self.dev_size // READ))
+
+    def durations(self) -> dict:
+        if self.profile.textbook:
+            return {"F": 1, "B": 2, "U": 0, "A": 1}
+        forward, backward = self.work(self.rows)
+        updated = OPTIMIZERS[self.optimizer][2] * self.bytes["gradients"] + (self.bytes["weights"] if self.chosen.masters else 0)
+        return {"F": forward, "B": backward, "U": self.profile.seconds(0, updated, self.format), "A": self.work(READ)[0]}
+
+    def work(self, batch: int) -> tuple[float, float]:
+        """Seconds of a forward and of a backward on the profile's device."""
+        table = encoder_movements(replace(self.config, dtype=self.chosen.dtype), batch)
+        moved = sum(row.bytes * row.forward for row in table), sum(row.bytes * row.backward for row in table)
+        return tuple(self.profile.seconds(flops, traffic, self.format) for flops, traffic in zip(encoder_flops(self.config, batch), moved))
+
+    def changes(self) -> dict:
+        sizes, changes = self.bytes, {}
+        loss = 4 if self.chosen.policy else self.chosen.dtype.itemsize  # one number, until its update
+        for step in range(self.steps):
+            changes[Action("F", 0, step)] = (("activations", sizes["activations"]), ("temporaries", loss))
+            changes[Action("B", 0, step)] = (("activations", -sizes["activations"]), ("gradients", sizes["gradients"]))
+            born = (("optimizer", sizes["optimizer"]),) if step == 0 else ()
+            changes[Action("U", 0, step)] = (("gradients", -sizes["gradients"]), ("temporaries", -loss), *born)
+        return changes
+
+    def resident(self) -> Iterable[tuple[str, int]]:
+        return [(kind, size) for kind in ("weights", "master") if (size := self.bytes[kind])]
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        unit = "slot" if self.profile.textbook else "s"
+        return (
+            Quantity("training step", unit, lambda t: 1 / rate if (rate := training_rate(t)) else None),
+            Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
+            Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
+            Quantity("peak memory", "B", lambda t: None if t.clock == "predicted" else peak_bytes(t), exact=False),
+            Quantity("activations saved", "B", lambda t: t.peak_bytes(0, "activations")),
+            Quantity("checkpoint", "B", checkpoint_bytes),
+            Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
+            Quantity("macro F1", "", lambda t: last(t, "macro F1"), exact=False),
+            Quantity("skipped steps", "", lambda t: last(t, "skipped steps"), exact=False),
+            Quantity("loss, last", "", last_loss, exact=False))
+
+    @property
+    def relief(self) -> str:
+        return ("" if self.half else "A level of half precision, ") + ("Fewer" if self.half else "fewer") + " rows or a smaller model would need less."
+
+    def explain(self, trace: Trace) -> list[str]:
+        told = super().explain(trace)
+        if self.level in BREAKS:
+            told.append(BREAKS[self.level])
+        if skipped := last(trace, "skipped steps"):
+            told.append(f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan; the loss scale ended at "
+                        f"{last(trace, 'loss scale'):g}. The prediction knows of no skipped step.")
+        if self.half and self.chosen.masters:
+            plain = self.replace(level="fp32").bytes
+            told.append(f"State in full takes {self.state_bytes / 1e6:.3g} MB, and {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: "
+                        f"what shrinks is what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of {plain['activations'] / 1e6:.3g}.")
+        return told
+
+    @property
+    def state_bytes(self) -> int:
+        """Weights, masters, gradients and the optimizer's state."""
+        return sum(size for kind, size in self.bytes.items() if kind != "activations")
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    def precision(self) -> MixedPrecision:
+        scaler = DynamicLossScaler(self.loss_scale, growth_interval=self.growth_interval, half_gradients=not self.chosen.masters)
+        return MixedPrecision(self.level, scaler if self.chosen.scaling else None)
+
+    def program(self, rank) -> dict[str, np.ndarray]:
+        return self.train(rank.device, rank)
+
+    def reference(self) -> dict[str, np.ndarray]:
+        """The same training with nobody watching."""
+        return self.train(torch.device("cpu"))
+
+    def train(self, device, rank=None) -> dict[str, np.ndarray]:
+        """Train, then examine. With a rank each action is a span, and what happens is logged."""
+        span = rank.span if rank else lambda step: nullcontext()
+        log = rank.log if rank else lambda name, value: None
+        mp, batch, sentences = self.precision(), (), (*self.data.train, *self.data.dev)
+        model = mp.prepare(Encoder(self.config, self.seed).to(device))
+        optimizer = OPTIMIZERS[self.optimizer][-1](self.learning_rate)(mp.parameters())
+        if rank:
+            rank.watch(lambda: mp.holdings(optimizer) | {"inputs": (*sentences, *batch)})
+        losses, skipped = [], 0
+        for step in range(self.steps):
+            batch = tuple(tensor.to(device) for tensor in self.data.batch(step, self.rows))
+            looks = rank and self.every and step % self.every == 0
+            with seen_gradients(model, rank) if looks else nullcontext():
+                with span(Action("F", 0, step)), mp:
+                    loss = class_loss(model(*batch[:3]), batch[3])
+                with span(Action("B", 0, step)):
+                    mp.backward(loss * self.loss_weight if self.loss_weight != 1 else loss)
+            losses.append(loss.item())
+            del loss
+            if looks:
+                for name, parameter in mp.named_parameters():
+                    rank.histogram(f"{WEIGHT_GRADIENT} {name}", parameter.grad)
+            with span(Action("U", 0, step)):
+                skipped += not mp.step(optimizer)
+                mp.update()
+                optimizer.zero_grad()
+            log("loss", losses[-1])
+            if mp.scaler:
+                log("loss scale", mp.scaler.get_scale())
+            log("skipped steps", skipped)
+        answers = []
+        for number in range(self.dev_size // READ):
+            batch = tuple(tensor.to(device) for tensor in self.data.dev.at(slice(number * READ, (number + 1) * READ)))
+            with span(Action("A", 0, number)), torch.no_grad(), mp:
+                answers += model(*batch[:3]).argmax(-1).tolist()
+        found = f1(torch.tensor(answers), self.data.dev.labels_B[:len(answers)], range(1, len(CLASSES)))
+        log("micro F1", found.micro)
+        log("macro F1", found.macro)
+        return {"loss": np.array(losses), "F1": np.array(found[:2]),
+                **{name: p.detach().float().cpu().numpy() for name, p in mp.named_parameters()}}
+
+
+@contextmanager
+def seen_gradients(model, rank):
+    """While open, the gradient of each Linear's and block's output is counted as it comes, in the format it has."""
+    def watch(name):
+        def forward(module, given, output):
+            if output.requires_grad:
+                output.register_hook(lambda gradient: rank.histogram(f"{ACTIVATION_GRADIENT} {name}", gradient))
+        return forward
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()
+               if isinstance(module, torch.nn.Linear) or name.count(".") == 1]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@lru_cache(maxsize=4)
+def relations(seed: int, train_size: int, dev_size: int) -> Relations:
+    return Relations(seed, train_size, dev_size)

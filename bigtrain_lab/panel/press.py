@@ -1,0 +1,41 @@
+"""A press of Run, once all moves are in.
+
+A browser sends the moves of a slider one at a time: the next one waits until the kernel has answered the last, so a press may
+overtake the place where the slider was let go. A press therefore asks the player in the browser for an echo, which comes
+behind all that was still to be sent, and acts when it is there and the last move is predicted.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+ECHO_S = 3.0  # a browser that does not answer in this time shows no player: the press counts as it stands
+
+
+class Press:
+    """`.now()` at a press, `.settled()` after each prediction; `act()` is called when `ready()`, at most once a press."""
+
+    def __init__(self, player, ready: Callable[[], bool], act: Callable[[], None]):
+        self._player, self._ready, self._act = player, ready, act
+        self._asked, self._open, self._wanted = 0, False, False  # open: the echo is still to come; wanted: the prediction is
+        player.on_msg(lambda _, content, buffers: self._echo(content.get("echo")))
+
+    def now(self) -> None:
+        self._asked, self._open, self._wanted = self._asked + 1, True, False
+        try:
+            asyncio.get_running_loop().call_later(ECHO_S, self._echo, self._asked)
+        except RuntimeError:  # no kernel, so no browser that lags behind
+            self._echo(self._asked)
+        else:
+            self._player.send({"do": "echo", "text": self._asked})
+
+    def _echo(self, asked: int | None) -> None:
+        """All that was sent before that press is in. Each view of the panel answers: the first one counts."""
+        if self._open and asked == self._asked:
+            self._open, self._wanted = False, True
+            self.settled()
+
+    def settled(self) -> None:
+        """A prediction may have come."""
+        if self._wanted and self._ready():
+            self._wanted = False
+            self._act()

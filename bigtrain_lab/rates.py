@@ -1,0 +1,81 @@
+"""What a trace of training and of reading says about speed and state: steps a second, sentences a second, bytes to keep.
+
+A training step is its F, B and U; a reading is an A, a forward that records nothing. Rates are medians, which neither a look
+at the gradients in some of the steps nor a pause of the machine moves.
+"""
+
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+from .core import Impossible, Memory, Scalar, Trace
+
+
+def last(trace: Trace, name: str) -> float | None:
+    """The last value that was logged under this name; None where there is none."""
+    found = [event.value for event in trace.where(Scalar, name=name)]
+    return found[-1] if found else None
+
+
+def training_rate(trace: Trace) -> float | None:
+    """Training steps in a unit of time of rank 0; None where there was none."""
+    steps: dict[str, int] = {}
+    for span in trace.spans(0):
+        if span.kind in ("F", "B", "U"):
+            number = span.name.partition(span.kind)[2]
+            steps[number] = steps.get(number, 0) + span.end - span.start
+    return rate(trace, steps.values())
+
+
+def reading_rate(trace: Trace) -> float | None:
+    """Forwards without a graph in a unit of time of rank 0; None where there was none."""
+    return rate(trace, [span.end - span.start for span in trace.spans(0) if span.kind == "A"])
+
+
+def rate(trace: Trace, ticks) -> float | None:
+    return 1 / trace.units(middle) if ticks and (middle := median(ticks)) else None
+
+
+def checkpoint_bytes(trace: Trace) -> int:
+    """What rank 0 must keep to go on: weights, masters and the optimizer's state, as they are at the end."""
+    held: dict[str, int] = {}
+    for event in trace.where(Memory, rank=0):
+        if not event.inside:
+            held[event.kind] = event.bytes
+    return sum(held.get(kind, 0) for kind in ("weights", "master", "optimizer"))
+
+
+def peak_bytes(trace: Trace) -> int:
+    """The most that rank 0 held: inside actions too where a ledger followed them, else at their ends."""
+    return sum(each.bytes for each in trace.at_peak(0)) or trace.peak_bytes(0)
+
+
+class Level(NamedTuple):
+    """What a level of precision comes to; rates by clock ("modelled", "measured"), in training steps and readings a second."""
+
+    name: str
+    training: dict[str, float]
+    reading: dict[str, float]
+    micro: float | None
+    macro: float | None
+    checkpoint_bytes: int
+    peak_bytes: int
+    losses: tuple[float, ...]
+    skipped: int
+
+
+def field(traces: Iterable[Trace]) -> list[Level]:
+    """The table of the field: traces of the experiment `precision`, one or both clocks of each level, in their order."""
+    by_level: dict[str, list[Trace]] = {}
+    for trace in traces:
+        if "level" not in trace.settings:
+            raise Impossible("This trace tells no level of precision: take traces of the experiment precision.")
+        by_level.setdefault(trace.settings["level"], []).append(trace)
+    return [level_of(name, own) for name, own in by_level.items()]
+
+
+def level_of(name: str, traces: list[Trace]) -> Level:
+    one = traces[0]
+    return Level(name, {t.clock: training_rate(t) for t in traces}, {t.clock: reading_rate(t) for t in traces},
+                 last(one, "micro F1"), last(one, "macro F1"), checkpoint_bytes(one), peak_bytes(one),
+                 tuple(event.value for event in one.where(Scalar, name="loss")), int(last(one, "skipped steps") or 0))

@@ -1,0 +1,85 @@
+"""A balance: what is held of each kind, from a list of changes in order; its highest total, and who was alive then.
+
+    total(t) = sum over kinds of level(t, kind);    peak = max over t of total(t)
+
+A change says: from now on this storage has so many bytes of that kind (or is gone). Who was alive at the peak is known at
+any later time from an undo log: for each storage that has changed since the peak, what it was at the peak. A new peak
+empties the log, so a rise costs nothing and memory stays that of what is alive.
+"""
+
+from collections import defaultdict
+
+APART = ("inputs", "buffers")  # known and told, but part of no sum: hand counts and predictions leave them out
+READINGS = 16  # moments told of one span
+
+
+class Balance:
+    """`change(storage, state, wall)`: state is (kind, bytes), or None when it is gone; `storage.counted` keeps the last one."""
+
+    def __init__(self):
+        self.levels: dict[str, int] = defaultdict(int)  # kind -> bytes now
+        self.highest: dict[str, int] = defaultdict(int)  # kind -> the most that there ever was
+        self.total = self.peak_bytes = self.peak_wall = 0
+        self._since: dict[object, tuple | None] = {}  # storage -> what it was at the peak
+        self._told: list[tuple] | None = None
+
+    def change(self, storage, state: tuple[str, int] | None, wall: int) -> None:
+        before = storage.counted
+        if state == before:
+            return
+        storage.counted, levels = state, self.levels
+        if before:
+            kind, size = before
+            levels[kind] -= size
+            if kind not in APART:
+                self.total -= size
+        if state:
+            kind, size = state
+            levels[kind] = level = levels[kind] + size
+            if level > self.highest[kind]:
+                self.highest[kind] = level
+            if kind not in APART:
+                self.total += size
+        if self.total > self.peak_bytes:
+            self.peak_bytes, self.peak_wall = self.total, wall
+            self._since.clear()
+        elif state is None and self._since.get(storage, self) is None:
+            del self._since[storage]  # it came and went since the peak
+        else:
+            self._since.setdefault(storage, before)
+        if self._told is not None:
+            if before and (not state or before[0] != state[0]):
+                self._told.append((wall, before[0], levels[before[0]], self.total))
+            if state:
+                self._told.append((wall, state[0], levels[state[0]], self.total))
+
+    def at_peak(self, alive) -> list[tuple[object, str, int]]:
+        """(storage, kind, bytes) of all that the peak was made of, of `alive` now and of those that are gone since."""
+        states = {storage: storage.counted for storage in alive} | self._since
+        return [(storage, *state) for storage, state in states.items() if state and state[0] not in APART]
+
+    # -- readings inside a span -----------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        self._told = []
+
+    def readings(self) -> dict[str, list[tuple[int, int]]]:
+        """kind -> (wall, bytes) at READINGS moments since `listen`, the same for all kinds, where a kind has changed.
+
+        The highest and the lowest total are among the moments, so what is stacked there has the true height."""
+        told, self._told = self._told or [], None
+        # The two halves of a change of kind are one moment: the later.
+        moments = [i for i, t in enumerate(told) if i + 1 == len(told) or told[i + 1][3] != t[3] or told[i + 1][0] != t[0]]
+        if len(moments) > READINGS:
+            step = len(moments) / (READINGS - 2)
+            high, low = (best(moments, key=lambda i: told[i][3]) for best in (max, min))
+            moments = sorted({moments[int(i * step)] for i in range(READINGS - 2)} | {high, low})
+        now, last, found, chosen = {}, {}, defaultdict(list), set(moments)
+        for i, (wall, kind, level, _) in enumerate(told):
+            now[kind] = level
+            if i in chosen:
+                for kind in now:
+                    if now[kind] != last.get(kind):
+                        found[kind].append((wall, now[kind]))
+                last = dict(now)
+        return {kind: found[kind] for kind in found if kind not in APART}

@@ -1,0 +1,288 @@
+"""The ledger: every storage that an operator returns or autograd saves, once, with its kind, what made it, where, and its end.
+
+    with Ledger(model, optimizer) as ledger:
+        train()
+    ledger.peak_bytes, ledger.peak("activations"), ledger.at_peak(), print(ledger.table())
+
+A storage is born when an operator returns one that was not there, and dead when its last tensor is: torch tells both, the
+one to a dispatch mode, the other to a weak reference. So views, in-place results and shared storages count once, whole.
+Workspaces inside a kernel are not seen on the CPU; on CUDA the allocator knows them (allocator.py, not tested on any GPU).
+Nor is a storage that neither an operator returns nor autograd saves: a random state (torch.get_rng_state(), 5,056 bytes each,
+as kept to recompute a dropout), a torch.UntypedStorage without a tensor, a tensor over memory that others own (frombuffer,
+from_dlpack; from_numpy's is seen, since an operator returns it).
+What other threads allocate is not seen, but for the backwards that this one starts. And an observer changes what it sees:
+where a dispatch mode looks on, torch's backward makes a few tensors anew that it else writes in place (the sum of two
+gradients of one tensor, the zeros behind a gather), so an unobserved peak may be a little lower.
+
+Kinds, the first that holds:
+    weights, master, stashed, gradients, optimizer, communication, inputs, buffers     what the program declares to hold
+    recomputed     made or saved with gradients on while a backward runs (so with create_graph, all that it makes)
+    activations    saved by autograd, as long as its graph lives
+    temporaries    everything else
+Inputs (declared, or made before the ledger and then saved) and buffers are told apart and are part of no sum.
+
+Cost: about 15 us an operator on one core (benchmarks/ledger.py), no bytes on the device. Source: torch.utils._python_dispatch
+(TorchDispatchMode) and torch.autograd.graph.saved_tensors_hooks; torch.distributed._tools.mem_tracker is its peer.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..core import MEMORY_KINDS, Alive, Impossible
+from ..words import size
+from . import allocator, owned
+from .balance import APART, Balance
+from .capacity import out_of_memory
+from .meter import held
+from .places import Places
+from .storages import Storage, Storages
+
+MOST_EVENTS = 20_000  # before they are balanced, where nobody asks
+MOST_ROWS = 400  # of a list in a log
+
+
+class Ledger:
+    """Alone: around a training loop, with the modules and optimizers whose tensors have a kind of their own.
+
+    watched          modules and optimizers, any number. A parameter that only an optimizer has, a float32 copy of one of lower
+                     precision, is a master weight.
+    capacity_bytes   the operator that makes the sum larger raises OutOfMemory; `rank` and `relief` are for its sentence
+    """
+
+    def __init__(self, *watched, capacity_bytes: int | None = None, rank: int | None = None, relief: str = "",
+                 wall: Callable[[], int] = time.monotonic_ns, device: torch.device | None = None):
+        owned.refuse_strange(watched)
+        if capacity_bytes is not None and capacity_bytes <= 0:
+            raise Impossible(f"capacity_bytes is {capacity_bytes}: give the bytes of the device, or None for no limit.")
+        device = device or owned.device(watched)
+        self.holdings: Callable = partial(owned.of, watched) if watched else dict
+        self._watched, self._wall = watched, wall
+        self._limit, self._rank, self._relief = capacity_bytes, rank, relief
+        self._places = Places(self._weight_name)
+        self._seen, self._balance = Storages(wall, self._places, self._grew, device), Balance()
+        self._record = allocator.Record(device) if device.type == "cuda" else None
+        self._allocated: allocator.Held | None = None
+        self._held: set[Storage] = set()  # what was declared at the last look
+        self._settling, self._looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
+        self._active: ExitStack | None = None
+        self._ended = False
+
+    # -- asking ---------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Held now."""
+        return self._settled().total
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at once."""
+        self._settled()
+        return self.highest_bytes
+
+    def now(self, kind: str) -> int:
+        """Bytes of one kind now."""
+        return self._settled().levels[known_kind(kind)]
+
+    def peak(self, kind: str) -> int:
+        """The most bytes of one kind; kinds need not have their peaks at the same time."""
+        return self._settled().highest[known_kind(kind)]
+
+    def at_peak(self) -> list[Alive]:
+        """All that was alive when the most was held, the largest first; `start` is that moment on the wall clock (ns)."""
+        balance = self._settled()
+        rows = balance.at_peak(list(self._seen.known.values()))
+        alive = [Alive(self._rank or 0, "compute", kind, words(s.maker), balance.peak_wall, count, tuple(s.shape),
+                       str(s.dtype).removeprefix("torch."), s.module, s.made) for s, kind, count in rows]
+        if self._allocated and alive:
+            alive = self._allocated.told(dict(zip((s.address for s, _, _ in rows), alive)), alive[0])
+        return sorted(alive, key=lambda a: -a.bytes)
+
+    def table(self, rows: int = 20) -> str:
+        """What was alive at the peak, as text: the sums by kind, then the largest storages."""
+        alive = self.at_peak()
+        sums = {kind: sum(a.bytes for a in alive if a.kind == kind) for kind in MEMORY_KINDS}
+        lines = [f"{size(self.peak_bytes)} at the peak, in {len(alive)} storages"]
+        lines += [f"  {size(count):>9}  {kind}" for kind, count in sorted(sums.items(), key=lambda item: -item[1]) if count]
+        if apart := [f"{kind} {size(self.peak(kind))}" for kind in APART if self.peak(kind)]:
+            lines.append(f"  beside these, in no sum: {', '.join(apart)}")
+        if self._allocated:
+            lines += [f"  cuBLAS keeps, or was there before, {size(sum(self._allocated.kept.values()))}, in no sum", f"  {allocator.UNTESTED}"]
+        lines += ["", f"{'bytes':>9}  {'kind':<12} {'what':<32} {'shape':<20} {'dtype':<9} {'made in':<28} when"]
+        lines += [f"{size(a.bytes):>9}  {a.kind:<12} {a.name:<32} {'x'.join(map(str, a.shape)):<20} {a.dtype:<9} {a.module:<28} {a.made}".rstrip()
+                  for a in alive[:rows]]
+        if alive[rows:]:
+            lines.append(f"{size(sum(a.bytes for a in alive[rows:])):>9}  in {len(alive) - rows} smaller ones")
+        return "\n".join(lines)
+
+    def aside(self):
+        """A context for what is no part of the training, such as a look at its gradients: what is made within is not seen."""
+        return self._seen.aside() if self._active else nullcontext()
+
+    # -- on and off -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Ledger":
+        if self._active:
+            raise Impossible("This ledger is active already: make another one for what is inside.")
+        self._settled()  # what is held already
+        if self._limit is not None and self._seen.total > self._limit:
+            raise out_of_memory(self._limit, self._levels(), rank=self._rank, relief=self._relief)
+        for module in self._watched:
+            if isinstance(module, nn.Module):
+                self._places.name(module)
+        with self._seen.start() as stack:
+            for handle in owned.hooks(self._watched, self._became_gradient, self._update_begins, self._update_ends):
+                stack.callback(handle.remove)
+            if self._record:
+                self._record.start()
+            self._active = stack.pop_all()
+        return self
+
+    def __exit__(self, *error) -> None:
+        active, self._active = self._active, None
+        active.__exit__(*error)
+        self._settled()
+        if self._record:
+            self._allocated = self._record.stop(self._seen.returned)
+
+    def _grew(self, storage: Storage, more: int) -> None:
+        if self._limit is not None and more > 0 and self._seen.total > self._limit:
+            levels = self._levels()
+            if storage.kind in levels:
+                levels[storage.kind] -= more
+            raise out_of_memory(self._limit, levels, rank=self._rank, action=storage.made, asked_bytes=more, name=words(storage.maker),
+                                module=storage.module, relief=self._relief)
+        if len(self._seen.events) > MOST_EVENTS:
+            self._settled()
+
+    def _levels(self) -> dict[str, int]:
+        """Bytes by kind, of those that count."""
+        return {kind: level for kind, level in self._settled().levels.items() if kind not in APART}
+
+    # -- kinds that are declared ----------------------------------------------------------------------------
+
+    def _settled(self) -> Balance:
+        """The balance of all that has happened. A storage that is found declared counts as that since the last such look."""
+        if self._settling:
+            return self._balance
+        self._settling = True
+        try:
+            balance, moved, declared = self._balance, [], self._declared()
+            for storage, kind, name in declared:
+                self._declare(storage, kind, name, moved)
+            while self._seen.events:
+                storage, own, count, wall = self._seen.events.popleft()
+                balance.change(storage, None if count is None else (storage.declared or own, count), wall)
+            now = {storage for storage, _, _ in declared}
+            moved += [(storage, "") for storage in self._held - now]
+            self._held, self._looked = now, self._wall()
+            for storage, kind in moved:
+                self._rename(storage, kind)
+                if storage.counted:
+                    balance.change(storage, (storage.kind, storage.counted[1]), self._looked)
+        finally:
+            self._settling = False
+        return balance
+
+    def _declared(self) -> list[tuple[Storage, str, str]]:
+        """(storage, kind, name), each storage once, by the first kind that has it."""
+        found = {}
+        for kind, name, tensor in held(self.holdings()):
+            for part in owned.plain(tensor):
+                storage = part.untyped_storage()
+                known = self._seen.known.get(storage._cdata)
+                if known is None and self._seen.counts(storage):
+                    known = self._seen.record(storage, part, kind)
+                    known.declared, known.bytes = kind, storage.nbytes()
+                    self._seen.total += known.bytes * (kind not in APART)
+                    self._balance.change(known, (kind, known.bytes), self._looked)
+                if known is not None:
+                    found.setdefault(known, (known, kind, name))
+        return list(found.values())
+
+    def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:
+        storage.maker = name or storage.maker
+        if storage.declared and storage.declared != kind:
+            moved.append((storage, kind))  # from one to another: from now on
+        elif not storage.declared:
+            self._rename(storage, kind)
+        if storage.counted and storage.declared == kind:
+            self._balance.change(storage, (kind, storage.counted[1]), self._looked)
+
+    def _rename(self, storage: Storage, kind: str) -> None:
+        was_apart, storage.declared = storage.kind in APART, kind
+        if self._seen.known.get(storage.key) is storage:
+            self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))
+
+    def _became_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        for part in owned.plain(gradient):
+            known = self._seen.known.get(part.untyped_storage()._cdata)
+            if known is not None and not known.declared:
+                known.maker = f"{name} gradient"
+                self._rename(known, "gradients")
+                self._held.add(known)
+
+    def _update_begins(self) -> None:
+        self._seen.action = self._seen.action or "update"
+
+    def _update_ends(self) -> None:
+        """The state that an optimizer made in its first step is known before anything of it can go."""
+        self._settled()
+        self._seen.action = self._seen.action.removeprefix("update")
+
+    def _weight_name(self, weight: torch.Tensor) -> str:
+        known = self._seen.known.get(weight.untyped_storage()._cdata)
+        return known.maker if known is not None and known.declared == "weights" and isinstance(known.maker, str) else ""
+
+    # -- in a run, in place of a Meter ----------------------------------------------------------------------
+
+    def begin(self, action: str = ""):
+        """At an action's start: nothing more is to be active during it."""
+        self._settled()
+        self._seen.action = action
+        self._balance.listen()
+        return nullcontext()
+
+    def end(self) -> dict[str, list[tuple[int, int]]]:
+        """At an action's end: kind -> [(wall ns, bytes)] as it rose and fell inside."""
+        self._settled()
+        self._seen.action, self._ended = "", True
+        return self._balance.readings()
+
+    @property
+    def highest_bytes(self) -> int:
+        """The peak, as of the last look."""
+        return self._allocated.peak_bytes if self._allocated else self._balance.peak_bytes
+
+    def changes(self) -> list[tuple[str, int]]:
+        """(kind, bytes) of each kind whose bytes are not those of the last call."""
+        levels = (self._balance if self._ended else self._settled()).levels  # looked at just now, where an action has ended
+        self._ended = False
+        changed = [(kind, levels[kind]) for kind in MEMORY_KINDS if levels[kind] != self._last[kind]]
+        self._last |= changed
+        return changed
+
+
+def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:
+    """The largest ones, and all smaller ones of a kind as one: few enough to be written, with the same sum."""
+    rows = list(alive[:most])
+    for kind in MEMORY_KINDS:
+        if small := [a for a in alive[most:] if a.kind == kind]:
+            rows.append(small[0]._replace(name=f"{len(small)} smaller ones", bytes=sum(a.bytes for a in small), shape=(), dtype="", module="", made=""))
+    return rows
+
+
+def words(maker) -> str:
+    """An operator's name without its library, where that is torch's own; a declared tensor's name as it is."""
+    return maker if isinstance(maker, str) else maker._schema.name.removeprefix("aten::")
+
+
+def known_kind(kind: str) -> str:
+    if kind not in (*MEMORY_KINDS, *APART):
+        raise Impossible(f"There is no kind of memory {kind!r}: choose from {', '.join((*MEMORY_KINDS, *APART))}.")
+    return kind

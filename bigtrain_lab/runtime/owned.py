@@ -1,0 +1,89 @@
+"""What modules and optimizers hold, by kind and name: what a ledger that stands alone reads, at each look anew, and what the
+program of an experiment declares to the one of its rank.
+
+    weights, buffers   a module's parameters and buffers            gradients   every parameter's .grad
+    master             an optimizer's own parameters that are float32 copies of a module's of lower precision
+    optimizer          all tensors of an optimizer's state
+Names are those of the prediction (models/peak.py): "mlp.up.weight", "mlp.up.weight gradient", "mlp.up.weight exp_avg".
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from ..core import Impossible
+
+ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS,
+         torch.sparse_bsc: COLUMNS}
+
+
+def of(watched: Iterable) -> dict[str, dict[str, torch.Tensor]]:
+    """{kind: {name: tensor}} of modules and optimizers."""
+    held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
+    names: dict[nn.Parameter, str] = {}
+    watched = list(watched)
+    modules = [thing for thing in watched if isinstance(thing, nn.Module)]
+    for i, module in enumerate(modules):
+        of_which = f" of module {i}" if len(modules) > 1 else ""
+        names |= {parameter: name + of_which for name, parameter in module.named_parameters() if parameter not in names}
+        held["buffers"] |= {name + of_which: buffer for name, buffer in module.named_buffers()}
+    held["weights"] = {name: parameter for parameter, name in names.items()}
+    low = {tuple(p.shape) for p in names if p.element_size() < 4}
+    for optimizer in watched:
+        if not isinstance(optimizer, nn.Module):
+            for parameter in parameters_of(optimizer):
+                if parameter not in names:
+                    names[parameter] = f"parameter {len(names)}"
+                    kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
+                    held[kind][names[parameter]] = parameter
+            for parameter, state in optimizer.state.items():
+                whose = f"{names[parameter]} " if parameter in names else ""
+                held["optimizer"] |= {f"{whose}{what}": value for what, value in state.items() if isinstance(value, torch.Tensor)}
+    held["gradients"] = {f"{name} gradient": parameter.grad for parameter, name in names.items() if parameter.grad is not None}
+    return held
+
+
+def device(watched: Iterable) -> torch.device:
+    """The first parameter's; the CPU where there is none."""
+    for thing in watched:
+        for parameter in thing.parameters() if isinstance(thing, nn.Module) else parameters_of(thing):
+            return parameter.device
+    return torch.device("cpu")
+
+
+def parameters_of(optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def hooks(watched: Iterable, became_gradient: Callable, before_step: Callable, after_step: Callable) -> Iterator:
+    """Handles of hooks that tell of each gradient as it comes, by (parameter's name, gradient), and of each optimizer's step."""
+    named = {}
+    for thing in watched:
+        if isinstance(thing, nn.Module):
+            named |= {parameter: name for name, parameter in thing.named_parameters() if parameter.requires_grad}
+        elif hasattr(thing, "register_step_post_hook"):
+            yield thing.register_step_pre_hook(lambda *_: before_step())
+            yield thing.register_step_post_hook(lambda *_: after_step())
+    for parameter, name in named.items():
+        if parameter.is_leaf:
+            yield parameter.register_post_accumulate_grad_hook(
+                lambda p, name=name: None if p.grad is None else became_gradient(name, p.grad))  # another hook may have taken it
+
+
+def refuse_strange(watched: Iterable) -> None:
+    """Impossible where something is neither a module nor an optimizer."""
+    for thing in watched:
+        if not isinstance(thing, nn.Module) and not (hasattr(thing, "param_groups") and hasattr(thing, "state")):
+            raise Impossible(f"A ledger cannot watch {type(thing).__name__}: give it modules and optimizers.")
+
+
+def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The dense tensors that a tensor is made of: itself, a subclass's inner ones, a sparse one's indices and values."""
+    if tensor.layout is torch.strided:
+        if not hasattr(tensor, "__tensor_flatten__"):
+            return (tensor,)
+        return [part for name in tensor.__tensor_flatten__()[0] for part in plain(getattr(tensor, name))]
+    return [getattr(tensor, name)() for name in PARTS.get(tensor.layout, ())]

@@ -1,0 +1,277 @@
+"""What happens to storages, told as it happens: each is born, grows, is saved by autograd, is let go, and ends.
+
+    born    an operator returned a storage that was not there      a dispatch mode sees what each operator returns
+    saved   autograd keeps it for a backward                       hooks on saved tensors
+    ended   its last tensor is gone                                a weak reference, in whichever thread and at once
+
+A storage is known by the address of torch's StorageImpl while it lives. Of an operator, its schema says whether it can
+return something new at all: views and in-place results are skipped. Two ways to get a storage are no operator's results, and
+are heard of by name: Tensor.set_ to a storage that no tensor had (a load, a deepcopy), and UntypedStorage.resize_ of an empty one.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+
+from .balance import APART
+from .meter import Saved
+from .owned import plain
+from .places import Places
+
+SEES, GROWS, PASSES = "a new storage", "a storage that may be new or of another size", "nothing new"
+GROWING = ("set_", "resize_", "resize_as_", "_resize_output_")
+
+
+class Storage(weakref.ref):
+    """One storage and what is known of it; as a weak reference it hears of its end."""
+
+    __slots__ = ("key", "bytes", "own", "declared", "saved", "before", "counted", "maker", "shape", "dtype", "module", "made",
+                 "address")
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @property
+    def kind(self) -> str:
+        return self.declared or self.own
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, returned: Callable, grown: Callable):
+        super().__init__()
+        self._returned, self._grown, self._effects = returned, grown, {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        effect = self._effects.get(operator)
+        if effect is None:
+            effect = self._effects[operator] = effect_of(operator)
+        if effect is GROWS:
+            return self._grown(operator, args, kwargs or {})
+        out = operator(*args, **kwargs) if kwargs else operator(*args)
+        if effect is SEES:
+            self._returned(out, operator)
+        return out
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that torch would put around each operator costs a third of all
+
+
+def effect_of(operator) -> str:
+    """What an operator may return, by its schema: a view or an in-place result is marked as an alias there."""
+    schema = operator._schema
+    name = schema.name.removeprefix("aten::")
+    if name in GROWING or any(argument.is_out for argument in schema.arguments):
+        return GROWS
+    if name == "lift_fresh" or any(value.alias_info is None for value in schema.returns):
+        return SEES
+    return PASSES
+
+
+class Storages:
+    """While active, notes (storage, its own kind, bytes or None at its end, wall) in `events`, in order.
+
+    grew      called with (storage, bytes more) when that is noted; may raise, and then the operator does
+    device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do
+    """
+
+    def __init__(self, wall: Callable[[], int], places: Places, grew: Callable, device: torch.device):
+        self.known: dict[int, Storage] = {}
+        self.events: deque[tuple] = deque()
+        self.total = 0  # of all that counts, at once
+        self.action = ""
+        self._wall, self._places, self._grew = wall, places, grew
+        self._cuda = device.type == "cuda"
+        self.returned: set[int] = set()
+        self._mode = _Mode(self._returned, self._grown)
+        self._transforms = 0  # of torch.func that are at work: their backwards are recorded too, to be differentiated again
+
+    def start(self) -> ExitStack:
+        """Begin; the stack's close ends it."""
+        with ExitStack() as stack:
+            stack.callback(self._places.stop)
+            self._places.start()
+            stack.enter_context(replaced(torch.autograd.graph, "disable_saved_tensors_hooks", self._stepping_aside))
+            stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
+            stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
+            stack.enter_context(saved_tensors_hooks(self._pack, Saved.unpack))
+            stack.enter_context(self._mode)
+            return stack.pop_all()
+
+    # -- births, growth, ends -------------------------------------------------------------------------------
+
+    def _returned(self, out, operator) -> None:
+        if type(out) is torch.Tensor:
+            self._meet(out, operator)
+        elif isinstance(out, (tuple, list)):
+            for part in out:
+                self._returned(part, operator)
+        elif isinstance(out, torch.Tensor):
+            for part in plain(out):
+                self._meet(part, operator)
+
+    def _meet(self, tensor: torch.Tensor, maker) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse: made of dense ones
+            for part in plain(tensor):
+                self._meet(part, maker)
+            return
+        if storage._cdata not in self.known and (count := self.counts(storage)):
+            running = torch._C._current_graph_task_id() != -1
+            born = self.record(storage, tensor, maker)
+            born.own = "recomputed" if running and torch.is_grad_enabled() and not self._transforms else "temporaries"
+            born.module = self._places.path or (self._places.of_node() if running else "")
+            born.made = self.action or ("backward" if running else "forward" if self._places.path else "")
+            self._count(born, count)
+
+    def counts(self, storage: torch.UntypedStorage) -> int:
+        """Its bytes if it is to be counted; a meta tensor's has no address."""
+        counted = storage.data_ptr() and (not self._cuda or storage.is_cuda)
+        return storage.nbytes() if counted else 0
+
+    def record(self, storage: torch.UntypedStorage, tensor: torch.Tensor, maker) -> Storage:
+        """A storage that is not known: its entry, of no bytes yet."""
+        born = self.known[storage._cdata] = Storage(storage, self._died)
+        born.key, born.bytes, born.maker, born.shape, born.dtype = storage._cdata, 0, maker, tensor.shape, tensor.dtype
+        born.declared = born.module = born.made = ""
+        born.saved, born.own, born.before, born.counted, born.address = 0, "temporaries", False, None, storage.data_ptr()
+        if self._cuda:
+            self.returned.add(born.address)
+        return born
+
+    def _count(self, storage: Storage, count: int) -> None:
+        """It has so many bytes from now on."""
+        more = count - storage.bytes
+        if storage.kind not in APART:
+            self.total += more
+        storage.bytes = count
+        self.events.append((storage, storage.own, count, self._wall()))
+        self._grew(storage, more)
+
+    def _died(self, storage: Storage) -> None:
+        """Its last tensor is gone, in whichever thread: one line that cannot be interrupted in the middle, then a note."""
+        if self.known.get(storage.key) is storage:
+            del self.known[storage.key]
+        if storage.kind not in APART:
+            self.total -= storage.bytes
+        self.events.append((storage, storage.own, None, self._wall()))
+
+    def _grown(self, operator, args, kwargs):
+        """`out=`, set_ and resize_: a storage that was there may have grown, and one that is not known may be new."""
+        sizes = {s._cdata: s.nbytes() for s in map(storage_of, (*args, *kwargs.values())) if s is not None}
+        out = operator(*args, **kwargs)
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            if known := self.known.get(storage._cdata):
+                if known.bytes != storage.nbytes():
+                    self._count(known, storage.nbytes())
+            elif sizes.get(storage._cdata) != storage.nbytes():  # one that was there, and is no larger, was made by someone else
+                self._meet(tensor, operator)
+        return out
+
+    def _looking(self) -> bool:
+        """Whether what is made now is met: not aside, nor in another thread, where the mode is not, but these names are replaced."""
+        return self._mode in _get_current_dispatch_mode_stack()
+
+    def _resizing(self, original):
+        def resize_(storage, *args):
+            before = storage.nbytes()
+            result = original(storage, *args)
+            if (known := self.known.get(storage._cdata)) and known.bytes != storage.nbytes():
+                self._count(known, storage.nbytes())
+            elif not before and not known and self._looking():
+                with _disable_current_modes():
+                    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                self._meet(whole, "resize_")
+            return result
+        return resize_
+
+    def _setting(self, original):
+        def set_(tensor, *args, **kwargs):
+            source = storage_of(args[0] if args else kwargs.get("source"))
+            new = source is not None and torch._C._storage_Use_Count(source._cdata) == 1  # nothing has it but this Python object
+            result = original(tensor, *args, **kwargs)
+            if new and self._looking():
+                self._meet(tensor, "set_")
+            return result
+        return set_
+
+    # -- what autograd saves --------------------------------------------------------------------------------
+
+    def _pack(self, tensor: torch.Tensor) -> Saved:
+        kept = []
+        for part in plain(tensor):
+            storage = part.untyped_storage()
+            known = self.known.get(storage._cdata)
+            if known is None and self.counts(storage):
+                known = self.record(storage, part, "input")
+                known.own, known.before = "inputs", True
+                self._count(known, storage.nbytes())
+            if known is not None:
+                known.saved += 1
+                if known.saved == 1 and not known.before and known.own != "recomputed":
+                    known.own = "activations" if torch._C._current_graph_task_id() == -1 else "recomputed"
+                    self.events.append((known, known.own, known.bytes, self._wall()))
+                kept.append(known)
+        return Saved(tensor, self._let_go, kept)
+
+    def _let_go(self, kept: list[Storage]) -> None:
+        for storage in kept:
+            storage.saved -= 1
+            if not storage.saved and not storage.before and self.known.get(storage.key) is storage:  # a name keeps it
+                storage.own = "temporaries"
+                self.events.append((storage, storage.own, storage.bytes, self._wall()))
+
+    def _stepping_aside(self, original):
+        """torch.func refuses to work where anyone has hooks on saved tensors: ours are away meanwhile."""
+        @contextmanager
+        def disable_saved_tensors_hooks(message):
+            self._transforms += 1
+            try:
+                with self._hooks_away(), original(message):
+                    yield
+            finally:
+                self._transforms -= 1
+        return disable_saved_tensors_hooks
+
+    @contextmanager
+    def _hooks_away(self):
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        ours = top is not None and top[0] == self._pack
+        if ours:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            yield
+        finally:
+            if ours:
+                torch._C._autograd._push_saved_tensors_default_hooks(self._pack, Saved.unpack)
+
+    @contextmanager
+    def aside(self):
+        """Nothing that is born within is met; what was met before is still heard of when it ends."""
+        with _disable_current_modes(), self._hooks_away():
+            yield
+
+
+def storage_of(value) -> torch.UntypedStorage | None:
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage() if value.layout == torch.strided else None
+    value = getattr(value, "_untyped_storage", value)  # of torch.FloatStorage and its like
+    return value if isinstance(value, torch.UntypedStorage) else None
+
+
+@contextmanager
+def replaced(owner, name: str, around: Callable):
+    """While active, `owner` has around(its own) under that name."""
+    own, original = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, around(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original) if own else delattr(owner, name)

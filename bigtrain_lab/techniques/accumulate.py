@@ -1,0 +1,199 @@
+"""k micro-batches as one batch: a gradient is a sum over tokens, so its terms may be made one after the other.
+
+    large batch    g = grad (L_1 + ... + L_k) / N        L_i summed loss of micro-batch i, n_i its tokens, N = n_1 + ... + n_k
+    accumulated    g = sum_i grad (L_i / N)              backward() adds to .grad: k of them, then one optimizer step
+    mean of means  g'= sum_i grad (L_i / n_i) / k        each token of micro-batch i counts N / (k n_i) times what it should
+
+The first two are equal, up to rounding. The third is what `(loss.mean() / k).backward()` does, and is right only where all
+n_i are equal: with 16, 32, 64 and 256 tokens a token of the first counts 5.75 times, one of the last 0.36 times. Where the
+gradients of tokens are mostly independent noise, as late in training, it is then wrong by about
+
+    |g' - g| / |g| = sqrt(A/H - 1),   cosine sqrt(H/A)      A arithmetic, H harmonic mean of the n_i
+
+and as noisy as k H tokens: 141 of those 368 (Kish 1992, Weighting for unequal P_i, J. Official Statistics 8: the
+size that a weighted sample is worth).
+
+N is needed before the first backward, so a window's micro-batches (token ids, not activations) are held together. The
+other way divides .grad by N after the last backward; under a loss scaler its gradients are N times larger meanwhile and
+overflow fp16 so much earlier, and all gradients are read and written once more. Take it where the counts come too late.
+
+Cost   memory: activations of one micro-batch, not k; a gradient that lives through the window. time: the same
+       multiplications, in k smaller and so less efficient pieces, but one update instead of k. No bytes are sent.
+Not the same as the large batch   whatever looks across samples: batch norm (below), a loss with in-batch negatives.
+
+Everything here works in a script of your own; see `update`, which is the whole idea in one loop.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from operator import index
+
+import torch
+from torch import Tensor
+
+from ..core import Impossible
+from ..schedule import Action
+
+# -- what each micro-batch's summed loss is multiplied by ---------------------------------------------------------------
+
+
+def token_weighted(tokens: Sequence[int]) -> list[float]:
+    """1/N for every micro-batch: the large batch's mean over tokens."""
+    return [1 / sum(tokens)] * len(tokens)
+
+
+def mean_of_means(tokens: Sequence[int]) -> list[float]:
+    """1/(k n_i): the usual `loss.mean() / k`, kept to be compared with."""
+    return [1 / (len(tokens) * count) for count in tokens]
+
+
+RULES = {"token-weighted": token_weighted, "mean of means": mean_of_means}
+
+
+def token_counts(rule: Callable, tokens: Sequence[int]) -> list[float]:
+    """How much a token of each micro-batch counts under a rule, 1 being what it counts in the large batch."""
+    tokens = counted(tokens, lambda count: count)
+    return [factor * sum(tokens) for factor in rule(tokens)]
+
+
+def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
+    """|g' - g| / |g| to expect of a rule whose tokens' weights sum to 1, if tokens are independent noise: sqrt(N sum n_i f_i^2 - 1)."""
+    tokens = counted(tokens, lambda count: count)
+    spread = sum(tokens) * sum(count * factor**2 for count, factor in zip(tokens, rule(tokens))) - 1
+    return math.sqrt(max(spread, 0.0))
+
+
+# -- the technique ------------------------------------------------------------------------------------------------------
+
+
+def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
+    """k micro-batches at a time; the last window holds what is left: ceil(n / k) windows of n micro-batches."""
+    try:
+        count = 0 if isinstance(k, bool) else index(k)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise Impossible(f"k is {k!r}: accumulate a whole number of micro-batches, at least 1.")
+    stream = iter(micro_batches)
+    return iter(lambda: tuple(islice(stream, count)), ())
+
+
+def accumulate(micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options) -> list[float]:
+    """One update for every k micro-batches, the last from as many as are left; the loss of each update, a mean over its tokens.
+
+    loss_sum    micro-batch -> its summed loss, a scalar tensor with a graph
+    tokens      micro-batch -> how many tokens that sum is over
+    options     clip, scaler, rule, span: as for `update`
+
+    A loop of your own over `windows` and `update` does the same, with room for a learning-rate schedule.
+    """
+    losses = [update(window, loss_sum, tokens, optimizer, **options) for window in windows(micro_batches, k)]
+    if not losses:
+        raise Impossible("There are no micro-batches: give at least one.")
+    return losses
+
+
+def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *, clip: float | None = None, scaler=None,
+           rule: Callable = token_weighted, span: Callable = lambda action: nullcontext()) -> float:
+    """One optimizer step by the gradient of all the window's micro-batches; its loss, weighted as the rule says.
+
+    clip      largest norm of the whole gradient, above 0; None: it is not clipped
+    scaler    a loss scaler with torch's methods: torch.amp.GradScaler, DynamicLossScaler, or a MixedPrecision: that object
+              itself and not its .scaler, which steps the masters but does not round them to the weights
+    span      action -> context manager around it: F0 B0 F1 B1 ... U
+
+    A parameter that no micro-batch used keeps .grad None, so that the optimizer passes it by, as after the large batch.
+    """
+    if clip is not None and not clip > 0:  # a negative one would turn the gradient round
+        raise Impossible(f"clip is {clip!r}: give the largest norm that the gradient may have, above 0, or None: it is not clipped.")
+    window = tuple(window)
+    factors = rule(counted(window, tokens))
+    optimizer.zero_grad()
+    loss = 0.0
+    for number, (micro_batch, factor) in enumerate(zip(window, factors)):
+        with span(Action("F", 0, number)):
+            part = scalar(loss_sum(micro_batch), number) * factor
+        with span(Action("B", 0, number)):
+            (part if scaler is None else scaler.scale(part)).backward()  # frees the graph: the next forward finds it gone
+        loss += part.detach()  # a number; a sum of `part`s themselves would hold k graphs
+    with span(Action("U", 0, len(window) - 1)):
+        if scaler is not None:
+            scaler.unscale_(optimizer)  # once, and before the norm is taken
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters(optimizer), clip)  # the sum, once: parts have other norms
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+    return float(loss)
+
+
+def scalar(loss, number: int) -> Tensor:
+    """The summed loss of a micro-batch; Impossible where no gradient can come from it."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor) else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
+            else "a tensor without a graph (detached, or made under no_grad)")
+    raise Impossible(f"loss_sum gave {what} for micro-batch {number} of the window: let it return a scalar tensor with a graph.")
+
+
+def counted(window: Sequence, tokens: Callable) -> list[int]:
+    """Tokens of each micro-batch; Impossible where one has none, whose mean loss would be 0/0."""
+    if not window:
+        raise Impossible("The window holds no micro-batches: give at least one.")
+    counts = [whole(tokens(micro_batch), number) for number, micro_batch in enumerate(window)]
+    if min(counts) < 1:
+        raise Impossible(f"Micro-batch {counts.index(min(counts))} of a window of {len(counts)} has {min(counts)} tokens to learn "
+                         "from: leave it out, it adds nothing to a sum and has no mean.")
+    return counts
+
+
+def whole(count, number: int) -> int:
+    """A count as an int, be it a tensor's or a float's; Impossible where it is no whole number."""
+    try:
+        if int(count) == count:
+            return int(count)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a word, nan, inf, a tensor of several numbers
+        pass
+    raise Impossible(f"tokens says {count!r} for micro-batch {number} of the window: let it return how many tokens the summed loss is over, a "
+                     "whole number.")
+
+
+def parameters(optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# -- what is not part of the equality -----------------------------------------------------------------------------------
+
+
+def batch_norm_momentum(momentum: float, k: int) -> float:
+    """1 - (1 - m)^(1/k): k small updates of batch norm's running statistics forget as much of the past as one large.
+
+    It mends only that. In training each micro-batch is still normalised by its own mean and variance, so that outputs and
+    gradients are not the large batch's; and the mean of k small variances lacks the variance between micro-batches.
+    """
+    if not 0 <= momentum <= 1 or k < 1:
+        raise Impossible(f"momentum is {momentum!r} and k {k!r}: batch norm mixes by a share from 0 to 1, over at least 1 micro-batch.")
+    return 1 - (1 - momentum) ** (1 / k)
+
+
+def linear_rate(rate: float, times: float) -> float:
+    """A batch `times` as large, SGD: `times` the rate, since one long step replaces so many short ones along nearly the
+    same gradient. It needs a warm-up; for ResNet-50 it held up to 8,192 images and not beyond.
+    Goyal et al. 2017 (arXiv:1706.02677), section 2.1.
+
+    A rule of thumb for changing the batch. It is no part of accumulation, which equals the large batch at the same rate.
+    """
+    return rate * times
+
+
+def square_root_rate(rate: float, times: float) -> float:
+    """A batch `times` as large: sqrt(times) the rate, which keeps the variance that gradient noise gives an update.
+    For SGD the theory of Krizhevsky 2014 (arXiv:1404.5997), section 5, who then found the linear rule to do better.
+    For Adam the rule of Malladi et al. 2022 (arXiv:2205.10287), with 1 - beta multiplied by `times` and eps divided
+    by sqrt(times): where noise outweighs the gradient, sqrt(v) is that noise, so the step grows by sqrt(times) unasked."""
+    return rate * math.sqrt(times)

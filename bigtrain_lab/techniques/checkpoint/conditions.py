@@ -1,0 +1,141 @@
+"""What a function's result depends on beside its arguments, noted once and set again for each later run.
+
+    random state      of the CPU and of every device that a tensor among the arguments lives on; where it stood before the
+                      rerun is put back after it, so that numbers drawn later are those of training without recompute
+    autocast          of every type of device: on or off, its number format, its cache
+    function modes    torch's TorchFunctionModes, such as a precision policy or a default device
+    weights           of a module, or a functools.partial of one: how often each was changed in place. They cannot be set
+                      again, so a rerun after they moved is refused: its gradient would be that of neither point
+
+Not noted: generators of one's own (seed them anew in each call), and state that fn changes, such as batch norm's
+running averages, which a rerun moves a second time.
+Cost: 5 kB a random state, which all share between whose forwards no number was drawn, and microseconds. torch makes that
+tensor without an operator, so that a ledger that watches operators does not count it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from ...core import Impossible
+
+CPU = torch.device("cpu")
+KINDS = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
+NEWEST: dict[torch.device, ref[Tensor]] = {}  # the state noted last, as long as anyone keeps it
+
+
+class Conditions(NamedTuple):
+    random: dict[torch.device, Tensor]
+    autocast: dict[str, tuple[torch.dtype, bool]]
+    modes: list
+    weights: list[Tensor] = []
+    versions: list[int] = []  # how often each had been changed
+    name: str = ""  # whose they are
+
+    @classmethod
+    def now(cls, tensors: Iterable[Tensor]) -> "Conditions":
+        devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+        return cls(shared(random_states((CPU, *devices))), autocast(), _get_current_function_mode_stack())
+
+    def with_weights(self, fn: Callable, name: str) -> "Conditions":
+        """Beside these the weights of fn as they are now: after it ran, for an embedding with max_norm changes its own."""
+        weights = self.weights or weights_of(fn)
+        return self._replace(weights=weights, versions=versions_of(weights), name=name) if weights else self
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, all is as it was noted; after it, as it was before. Impossible where a weight has moved."""
+        if self.versions != (present := versions_of(self.weights)):
+            raise weight_moved(next(w.shape for w, a, b in zip(self.weights, self.versions, present) if a != b), self.name)
+        before = random_states(self.random)
+        with ExitStack() as stack:
+            if self.autocast != (present := autocast()):
+                for kind in present.keys() - self.autocast.keys():
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+                for kind, (dtype, cache) in self.autocast.items():
+                    stack.enter_context(torch.autocast(kind, dtype, True, cache))
+            if self.modes != (present := _get_current_function_mode_stack()):
+                stack.enter_context(without(present))
+                for mode in self.modes:
+                    stack.enter_context(mode)
+            set_random_states(self.random)
+            try:
+                yield
+            finally:
+                set_random_states(before)
+
+
+def random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:
+    return {d: torch.get_rng_state() if d == CPU else torch.get_device_module(d).get_rng_state(d) for d in devices}
+
+
+def shared(states: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+    """Equal states, in the storage of those noted last where these are the same: 64 blocks that draw nothing keep one."""
+    for device, state in states.items():
+        newest = NEWEST[device]() if device in NEWEST else None
+        if newest is not None and newest.numpy().tobytes() == state.numpy().tobytes():  # a fifth of torch.equal's time
+            states[device] = newest
+        else:
+            NEWEST[device] = ref(state)
+    return states
+
+
+def set_random_states(states: dict[torch.device, Tensor]) -> None:
+    for device, state in states.items():
+        if device == CPU:
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
+def autocast() -> dict[str, tuple[torch.dtype, bool]]:
+    """Of each kind of device on which autocast is on: the number format, and whether casts are cached."""
+    return {kind: (torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()) for kind in KINDS if torch.is_autocast_enabled(kind)}
+
+
+@contextmanager
+def without(modes: list) -> Iterator[None]:
+    """Inside, these function modes, all that there are, are set aside."""
+    for _ in modes:
+        _pop_mode()
+    try:
+        yield
+    finally:
+        for mode in modes:
+            _push_mode(mode)
+
+
+def weights_of(fn: Callable) -> list[Tensor]:
+    """Those of a module, or of a partial of one. Of a method none: its module may have others, whose gradients are done before."""
+    if isinstance(fn, partial):
+        return [w for part in (fn.func, *fn.args) for w in weights_of(part)]
+    if not isinstance(fn, nn.Module):
+        return []
+    found = [w for w in fn._parameters.values() if w is not None]
+    for child in fn._modules.values():
+        found += weights_of(child)
+    return found
+
+
+def versions_of(weights: list[Tensor]) -> list[int]:
+    try:
+        return [w._version for w in weights]
+    except RuntimeError:  # made in inference mode, where nothing counts
+        return [0] * len(weights)
+
+
+def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
+    """Whether a backward may have a gradient to find. Functions that are no modules may hold weights that nobody sees."""
+    return (any(t.requires_grad for t in tensors)
+            or any(not isinstance(fn, nn.Module) or any(w.requires_grad for w in weights_of(fn)) for fn in fns))
+
+
+def weight_moved(shape: torch.Size, name: str) -> Impossible:
+    return Impossible(f"A weight of shape {tuple(shape)} was changed in place between the forward of {name} and its backward: "
+                      "call backward before the optimizer's step.")

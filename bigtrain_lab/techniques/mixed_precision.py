@@ -1,0 +1,195 @@
+"""Mixed precision: compute in 16 bits, decide in 32. Half the bytes move, and what 16 bits would lose is kept aside.
+
+    master w (float32) --round--> weight (half) --forward (half; softmax, norms, losses in float32)--> loss (float32)
+        ^                                                                                               | x S
+        +-- optimizer (float32) <-- g = float32(S g) / S <-- gradients (half) <-- backward (half) <-----+
+
+Three safeguards, each against one loss of 16 bits; a level leaves some out, to show what it was for:
+    policy    operators that need range or long sums run in float32                               precision_policy.py
+    scaling   S lifts gradients above fp16's smallest number, 2^-24; bf16 has float32's range     loss_scaler.py
+    masters   w + step is taken in float32: in half w, a step below half a unit in the last place moves nothing (a unit is
+              2^-10 of w in fp16 and 2^-7 in bf16: bf16 needs masters more)
+
+Bytes a weight with Adam: float32 4 + 4 (gradient) + 8; mixed 2 + 4 (master) + 4 + 8, and 2 while a gradient is half. What
+shrinks is what the forward saves. So a checkpoint that can go on training grows: masters, Adam's moments, S.
+Without masters the optimizer's state is half too, as torch makes it: Adam's eps below 2^-25 (3e-8) is 0 in fp16, a squared
+gradient below that is 0, and 0 / 0 is nan; in bf16 0.999 v rounds back to v, so the second moment never forgets.
+
+    mp = MixedPrecision("fp16")
+    model = mp.prepare(model)                                     # on its device, in float32, before the optimizer
+    optimizer = torch.optim.Adam(mp.parameters(), lr=1e-3)
+    with mp:
+        loss = cross_entropy(model(ids), labels)
+    mp.backward(loss / k)                                         # k times to accumulate: gradients add up in float32
+    mp.unscale_(optimizer)                                        # to clip; step() does it otherwise
+    torch.nn.utils.clip_grad_norm_(mp.parameters(), 1.0)
+    mp.step(optimizer); mp.update(); optimizer.zero_grad()        # several optimizers: step each, then update
+
+Source: Micikevicius et al. 2018 (arXiv:1710.03740), sections 3.1 to 3.3.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core import Impossible
+from .loss_scaler import DynamicLossScaler
+from .precision_levels import LEVELS, Level
+from .precision_policy import Policy
+from .prepared_model import adapt, held, load
+
+__all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
+# Their few weights stay in float32: they are used by operators that run in float32, and so are their running statistics.
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+
+
+class MixedPrecision:
+    """One model's training at a level: a name in LEVELS or a Level of your own. `with mp:` is where the policy holds.
+
+    scaler   another DynamicLossScaler than the default, where the level scales
+
+    A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is saved by state_dict().
+    """
+
+    def __init__(self, level: str | Level = "fp16", scaler: DynamicLossScaler | None = None):
+        if not isinstance(level, Level) and level not in tuple(LEVELS):
+            raise Impossible(f"There is no level of precision called {level!r}: choose one of {', '.join(LEVELS)}, or make a Level.")
+        self.level = level if isinstance(level, Level) else LEVELS[level]
+        if scaler is not None and not self.level.scaling:
+            raise Impossible(f"{self.level.name} scales no loss: leave the scaler out, or choose a level that scales, such as fp16.")
+        if not isinstance(scaler, DynamicLossScaler | None):
+            raise Impossible(f"The scaler is a {type(scaler).__name__}, which does not tell which optimizers skip: give a DynamicLossScaler. "
+                             "It takes the state dict of torch's.")
+        self.policy = Policy(self.level.dtype) if self.level.policy else nullcontext()
+        self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters)) if self.level.scaling else None
+        self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
+        self._model: nn.Module | None = None
+        self._followed: dict[nn.Parameter, int] = {}  # half weight -> torch's count of writes to its master when last rounded
+
+    def __reduce__(self):
+        return MixedPrecision, (self.level,)
+
+    def __enter__(self):
+        self._round()
+        self.policy.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self.policy.__exit__(*error)
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The same model with its weights rounded to half and their float32 values kept as masters. Tied weights stay tied;
+        frozen ones get no master; buffers (running statistics, position tables) stay float32 where a policy is in force."""
+        if self._model is not None:
+            raise Impossible("This MixedPrecision has a model: put several into one nn.ModuleDict, or make another.")
+        for name, weight in model.named_parameters():
+            if weight.is_floating_point() and weight.dtype != torch.float32:
+                raise Impossible(f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32 weights, so pass the model "
+                                 "in float32 (model.float() converts it, but what was rounded stays rounded).")
+        self._model = model
+        norms = {p for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)} if self.level.policy else ()
+        for weight in (p for p in model.parameters() if p.is_floating_point() and p not in norms and self.level.dtype != p.dtype):
+            if self.level.masters and weight.requires_grad:
+                self._give_master(weight)
+            weight.data = weight.data.to(self.level.dtype)
+        if not self.level.policy:
+            for buffer in (b for b in model.buffers() if b.is_floating_point()):
+                buffer.data = buffer.data.to(self.level.dtype)
+        adapt(model, self)
+        return model
+
+    @property
+    def model(self) -> nn.Module:
+        if self._model is None:
+            raise Impossible("There is no model yet: call prepare(model) first.")
+        return self._model
+
+    def _give_master(self, weight: nn.Parameter) -> None:
+        self.masters[weight] = master = nn.Parameter(weight.detach().to(torch.float32, copy=True))
+        weight.register_post_accumulate_grad_hook(partial(to_master, master=master))
+        if weight.grad is not None:
+            to_master(weight, master)
+
+    def _lacks_master(self, weight: Tensor) -> bool:
+        return self.level.masters and weight.dtype == self.level.dtype != torch.float32 and weight not in self.masters
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer updates, by the weights' names: masters, and the weights that need none. Their `.grad` is what
+        training sees (a half weight's own is None after its backward), so clip these and zero these. A weight that was frozen
+        in prepare() and is no longer gets its master here, from its rounded value."""
+        for name, weight in self.model.named_parameters():
+            if weight.requires_grad:
+                if self._lacks_master(weight):
+                    self._give_master(weight)
+                yield name, self.masters.get(weight, weight)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def scale(self, loss: Tensor) -> Tensor:
+        self._close()
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def backward(self, loss: Tensor, **kwargs) -> None:
+        """The backward of the scaled loss. The policy is in force, for what checkpointing computes again."""
+        with self:
+            torch.autograd.backward(self.scale(loss), **kwargs)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Make the gradients the true ones, for clipping or looking; at most once a step. Nothing where no loss is scaled."""
+        if self.scaler:
+            self.scaler.unscale_(optimizer)
+
+    @torch.no_grad()
+    def step(self, *optimizers: Optimizer) -> bool:
+        """Update the masters, then round them to the weights; False where an inf or nan made any optimizer skip."""
+        if any(p in self.masters or self._lacks_master(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]):
+            raise Impossible("The optimizer holds half weights and would leave their float32 masters behind: build it from mp.parameters().")
+        for optimizer in optimizers:
+            self.scaler.step(optimizer) if self.scaler else optimizer.step()
+        self._followed.clear()  # round all: an optimizer may write to p.data, which torch does not count
+        self._round()
+        return not (self.scaler and any(map(self.scaler.skips, optimizers)))
+
+    def update(self) -> None:
+        """Change the scale by what the steps found, after the last optimizer's: gradients of one backward have one scale. In a
+        loop without it this happens when the next loss is scaled, unless a gradient of the model still waits for its step."""
+        if self.scaler and self.scaler.learnt:
+            self.scaler.update()
+
+    def _close(self) -> None:
+        if self.scaler and (stepped := self.scaler.stepped) and all(p.grad is None or p in stepped for p in self.parameters()):
+            self.scaler.update()
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        """Every weight whose master was written to follows it, also where mp.scaler or a bare optimizer stepped."""
+        for weight, master in self.masters.items():
+            if self._followed.get(weight) != master._version:
+                weight.copy_(master)
+                self._followed[weight] = master._version
+
+    def state_dict(self) -> dict:
+        """What model.state_dict() and optimizer.state_dict() lack to go on exactly: the masters and the scaler."""
+        self._close()
+        names = {p: name for name, p in self.model.named_parameters()}
+        return {"masters": {names[weight]: master.detach() for weight, master in self.masters.items()},
+                "scaler": self.scaler.state_dict() if self.scaler else None}
+
+    def load_state_dict(self, state: dict) -> None:
+        load(self, state)
+
+    def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
+        """The tensors that are held now, by kind of memory and by the name of their weight."""
+        return held(self, *optimizers)
+
+
+@torch.no_grad()
+def to_master(weight: nn.Parameter, master: nn.Parameter) -> None:
+    """A weight's half gradient is complete: it moves to the master, in float32, and is added to what is there."""
+    gradient, weight.grad = weight.grad.float(), None
+    master.grad = gradient if master.grad is None else master.grad.add_(gradient)

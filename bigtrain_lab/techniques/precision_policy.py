@@ -1,0 +1,111 @@
+"""An operator policy: which operators may compute in 16 bits, and which must not. Active inside `with Policy(dtype):`.
+
+    LOW      products of matrices: the work, and what fast units do in 16 bits with float32 sums inside
+    FULL     exp, powers, logarithms, norms, losses and long sums, in float32: exp(11.1) and 256^2 are inf in fp16, and a
+             sum of 1 + 1 + ... stalls at 2,048 (256 in bf16)
+    WIDEST   operators of several tensors that torch itself refuses to mix: all in the widest type among them
+    others   as they are: torch's own promotion makes float16 + float32 a float32
+
+Never cast: integers and bools (ids 2,049 and up are not exact in fp16; labels index; masks are no numbers), float64, and
+results written in place or to `out=`, whose type their owner chose. Mind float masks such as -1e9, no fp16 number: -inf is.
+A cast is an operator that autograd records, so each gradient comes back in the type of what it is the gradient of.
+The tables hold torch.autocast's for CUDA, on every device (its CPU tables differ: there a softmax stays in bf16), and what
+is as delicate: mean, var, exp2, lerp ... A matrix inverse or a solve is in none: it wants float32, as under autocast.
+Cost: 1 to 2 us an operator in Python, and the casts. Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.3.
+"""
+
+from types import FunctionType
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+LOW = {
+    "products": "matmul __rmatmul__ mm bmm mv addmm addmv addbmm addr baddbmm chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot "
+                "einsum linear",
+    "convolutions": "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d",
+    "attention": "scaled_dot_product_attention",  # its softmax is in float32 inside the kernel
+    "recurrences": "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
+    "activations": "prelu",  # its slope is a weight
+}
+FULL = {
+    "softmax": "softmax log_softmax softmin logsumexp logaddexp logaddexp2 softplus gumbel_softmax special_softmax special_log_softmax "
+               "special_logsumexp",
+    "norms of layers": "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize",
+    "losses": "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss huber_loss "
+              "kl_div gaussian_nll_loss poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
+              "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss cosine_embedding_loss ctc_loss cosine_similarity",
+    "exponentials": "exp exp2 expm1 log log2 log10 log1p sinh cosh tan acos asin erfinv special_exp2 special_expm1 special_log1p "
+                    "special_erfinv",
+    "powers": "pow __rpow__ float_power square rsqrt reciprocal __rdiv__ __rtruediv__",
+    "resampling": "interpolate upsample",
+    "long sums": "sum nansum mean nanmean prod cumsum cumprod logcumsumexp var std var_mean std_mean norm linalg_norm linalg_vector_norm "
+                 "linalg_matrix_norm dist cdist pdist pairwise_distance renorm trace",
+}
+WIDEST = {"mixed types": "addcmul addcdiv atan2 bilinear cross dot inner outer vdot tensordot grid_sample index_put index_add index_copy "
+                         "scatter scatter_add lerp cat concat concatenate stack hstack vstack where"}
+COMPOSED = functional.__name__, torch.autograd.__name__
+
+
+def listed(table: dict[str, str]) -> frozenset[str]:
+    return frozenset(name for names in table.values() for name in names.split())
+
+
+class Policy(TorchFunctionMode):
+    """`dtype`: torch.float16 or torch.bfloat16, for the operators of LOW."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.rule = dict.fromkeys(listed(LOW), dtype) | dict.fromkeys(listed(FULL), torch.float32) | dict.fromkeys(listed(WIDEST))
+        self.opened: dict = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in self.rule and kwargs.get("out") is None:
+            to = self.rule[name] or widest((args, kwargs))
+            return func(*(cast(a, to) for a in args), **{key: cast(value, to) for key, value in kwargs.items()})
+        if type(func) is FunctionType and (func.__module__ in COMPOSED or func is Tensor.backward):
+            return self.inside(func)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def inside(self, func):
+        """What torch composes in Python, as multi_head_attention_forward: the policy holds for its parts, and so for what
+        checkpointing computes again in a backward.
+
+        It would hand itself to this policy again, for ever, so it is run in a copy that does not ask who overrides it.
+        """
+        if func not in self.opened:
+            silent = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
+            copy = FunctionType(func.__code__, func.__globals__ | silent, func.__name__, func.__defaults__, func.__closure__)
+            copy.__kwdefaults__ = func.__kwdefaults__
+            self.opened[func] = copy
+
+        def under_policy(*args, **kwargs):
+            with self:
+                return self.opened[func](*args, **kwargs)
+
+        return under_policy
+
+
+def cast(value, to: torch.dtype | None):
+    """A floating tensor in that type; tensors inside lists and tuples likewise; everything else, float64 too, as it is."""
+    if isinstance(value, Tensor):
+        return value.to(to) if to and value.dtype != to and value.is_floating_point() and value.dtype != torch.float64 else value
+    if type(value) in (list, tuple):
+        return type(value)(cast(each, to) for each in value)
+    return value
+
+
+def widest(values) -> torch.dtype | None:
+    """The type that all floating tensors among the values fit in; float16 and bfloat16 meet in float32."""
+    if isinstance(values, Tensor):
+        return values.dtype if values.is_floating_point() else None
+    inside = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
+    found = [dtype for value in inside if (dtype := widest(value))]
+    result = found[0] if found else None
+    for dtype in found[1:]:
+        result = torch.promote_types(result, dtype)
+    return result

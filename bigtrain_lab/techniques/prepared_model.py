@@ -1,0 +1,92 @@
+"""What a model whose weights are half does otherwise than before, so that a script around it need not know of masters.
+
+    load_state_dict   float32 values go to the masters before they are rounded to weights, so that no digit is lost; weights
+                      that were saved half begin masters anew, unless a master rounds to them and so knows more digits
+    state_dict        weights first follow their masters, whoever stepped them
+    zero_grad         the gradients are the masters': they are cleared too
+    nn.LSTM, GRU, RNN compare the type of their input with their weights' before any operator runs: it is cast before that
+
+A copy of the model (deepcopy, torch.save of the whole module) has half weights that are its own and no masters: a copy that
+is to be trained is made of the float32 model, and prepared by a MixedPrecision of its own.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.optim import Optimizer
+
+from ..core import Impossible
+
+
+def adapt(model: nn.Module, mp) -> None:
+    """Hooks on the model, of functions that have a name: torch.save of a module saves its hooks."""
+    if mp.level.masters:
+        model.register_load_state_dict_pre_hook(partial(take_digits, mp))
+        model.register_load_state_dict_post_hook(partial(follow_weights, mp))
+        model.register_state_dict_pre_hook(partial(follow_masters, mp))
+        model.zero_grad = partial(zero_grad, model, mp)
+    if mp.level.policy:
+        for module in (m for m in model.modules() if isinstance(m, nn.RNNBase)):
+            module.register_forward_pre_hook(cast_input)
+
+
+@torch.no_grad()
+def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_) -> None:
+    mp._round()  # so that `follow_weights` sees which weights were loaded
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        loaded = state.get(prefix + name)
+        if weight in mp.masters and isinstance(loaded, Tensor) and loaded.dtype != weight.dtype and loaded.shape == weight.shape:
+            mp.masters[weight].copy_(loaded)
+
+
+@torch.no_grad()
+def follow_weights(mp, model: nn.Module, _) -> None:
+    """A master whose rounding is not the weight that was loaded begins anew from it."""
+    for weight, master in mp.masters.items():
+        if not torch.equal(weight, master.to(weight.dtype)):
+            master.copy_(weight)
+
+
+def follow_masters(mp, *_) -> None:
+    mp._round()
+
+
+def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
+    type(model).zero_grad(model, set_to_none)
+    for master in mp.masters.values():
+        if master.grad is not None:
+            master.grad = None if set_to_none else master.grad.zero_()
+
+
+def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
+    """The states beside the input are cast by the policy."""
+    dtype = module._flat_weights[0].dtype
+    return tuple(each.to(dtype) if number == 0 and isinstance(each, (Tensor, PackedSequence)) else each for number, each in enumerate(given))
+
+
+# -- of MixedPrecision itself ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def load(mp, state: dict) -> None:
+    own, scales = mp.state_dict()["masters"], mp.scaler is not None
+    if own.keys() != state["masters"].keys() or scales != (state["scaler"] is not None):
+        raise Impossible(f"The state has {len(state['masters'])} masters and {'no' if state['scaler'] is None else 'a'} scaler, {mp.level.name} of this "
+                         f"model has {len(own)} and {'a' if scales else 'no'} scaler: prepare the same model at the level that saved it.")
+    for name, master in own.items():
+        master.copy_(state["masters"][name])
+    mp._round()
+    if scales:
+        mp.scaler.load_state_dict(state["scaler"])
+
+
+def held(mp, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
+    weights = dict(mp.model.named_parameters())
+    names = {p: name for each in (weights, dict(mp.named_parameters())) for name, p in each.items()}
+    states = {f"{names.get(p, '')} {key}".strip(): value for optimizer in optimizers for p, state in optimizer.state.items()
+              for key, value in state.items() if isinstance(value, Tensor)}
+    return {"weights": weights, "master": {names[w]: master for w, master in mp.masters.items()},
+            "gradients": {name: p.grad for p, name in names.items() if p.grad is not None}, "optimizer": states,
+            "buffers": dict(mp.model.named_buffers())}

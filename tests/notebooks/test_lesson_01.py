@@ -1,0 +1,58 @@
+"""Lesson 01: its exercise can be solved, and its script trains as before."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.notebooks.test_notebooks import NOTEBOOKS, read, solved
+
+LESSON = NOTEBOOKS / "01_accumulation.ipynb"
+SOLUTION = """
+from torch.nn.utils import clip_grad_norm_
+
+def my_accumulate(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    for start in range(0, len(micro_batches), k):
+        window = micro_batches[start:start + k]
+        for micro_batch in window:
+            scaler.scale(loss_sum(micro_batch) / sum(map(tokens, window))).backward()
+        scaler.unscale_(optimizer)
+        if clip is not None:
+            clip_grad_norm_(optimizer.param_groups[0]["params"], clip)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_exercise_can_be_solved(tmp_path):
+    from nbclient import NotebookClient
+
+    notebook = read(solved(LESSON, {"exercise": SOLUTION}, tmp_path))
+    needed = {"fit", "weights", "hidden", "scaler", "exercise", "exercise-check", "exercise-run"}
+    notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id in needed]
+    for cell in notebook.cells:  # of these only what they import
+        if cell.id in ("fit", "hidden"):
+            cell.source = "\n".join(line for line in cell.source.splitlines() if "import" in line)
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells}
+    assert printed["exercise-check"] == "right.\n"
+    assert float(re.fullmatch(r"largest difference of a weight: (\S+)\n", printed["exercise-run"])[1]) < 1e-5
+
+
+@pytest.mark.slow
+def test_my_script_changed_prints_the_same_losses(tmp_path):
+    source = "\n".join(cell.source for cell in read(LESSON).cells if cell.cell_type == "markdown")
+    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
+    assert sum(line.startswith("+") for line in lines) <= 10
+    printed = []
+    for name, sign in (("before", "-"), ("after", "+")):
+        (tmp_path / f"{name}.py").write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        printed.append([float(line) for line in done.stdout.split()])
+    assert len(printed[0]) == 10 and printed[0][-1] < printed[0][0]
+    assert printed[1] == pytest.approx(printed[0], rel=1e-4)  # float32, another order of sums; the last window is short

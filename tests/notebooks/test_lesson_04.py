@@ -1,0 +1,83 @@
+"""Lesson 04: its exercises can be solved, and its script trains as before."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.notebooks.test_notebooks import NOTEBOOKS, read, solved
+
+LESSON = NOTEBOOKS / "04_recompute.ipynb"
+CHECKPOINT = """
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, kwargs, token, *inputs):
+        ctx.run, ctx.kwargs, ctx.state = run, kwargs, torch.get_rng_state()
+        ctx.on, ctx.dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        ctx.save_for_backward(*inputs)
+        return run(*inputs, **kwargs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        later = torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad(), torch.autocast("cpu", ctx.dtype, enabled=ctx.on):
+            outputs = ctx.run(*inputs, **ctx.kwargs)
+        torch.set_rng_state(later)
+        torch.autograd.backward(outputs, gradients)
+        return None, None, None, *(x.grad for x in inputs)
+
+def my_checkpoint(fn, *args, **kwargs):
+    return Again.apply(fn, kwargs, torch.empty(0, requires_grad=True), *args)
+"""
+PLAN = """
+from functools import cache
+
+def my_best_plan(sizes, costs, budget):
+    @cache
+    def best(s, t, room):
+        if s == t:
+            return 0, (F(t), B(t))
+        ways = [(float("inf"), ())]
+        for j in range(s + 1, t + 1):
+            left = room - sizes[s]
+            if left >= (sizes[j] if j < t else 0):
+                above, below = best(j, t, left), best(s, j - 1, room)
+                ways.append((sum(costs[s:j]) + above[0] + below[0], (*map(A, range(s, j)), *above[1], *below[1])))
+        return min(ways, key=lambda way: way[0])
+    return list(best(0, len(sizes) - 1, budget)[1])
+"""
+
+
+@pytest.mark.slow
+def test_the_exercises_can_be_solved(tmp_path):
+    from nbclient import NotebookClient
+
+    notebook = read(solved(LESSON, {"exercise": CHECKPOINT, "exercise-plan": PLAN}, tmp_path))
+    imports = {"fit", "run", "count", "segments", "source-planned"}
+    needed = imports | {"exercise", "exercise-check", "exercise-plan", "exercise-plan-check", "exercise-run"}
+    notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id in needed]
+    for cell in notebook.cells:
+        if cell.id in imports:
+            cell.source = "\n".join(line for line in cell.source.splitlines() if line.startswith(("import", "from")))
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells}
+    assert printed["exercise-check"] == printed["exercise-plan-check"] == "right.\n"
+    mine, none = map(int, re.findall(r"(\d+) advances with 3 slots; keep-none has (\d+)", printed["exercise-run"])[0])
+    assert mine < none == 45
+
+
+def test_my_script_changed_prints_the_same_losses(tmp_path):
+    source = "\n".join(cell.source for cell in read(LESSON).cells if cell.cell_type == "markdown")
+    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
+    assert sum(line.startswith("+") for line in lines) == 2
+    printed = []
+    for name, sign in (("before", "-"), ("after", "+")):
+        (tmp_path / f"{name}.py").write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    losses = list(map(float, printed[0].split()))
+    assert printed[0] == printed[1] and len(losses) == 20 and losses[-1] < losses[0]

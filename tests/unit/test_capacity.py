@@ -1,0 +1,124 @@
+"""A device's memory is a limit: a prediction that exceeds it is told, and a run that does fails, both naming rank, action and bytes."""
+
+import re
+
+import pytest
+import torch
+
+from bigtrain_lab.cli import main
+from bigtrain_lab.core import Memory, Trace
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.faults import Faults
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.explain import does_not_fit, excesses
+from bigtrain_lab.runtime import RankFailed, Run, launch
+
+SMALL = dict(ranks=2, micro_batches=4, layers=2, width=16, heads=2, sequence=16, rows=2, steps=1)
+
+
+def holding(*levels, clock="predicted"):
+    """A trace of (rank, time, action, kind, bytes)."""
+    return Trace.of([Memory(rank, "compute", kind, action, time, size) for rank, time, action, kind, size in levels], clock, ranks=3)
+
+
+TRACE = holding((0, 0, "start", "weights", 1000), (1, 0, "start", "weights", 1500), (1, 1, "1F0", "activations", 400),
+                (0, 2, "0F0", "activations", 1100), (1, 3, "1B0", "activations", 0), (1, 3, "1B0", "gradients", 700),
+                (0, 4, "0F1", "activations", 2000))
+
+
+def test_each_rank_that_exceeds_is_found_where_it_first_does():
+    assert [(e.rank, e.action, e.bytes) for e in excesses(TRACE, 2000)] == [(0, "0F0", 2100), (1, "1B0", 2200)]
+    assert excesses(TRACE, 2199)[0].held == {"weights": 1500, "gradients": 700}
+    assert [e.rank for e in excesses(TRACE, 2200)] == [0] and excesses(TRACE, 3000) == excesses(TRACE, None) == []
+
+
+def test_what_one_action_frees_and_takes_at_its_end_happens_at_once():
+    """1B0 lets go of 400 bytes and takes 700: at no boundary are there 2,600."""
+    assert excesses(TRACE.where(rank=1), 2200) == []
+
+
+def test_the_sentence_of_a_prediction_that_does_not_fit():
+    assert does_not_fit(TRACE, 2000, "Fewer rows would need less.") == [
+        "It does not fit: rank 0 would hold 2.1 kB after 0F0 (activations 1.1 kB, weights 1 kB), 100 bytes more than the 2 kB of its device; "
+        "its peak would be 3 kB; so would rank 1. Fewer rows would need less."]
+    assert does_not_fit(TRACE, 999)[0].startswith("It does not fit: rank 0 would hold 1 kB before its first action (weights 1 kB), 1 byte more")
+    assert does_not_fit(TRACE, 3000) == does_not_fit(TRACE, None) == []
+    assert does_not_fit(holding((0, 0, "start", "weights", 9), clock="modelled"), 1) == []
+
+
+@pytest.mark.parametrize("settings,held", [
+    (dict(), None), (dict(hardware="a100-nvlink"), 80 * 2**30), (dict(memory_mb=0.5), 500_000), (dict(memory_mb=2, hardware="a100-nvlink"), 2 * 10**6)])
+def test_a_device_holds_what_its_profile_states_or_what_the_settings_say(settings, held):
+    experiment = PipelineExperiment(**SMALL, **settings)
+    assert experiment.capacity_bytes == experiment.cost().capacity_bytes == held
+
+
+def test_every_lab_tells_a_prediction_that_does_not_fit():
+    for experiment in (PipelineExperiment(**SMALL, memory_mb=0.05), Faults(memory_mb=0.02)):
+        told = [sentence for sentence in experiment.explain(experiment.predict()) if sentence.startswith("It does not fit: rank 0 ")]
+        assert len(told) == 1 and told[0].endswith("Smaller micro-batches (rows) or more ranks would need less.")
+    assert "(schedule 1f1b)" in PipelineExperiment(**SMALL, schedule="gpipe").relief
+
+
+@pytest.mark.parametrize("name", Experiment.all())
+def test_every_lab_knows_what_would_need_less(name):
+    lab = Experiment.named(name)
+    assert any(setting in lab().relief for setting in lab.knobs()) and lab().relief.endswith(".")
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """A pipeline of which only rank 0 has this peak, and the bytes of it."""
+    experiment = PipelineExperiment(**SMALL)
+    peaks = [experiment.predict().peak_bytes(rank) for rank in range(2)]
+    assert peaks[0] > peaks[1]
+    return experiment, peaks[0]
+
+
+def test_a_run_that_needs_all_of_its_memory_and_no_more_is_done(tight, tmp_path):
+    experiment, peak = tight
+    run = experiment.replace(memory_mb=peak / 1e6).run(directory=tmp_path / "run")
+    assert max(run.wait().peak_bytes(rank) for rank in range(2)) == peak
+
+
+def test_a_run_that_lacks_one_byte_fails_where_it_was_predicted(tight, tmp_path, capsys):
+    experiment, peak = tight
+    less = experiment.replace(memory_mb=(peak - 1) / 1e6)
+    [first] = excesses(less.predict(), peak - 1)
+    settings = [word for name, value in (SMALL | {"memory_mb": less.memory_mb}).items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["run", "pipeline", *settings, "--directory", str(tmp_path / "run")]) == 1
+    said = f"Rank 0 runs out of memory at {first.action}: it holds "
+    assert said in " ".join(capsys.readouterr().err.split())
+    run = Run.open(tmp_path / "run")
+    assert run.state == "failed" and run.diagnosis.startswith(said)
+    assert "1 byte too few. Smaller micro-batches (rows) or more ranks would need less.\n" in run.diagnosis
+    assert [state.state == "failed" for state in run.waits] == [True, False] and run.waits[0].what == "no memory"
+    held = run.trace().where(Memory, rank=0)
+    assert max(sum(level for _, level in held.levels(0)[-1:]), 0) == peak and held.events[-1].name == first.action  # what it held is kept
+
+
+def test_a_limit_holds_without_a_modelled_clock_and_inside_actions(tmp_path):
+    """The weights fit; the activations of an action are more, and gone at its end."""
+    def program(rank):
+        weight = torch.ones(10, 10, requires_grad=True)
+        rank.watch(lambda: {"weights": [weight]})
+        with rank.span("work"):
+            (weight.exp() * 2).sum().backward()
+
+    launch(program, 1, capacity_bytes=800, directory=tmp_path / "fits").wait()
+    with pytest.raises(RankFailed, match=re.escape("Rank 0 runs out of memory at work: it holds 800 B (weights 400 B, activations 400 B), "
+                                                   "and its device has 799 B, 1 byte too few: ")):
+        launch(program, 1, capacity_bytes=799, directory=tmp_path / "fails").wait()
+    with pytest.raises(RankFailed, match="Rank 0 runs out of memory at the start: it holds 400 B .weights 400 B., and its device has 399 B, 1 byte too"):
+        launch(program, 1, capacity_bytes=399, directory=tmp_path / "at once").wait()
+
+
+def test_a_limit_holds_at_the_end_of_the_last_action(tmp_path):
+    def program(rank):
+        state = []
+        rank.watch(lambda: {"optimizer": state})
+        with rank.span("update"):
+            state.append(torch.ones(100))
+
+    with pytest.raises(RankFailed, match="Rank 0 runs out of memory at update: it holds 400 B .optimizer 400 B."):
+        launch(program, 1, capacity_bytes=399, directory=tmp_path / "run").wait()

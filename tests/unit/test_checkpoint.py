@@ -1,0 +1,620 @@
+"""checkpoint(fn): the same bits as without it, in every form of call, and the memory really let go of."""
+
+import gc
+import threading
+import time
+import weakref
+from collections import namedtuple
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.runtime.ledger import Ledger
+from bigtrain_lab.runtime.meter import Meter
+from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_by_function
+from bigtrain_lab.techniques.checkpoint.conditions import Conditions
+
+Pair = namedtuple("Pair", "left right")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def plain(fn, /, *args, **kwargs):
+    return fn(*args, **kwargs)
+
+
+def torch_s(fn, *args):
+    return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)
+
+
+def net(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.4), nn.LayerNorm(16), nn.Linear(16, 6), nn.Tanh()).to(dtype)
+
+
+def tensors_in(value):
+    return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def trained(call, form):
+    """All that a step shows: outputs, gradients of weights and inputs, and the random numbers drawn after it."""
+    module = net()
+    fn, args, kwargs = form(module)
+    torch.manual_seed(7)
+    outputs = tensors_in(call(fn, *args, **kwargs))
+    between = torch.rand(3)
+    sum((o.float() * (o.detach().float() + 1)).sum() for o in outputs if o.requires_grad).backward()
+    inputs = tensors_in((args, kwargs))
+    found = [*(o.detach() for o in outputs), *(p.grad for p in module.parameters()), *(x.grad for x in inputs if x.is_leaf)]
+    return found, between, torch.rand(3)
+
+
+def same(a, b):
+    return len(a) == len(b) and all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b))
+
+
+def agree(form, call=checkpoint):
+    (found, *drawn), (expected, *expected_drawn) = trained(call, form), trained(plain, form)
+    assert same(found, expected)
+    assert same(drawn, expected_drawn), "numbers drawn after it are not those of the plain run"
+    assert any(g is not None and g.abs().sum() for g in found)
+
+
+@torch.no_grad()
+def stepped(weight):
+    weight.sub_(weight.grad)
+
+
+def leaf(*shape, grad=True):
+    return torch.linspace(-1, 1, 24).reshape(*(shape or (4, 6))).requires_grad_(grad)
+
+
+FORMS = {
+    "one tensor": lambda m: (m, (leaf(),), {}),
+    "no input has a gradient": lambda m: (m, (leaf(grad=False),), {}),
+    "not a leaf": lambda m: (m, (leaf() * 2,), {}),
+    "the same tensor twice": lambda m: (lambda a, b: m(a) * b, (leaf(),) * 2, {}),
+    "a mask by its name": lambda m: (lambda x, *, mask: m(x) * mask, (leaf(),), {"mask": leaf(grad=False) > 0}),
+    "a tensor with a gradient by its name": lambda m: (lambda x, scale: m(x) * scale, (leaf(),), {"scale": leaf()}),
+    "no tensors at all": lambda m: (lambda n, name, off=None: m(torch.ones(n, 6)) * len(name), (3, "abc"), {"off": None}),
+    "numbers beside tensors": lambda m: (lambda x, p, flag: F.dropout(m(x), p) if flag else x, (leaf(), 0.3, True), {}),
+    "nested": lambda m: (lambda d, pair: m(d["x"][0]) * pair.left + pair.right, ({"x": [leaf()]}, Pair(leaf(), leaf(grad=False))), {}),
+    "integers": lambda m: (lambda x, i: m(x)[i] * x[i], (leaf(), torch.tensor([2, 0, 2])), {}),
+    "several outputs": lambda m: (lambda x: (m(x), {"b": x.exp(), "n": 3}), (leaf(),), {}),
+    "an output that is the input": lambda m: (lambda x: (x, m(x)), (leaf() * 2,), {}),
+    "an output without a gradient": lambda m: (lambda x: (m(x), x.argmax()), (leaf(),), {}),
+    "outputs that are views": lambda m: (lambda x: m(x).exp().split(3, dim=1), (leaf(),), {}),
+    "an output not used": lambda m: (lambda x: (m(x), x.exp().sin().detach()), (leaf(),), {}),
+    "a part without gradients": lambda m: (lambda x: m(x) * detached(m, x), (leaf(),), {}),
+    "random numbers of its own": lambda m: (lambda x: m(x) * torch.rand_like(x) + torch.randn(6), (leaf(),), {}),
+    "an in-place change inside": lambda m: (lambda x: (m(x) + 1).mul_(2).add_(x).exp_(), (leaf(),), {}),
+    "a list that it appends to": lambda m: (lambda xs: (xs.append(xs[0].sin()), m(xs[0]) * xs[-1])[1], ([leaf()],), {}),
+    "a bound method": lambda m: (m.forward, (leaf(),), {}),
+}
+
+
+@torch.no_grad()
+def detached(module, x):
+    return module(x)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_bits_are_those_of_the_plain_run(form):
+    agree(form)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_bits_nested_in_another(form):
+    agree(form, lambda fn, *a, **k: checkpoint(lambda *a, **k: checkpoint(lambda *a, **k: checkpoint(fn, *a, **k), *a, **k), *a, **k))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", [FORMS["one tensor"], FORMS["a mask by its name"], FORMS["no input has a gradient"]])
+def test_bits_under_autocast_with_the_backward_outside_it(form, dtype):
+    def under(call):
+        def run(fn, *args, **kwargs):
+            with torch.autocast("cpu", dtype):
+                return call(fn, *args, **kwargs)
+        return run
+    (found, *_), (expected, *_), (without, *_) = trained(under(checkpoint), form), trained(under(plain), form), trained(plain, form)
+    assert same(found, expected) and not same(found, without)
+
+
+def test_autocast_that_is_on_only_in_the_backward_does_not_reach_the_rerun():
+    def slope(call):
+        module, x = net(), leaf()
+        y = call(module[:2], x).sum()
+        with torch.autocast("cpu", torch.bfloat16):  # which also has the backward's own matmuls in bfloat16
+            y.backward()
+        return x.grad
+    assert torch.equal(slope(checkpoint), slope(plain))
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.sin else result
+
+
+@pytest.mark.parametrize("inside", [(True, False), (False, True), (True, True)])
+def test_function_modes_are_those_of_the_forward(inside):
+    """A precision policy is such a mode: the rerun is under it exactly where the forward was."""
+    from contextlib import nullcontext
+
+    def slope(call):
+        x = leaf()
+        with Doubled() if inside[0] else nullcontext():
+            y = call(lambda x: torch.sin(x).exp(), x).sum()
+        with Doubled() if inside[1] else nullcontext():
+            y.backward()
+        return x.grad
+    assert torch.equal(slope(checkpoint), slope(plain))
+
+
+def test_a_function_mode_of_the_moment_does_not_reach_the_rerun():
+    """A backward sets modes aside, looking at what a node saved does not."""
+    x = leaf()
+    node = checkpoint(lambda x: torch.sin(x).exp(), x).grad_fn
+    with Doubled():
+        found = node._saved_result
+    assert torch.equal(found, x.sin().exp())
+
+
+@pytest.mark.slow  # torch loads what it knows of meta tensors
+def test_a_default_device_is_that_of_the_forward():
+    with torch.device("meta"):
+        y = checkpoint(lambda x: (torch.ones(4, 6, requires_grad=True) * x).exp(), torch.ones(4, 6, requires_grad=True))
+    y.sum().backward()  # on the CPU the shapes would agree and the device not
+
+
+def test_the_rerun_stops_at_the_last_tensor_it_needs_and_the_function_does_not():
+    done = []
+
+    def fn(x):
+        y = x.exp()
+        done.append("saved")
+        y = y + 1
+        done.append("end")
+        return y
+    x = leaf()
+    checkpoint(fn, x).sum().backward()
+    assert done == ["saved", "end"], "exp saved its result, and the rerun went on"
+    done.clear()
+    checkpoint_by_function(fn, x).sum().backward()
+    assert done == ["saved", "end"] * 2
+
+
+def test_an_except_in_fn_does_not_catch_the_stop():
+    def fn(x):
+        try:
+            return x.exp()
+        except Exception:
+            return x.sin().cos()
+    x = leaf()
+    checkpoint(fn, x).sum().backward()
+    assert torch.equal(x.grad, x.detach().exp())
+
+
+def test_a_part_whose_graph_is_gone_is_not_run_for():
+    runs = []
+
+    def fn(x):
+        first = x.exp()
+        runs.append("second")
+        return first, first.sin().cos()
+    x = leaf()
+    first, second = checkpoint(fn, x)
+    del second
+    first.sum().backward()
+    assert runs == ["second"] and torch.equal(x.grad, x.detach().exp())
+
+
+def test_the_function_gives_no_gradient_to_weights_behind_inputs_without_one():
+    linear = nn.Linear(6, 2)
+    assert not checkpoint_by_function(linear, leaf(grad=False)).requires_grad
+    assert checkpoint(linear, leaf(grad=False)).requires_grad
+
+
+def test_the_function_is_right_where_it_works():
+    agree(FORMS["one tensor"], checkpoint_by_function)
+    agree(FORMS["not a leaf"], checkpoint_by_function)
+    agree(FORMS["outputs that are views"], checkpoint_by_function)
+
+
+def test_a_weight_used_inside_and_outside_and_in_two_checkpoints():
+    def slopes(call):
+        weight = leaf(6, 4).detach().requires_grad_()
+        h = call(lambda x: (x @ weight).tanh(), leaf())
+        y = call(lambda h: (h @ weight.T).sin().exp(), h @ h.T @ h)
+        return torch.autograd.grad((y @ weight).square().sum(), weight)
+    assert same(slopes(checkpoint), slopes(plain))
+
+
+@pytest.mark.parametrize("outer, inner", [(checkpoint, checkpoint_by_function), (checkpoint_by_function, checkpoint),
+                                          (checkpoint, torch_s), (torch_s, checkpoint)])
+def test_one_inside_another_s(outer, inner):
+    agree(FORMS["one tensor"], lambda fn, *a: outer(lambda *a: inner(fn, *a), *a))
+
+
+def test_without_gradients_it_only_calls():
+    module = net()
+    with torch.no_grad():
+        assert checkpoint(lambda x: x.add_(1), torch.zeros(2)).sum() == 2
+        assert not checkpoint(module, leaf()).requires_grad
+    with torch.inference_mode():
+        assert checkpoint(module, leaf(grad=False)).is_inference()
+
+
+def test_several_backwards_of_one_graph():
+    runs = []
+
+    def fn(x):
+        runs.append(1)
+        return x.exp() * x.sin()
+    x = leaf()
+    y = checkpoint(fn, x).sum()
+    slopes = [torch.autograd.grad(y, x, retain_graph=again)[0] for again in (True, True, False)]
+    assert same(slopes, [torch.autograd.grad(fn(x).sum(), x)[0]] * 3) and len(runs) == 5
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_a_part_of_the_gradient():
+    a, b = leaf(), leaf()
+    y, z = checkpoint(lambda a, b: ((a * b).exp(), b.sin() * a.cos()), a, b)
+    assert torch.equal(torch.autograd.grad(z.sum(), b, retain_graph=True)[0], a.detach().cos() * b.detach().cos())
+    assert torch.equal(torch.autograd.grad(y.sum(), a)[0], (a * b).detach().exp() * b.detach())
+
+
+def test_a_backward_of_a_backward():
+    def curves(call):
+        x, weight = leaf().double().detach().requires_grad_(), torch.full((6, 3), 0.2, dtype=torch.float64, requires_grad=True)
+        y = call(lambda x: (x @ weight).tanh().exp() * (x @ weight), x).sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        return [slope.detach(), *torch.autograd.grad(slope.square().sum(), (x, weight))]
+    assert same(curves(checkpoint), curves(plain))
+    assert same(curves(lambda fn, x: checkpoint(lambda x: checkpoint(fn, x), x)), curves(plain))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_fn_may_ask_for_gradients_itself(depth):
+    def penalised(x):
+        y = (x.sin() * x).exp()
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + slope.square()
+
+    def inputs(call):
+        x = leaf()
+        call(penalised, x * 1).sum().backward()
+        return [x.grad]
+    nested = checkpoint if depth == 1 else lambda fn, x: checkpoint(lambda x: checkpoint(fn, x).cos(), x)
+    expected = plain if depth == 1 else lambda fn, x: fn(x).cos()
+    assert same(inputs(nested), inputs(expected))
+
+
+def test_fn_may_ask_for_gradients_through_a_checkpoint_inside_it():
+    def outer(call):
+        def fn(x):
+            y = call(lambda x: (x.sin() * x).exp(), x)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return (y * slope).tanh()
+        return fn
+    x = leaf()
+    found, expected = torch.autograd.grad(checkpoint(outer(checkpoint), x).sum(), x), torch.autograd.grad(outer(plain)(x).sum(), x)
+    assert same(found, expected)
+
+
+def test_a_saved_tensor_may_be_asked_for_twice():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * (ctx.saved_tensors[0] + ctx.saved_tensors[0])
+    x = leaf()
+    checkpoint(lambda x: Square.apply(x.exp()), x).sum().backward()
+    assert torch.allclose(x.grad, 2 * (2 * x.detach()).exp())
+
+
+def test_what_raises_in_the_forward_or_in_the_rerun_is_raised():
+    calls = []
+
+    def fn(x):
+        calls.append(1)
+        torch.rand(1)
+        if len(calls) in (1, 3):
+            raise KeyError("mine")
+        return x.exp().sin()
+    with pytest.raises(KeyError, match="mine"):
+        checkpoint(fn, leaf())
+    y = checkpoint(fn, leaf())
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError, match="mine"):
+        y.sum().backward(retain_graph=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    y.sum().backward()  # and the graph is as it was
+
+
+@pytest.mark.parametrize("second, sentence", [
+    (lambda x: x[:2].exp(), r"tensor 0 that autograd saves was float32 of shape \(4, 6\) on cpu, and is now float32 of shape \(2, 6\) on cpu"),
+    (lambda x: x.double().exp(), "was float32 .* and is now float64"),
+    (lambda x: x.to("meta").exp(), "on cpu, and is now float32 .* on meta"),
+    (lambda x: x + 1, "saved 0 tensors when it ran again, and 1 before"),
+])
+def test_a_function_that_does_something_else_the_second_time(second, sentence):
+    ways = iter([lambda x: x.exp(), second])
+    y = checkpoint(lambda x: next(ways)(x).sum(), leaf())
+    with pytest.raises(Impossible, match=sentence):
+        y.backward()
+
+
+def test_a_weight_that_moved_between_forward_and_backward():
+    module = net()
+    y = checkpoint(module, leaf()).sum()
+    with torch.no_grad():
+        module[4].weight.mul_(0.5)
+    with pytest.raises(Impossible, match="weight of shape .* was changed in place between the forward of Sequential and its backward"):
+        y.backward()
+
+
+@pytest.mark.parametrize("function", [lambda m: m, lambda m: partial(m)])
+def test_a_weight_that_moved_though_autograd_saves_none_that_did(function):
+    """Where x has no gradient the first product saves x alone, and a bias is never saved."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    for weight in module.parameters():
+        y = checkpoint(function(module), leaf(grad=False)).sum()
+        with torch.no_grad():
+            weight.add_(1)
+        with pytest.raises(Impossible, match=r"weight of shape .* was changed in place between the forward of \w+ and its backward"):
+            y.backward()
+
+
+def test_a_weight_that_fn_moves_itself_or_that_moves_once_its_part_is_done():
+    """An embedding with max_norm changes its own; an optimizer may step each weight as soon as its gradient is there."""
+    table = nn.Embedding(10, 6, max_norm=0.5)
+    y = checkpoint(table, torch.tensor([1, 2])).exp()
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    slopes = []
+    for call in (plain, checkpoint):
+        torch.manual_seed(0)
+        first, second = nn.Linear(6, 6), nn.Linear(6, 4)
+        for weight in (*first.parameters(), *second.parameters()):
+            weight.register_post_accumulate_grad_hook(stepped)
+        call(nn.Sequential(second, nn.Tanh()), call(nn.Sequential(first, nn.Tanh()), leaf(grad=False))).sum().backward()
+        slopes.append([w.detach() for w in (*first.parameters(), *second.parameters())])
+    assert same(*slopes)
+
+
+def test_an_input_that_changed_between_forward_and_backward():
+    x = leaf() * 1
+    y = checkpoint(torch.sin, x).sum()
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="inplace|in place"):
+        y.backward()
+
+
+def test_a_saved_tensor_that_fn_itself_changes():
+    """Plain autograd refuses this; hooks switch its check off, and a silent rerun would give a wrong gradient."""
+    y = checkpoint(lambda x: (x.exp().mul_(2) + 1).sin(), leaf()).sum()
+    with pytest.raises(Impossible, match=r"changed a float32 of shape \(4, 6\) on cpu in place which its backward needs"):
+        y.backward()
+
+
+def test_bad_functions_are_a_sentence():
+    with pytest.raises(Impossible, match=r"bump changed args\[0\] in place, .* write the result to a new tensor"):
+        def bump(x, mask):
+            return x.add_(1) * mask["m"]
+        checkpoint(bump, leaf(grad=False), {"m": leaf()})
+    with pytest.raises(Impossible, match=r"changed kwargs\['mask'\]\['m'\]\[0\] in place"):
+        checkpoint(lambda x, *, mask: x * mask["m"][0].mul_(2), leaf(), mask={"m": [torch.ones(6)]})
+    with pytest.raises(Impossible, match="returned nothing.*: return the result"):
+        checkpoint(lambda x: None, leaf())
+    with pytest.raises(Impossible, match="use_reentrant is an option of torch.utils.checkpoint: leave it out"):
+        checkpoint(torch.sin, leaf(), use_reentrant=False)
+    with torch.inference_mode():
+        mask = torch.ones(6)
+    with pytest.raises(Impossible, match=r"kwargs\['m'\]\[0\] was made in inference mode, so no backward can keep it: pass its clone\(\)"):
+        checkpoint(lambda x, m: x * m[0], leaf(), m=[mask])
+
+
+def test_an_argument_may_be_called_fn():
+    agree(lambda m: (lambda x, fn: m(x) * fn, (leaf(),), {"fn": 3}))
+
+
+# -- memory -----------------------------------------------------------------------------------------------------
+
+
+def watched(made: list, fn):
+    """fn, with a weak reference to every tensor that torch functions inside it make."""
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                made.append(weakref.ref(result))
+            return result
+
+    def run(*args):
+        with Watch():
+            return fn(*args)
+    return run
+
+
+def saved_bytes(meter) -> int:
+    return meter._measure()["activations"]
+
+
+def test_only_the_argument_is_kept_and_all_goes_with_the_backward():
+    x, module = torch.zeros(8, 16, requires_grad=True), nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
+    meter = Meter()
+    meter.holdings = lambda: {"weights": list(module.parameters())}
+    with meter.begin():
+        h = x.exp()
+        y = checkpoint(module, h)
+    assert saved_bytes(meter) == 8 * 16 * 4  # h, which exp saves too
+    with meter.begin():
+        y.sum().backward()
+    assert max(size for _, size in meter.end()["activations"]) == 5 * 8 * 16 * 4, "the rerun's tensors count while they live"
+    assert saved_bytes(meter) == 0
+
+
+def test_the_ledger_tells_arguments_from_what_the_rerun_makes():
+    layers, x = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU()) for _ in range(5)]), torch.ones(4, 8)
+
+    def peaks(call):
+        with Ledger(layers) as ledger:
+            h = x
+            for layer in layers:
+                h = call(layer, h)
+            h.sum().backward()
+        return ledger.peak("activations"), ledger.peak("recomputed")
+    state = 4 * 8 * 4
+    assert peaks(plain) == ((3 * 5 - 1) * state, 0)  # each layer's input, tanh(.) and what gelu is of; x itself is an input
+    assert peaks(checkpoint) == (4 * state, 2 * state)
+
+
+def test_tensors_inside_die_without_the_garbage_collector():
+    gc.disable()
+    try:
+        made = []
+        x = leaf()
+        y = checkpoint(watched(made, lambda x: (x.exp().sin() * x).tanh() + 1), x)
+        assert len(made) >= 5 and [r() is not None for r in made] == [False] * (len(made) - 1) + [True]
+        y.sum().backward()
+        del y
+        assert not any(r() is not None for r in made)
+    finally:
+        gc.enable()
+
+
+def test_arguments_go_with_the_graph():
+    class Big:
+        pass
+    for finish in (lambda y: y.sum().backward(), lambda y: None):
+        big, x = Big(), leaf() * 2
+        gone = weakref.ref(big), weakref.ref(x)
+        y = checkpoint(lambda x, big: x.exp().sin(), x, big)
+        del big, x
+        assert gone[0]() is not None
+        finish(y)
+        del y
+        assert gone[0]() is None and gone[1]() is None
+
+
+def test_a_tensor_of_the_rerun_goes_as_soon_as_it_was_used():
+    """While the first layer's backward runs, what later layers saved is gone."""
+    meter, sizes = Meter(), []
+    x = leaf()
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, dy):
+            sizes.append(saved_bytes(meter))
+            return dy
+    meter.holdings = lambda: {"inputs": [x]}
+    with meter.begin():
+        y = checkpoint(lambda x: Look.apply(Look.apply(Look.apply(x).exp()).exp()).exp(), x)
+        y.sum().backward()
+    assert sizes == [2 * 96, 96, 0]
+
+
+def test_hooks_outside_see_arguments_only_in_the_forward():
+    seen = []
+    with saved_tensors_hooks(lambda t: (seen.append(t.shape), t)[1], lambda t: t):
+        checkpoint(lambda x: x.exp().sin().cos(), leaf())
+    assert seen == [(4, 6)]
+
+
+def test_arguments_may_wait_elsewhere():
+    def slope(call):
+        x = leaf()
+        with torch.autograd.graph.save_on_cpu():
+            y = call(lambda x: x.exp() * x.sin(), x * 1)
+        y.sum().backward()
+        return [x.grad]
+    assert same(slope(checkpoint), slope(plain))
+
+
+def test_threads_may_share_a_graph():
+    """In a backward each device has a thread, and two reruns at once would draw from one another's random state."""
+    def fn(x):
+        parts = []
+        for _ in range(4):
+            time.sleep(0.002)
+            parts.append((x * torch.rand_like(x)).exp().sum())
+        return parts
+    x, found = leaf(), {}
+    state = torch.get_rng_state()
+    parts = checkpoint(fn, x)
+    torch.set_rng_state(state)
+    expected = [torch.autograd.grad(part, x)[0] for part in fn(x)]
+    threads = [threading.Thread(target=lambda i=i: found.update({i: torch.autograd.grad(parts[i], x, retain_graph=True)[0]})) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same([found[i] for i in range(4)], expected)
+
+
+def test_the_random_state_of_every_device_of_the_arguments(monkeypatch):
+    """Without such devices: two that only have a random state."""
+    states = {torch.device("cuda", i): torch.tensor([i]) for i in range(3)}
+
+    class Module:
+        def get_rng_state(device):
+            return states[device].clone()
+
+        def set_rng_state(state, device):
+            states[device] = state.clone()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    noted = Conditions.now([SimpleNamespace(device=torch.device(d)) for d in ("cuda:0", "cpu", "cuda:2", "meta", "cuda:0")])
+
+    def seen():
+        return [int(state) for state in states.values()]
+    for state in states.values():
+        state.add_(10)
+    with noted.restored():
+        assert seen() == [0, 11, 2]
+        states[torch.device("cuda", 2)] = torch.tensor([77])  # drawn from
+    assert seen() == [10, 11, 12]
+
+
+def test_regions_share_the_random_state_until_a_number_is_drawn():
+    def states(share):
+        noted = [Conditions.now([leaf()]).random[torch.device("cpu")] for _ in range(4) if torch.dropout(leaf(), share, True) is not None]
+        return len({state.data_ptr() for state in noted})
+    assert states(0.0) == 1 and states(0.5) == 4
+    gone = weakref.ref(Conditions.now([]).random[torch.device("cpu")])
+    assert gone() is None, "nobody keeps it"
+
+
+@pytest.mark.gpu
+def test_bits_on_a_gpu_with_dropout_and_autocast():
+    def step(call):
+        module = net().cuda()
+        torch.manual_seed(7)
+        x = leaf().detach().cuda().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = call(lambda x: module(x) * torch.rand_like(x) * torch.rand(6).cuda(), x)
+        drawn = torch.rand(2, device="cuda")
+        y.float().sum().backward()
+        return [x.grad, *(p.grad for p in module.parameters()), drawn, torch.rand(2, device="cuda"), torch.rand(2)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert same(step(checkpoint), step(plain))
+    finally:
+        torch.use_deterministic_algorithms(False)

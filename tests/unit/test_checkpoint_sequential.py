@@ -1,0 +1,495 @@
+"""A chain of layers under a plan: the plain run's bits, the plan's own operations, the plan's own bytes."""
+
+import gc
+import weakref
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.models import GPTConfig
+from bigtrain_lab.models.blocks import Block
+from bigtrain_lab.models.dropout import Noise
+from bigtrain_lab.models.gpt import initialise
+from bigtrain_lab.recompute import A, B, Chain, F, Op, held, live, peak_bytes, plan_of
+from bigtrain_lab.runtime.ledger import Ledger
+from bigtrain_lab.runtime.meter import Meter
+from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WIDTHS = [6, 20, 9, 30, 4, 16, 8, 5]
+CONFIG = GPTConfig(layers=4, width=16, heads=2, sequence=12, dropout=0.2)
+
+
+class Same(nn.Module):
+    """Saves its output where its sibling saves its input, and has no weights."""
+
+    def forward(self, x):
+        return x.tanh()
+
+
+def unequal():
+    """Layers of all sorts: some save their input, some their output, some nothing of their own."""
+    torch.manual_seed(0)
+    made = [nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Dropout(0.3)) for a, b in zip(WIDTHS, WIDTHS[1:])]
+    return nn.ModuleList([*made[:3], Same(), made[3], nn.Dropout(0.5), Same(), *made[4:], nn.Linear(5, 3), Same()])
+
+
+def blocks(config=CONFIG):
+    class Layer(nn.Module):
+        def __init__(self, i):
+            super().__init__()
+            self.block = Block(config, f"layers.{i}")
+            initialise(self, config.layers, i)
+
+        def forward(self, x):
+            return self.block(x, Noise(3, 0, 0))
+    return nn.ModuleList(map(Layer, range(config.layers)))
+
+
+CHAINS = {"MLP": (unequal, (7, 6)), "GPT": (blocks, (2, 12, 16))}
+ORDERS = {"mixed": lambda n: [A(0), *map(F, range(1, n)), *map(B, reversed(range(1, n))), F(0), B(0)],
+          "sweeps": lambda n: [*map(A, range(n - 1)), F(n - 1), B(n - 1), *(step for i in reversed(range(n - 1)) for step in (*map(A, range(i)), F(i), B(i)))]}
+PLANS = ["keep-all", "keep-none", "every-2", "every-3", "sqrt", "halving", "revolve", "optimal", *ORDERS]
+
+
+def operations(plan, chain):
+    least = peak_bytes(plan_of("keep-none", chain), chain)
+    budget = (least + peak_bytes(plan_of("keep-all", chain), chain)) // 2 if plan in ("optimal", "revolve") else None
+    return plan_of(ORDERS[plan](chain.layers) if plan in ORDERS else plan, chain, budget)
+
+
+def start(shape, grad=True):
+    return torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).requires_grad_(grad)
+
+
+def run_plain(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+@torch.no_grad()
+def stepped(weight):
+    weight.sub_(weight.grad)
+
+
+def trained(layers, x, forward):
+    layers.zero_grad()
+    torch.manual_seed(5)
+    y = forward(x)
+    between = torch.rand(2)
+    (y.square().sum() + y.exp().mean()).backward()
+    return [y.detach(), between, torch.rand(2), *(p.grad for p in layers.parameters())]
+
+
+def same(a, b):
+    return len(a) == len(b) and all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
+    make, shape = CHAINS[name]
+    layers, x = make(), start(shape)
+    chain = weigh(layers, x)
+    ops = operations(plan, chain)
+    expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
+
+    meter, done, after, inside = Meter(), [], [], []
+    meter.holdings = lambda: {"weights": list(layers.parameters())}
+
+    @contextmanager
+    def span(action):
+        done.append(action)
+        with meter.begin():
+            yield
+        before = after[-1] if after else 0
+        readings = [size for _, size in meter.end().get("activations", ())]
+        after.append(meter._measure()["activations"])
+        assert max(readings, default=0) <= max(before, after[-1]), f"{action} saves what it does not keep"
+        inside.extend(readings)
+
+    x.grad = None
+    found = trained(layers, x, lambda x: checkpoint_sequential(layers, ops, x, span=span)) + [x.grad]
+    assert same(found, expected)
+    assert done == [op.action for op in ops]
+    assert after == live(ops, chain)
+    assert max(inside) == peak_bytes(ops, chain) and after[-1] == 0
+
+
+@pytest.mark.parametrize("plan", ["every-2", "halving", "optimal"])
+def test_by_name_and_budget_and_without_a_gradient_of_x(plan):
+    layers, x = unequal(), start((7, 6), grad=False)
+    expected = trained(layers, x, lambda x: run_plain(layers, x))
+    assert same(trained(layers, x, lambda x: checkpoint_sequential(layers, plan, x, budget_bytes=7_000)), expected)
+    assert x.grad is None
+
+
+def test_x_in_the_middle_of_a_graph_and_the_loss_beyond():
+    layers = unequal()
+    before, x = nn.Linear(2, 6), start((7, 2))
+
+    def forward(chain):
+        def run(x):
+            h = before(x)
+            return chain(h).cos() * h.sum()
+        return run
+    expected = trained(layers, x, forward(lambda h: run_plain(layers, h))) + [x.grad, before.weight.grad]
+    x.grad = before.weight.grad = None
+    assert same(trained(layers, x, forward(lambda h: checkpoint_sequential(layers, "every-3", h))) + [x.grad, before.weight.grad], expected)
+
+
+def test_under_autocast_and_a_function_mode_left_before_the_backward():
+    from bigtrain_lab.techniques.precision_policy import Policy
+    for context in (lambda: torch.autocast("cpu", torch.bfloat16), lambda: Policy(torch.bfloat16)):
+        layers, x = unequal(), start((7, 6))
+
+        def under(chain):
+            def run(x):
+                with context():
+                    y = chain(x)
+                return y.float()
+            return run
+        results = []
+        for chain in (lambda x: run_plain(layers, x), lambda x: checkpoint_sequential(layers, "keep-none", x),
+                      lambda x: checkpoint(lambda x: run_plain(layers, x), x)):
+            x.grad = None
+            results.append(trained(layers, x, under(chain)) + [x.grad])
+        assert same(results[1], results[0]) and same(results[2], results[0])
+        assert not same(results[0], trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad])
+
+
+def test_inside_a_checkpoint_and_with_checkpoints_inside():
+    layers, x = unequal(), start((7, 6))
+    expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
+    for forward in (lambda x: checkpoint(lambda x: checkpoint_sequential(layers, "every-3", x), x),
+                    lambda x: checkpoint_sequential([partial(checkpoint, layer) for layer in layers], "every-3", x)):
+        x.grad = None
+        assert same(trained(layers, x, forward) + [x.grad], expected)
+
+
+class Two(nn.Module):
+    """(a, ids, b) -> (b, ids, W a): a tuple of tensors, one of them integers, passes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4) * 0.5)
+
+    def forward(self, state):
+        a, ids, b = state
+        return b.exp(), ids, (a @ self.weight)[ids]
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "every-2", "keep-none"])
+def test_states_may_be_tuples(plan):
+    layers, ids = nn.ModuleList([Two() for _ in range(5)]), torch.tensor([2, 0, 1])
+    tail = nn.Sequential()
+    tail.forward = lambda state: state[0] * state[2]
+
+    def outcome(chain):
+        a, b = start((3, 4)), start((3, 4))
+        found = trained(layers, (a, ids, b), chain)
+        return found + [a.grad, b.grad]
+    stack = [*layers, tail]
+    assert same(outcome(lambda s: checkpoint_sequential(stack, plan, s)), outcome(lambda s: run_plain(stack, s)))
+
+
+def test_one_output_alone_reaches_only_what_it_depends_on():
+    def outcome(chain):
+        layers, a, b = nn.ModuleList([Two(), Two()]), start((3, 4)), start((3, 4))
+        first, ids, second = chain(layers, (a, torch.tensor([2, 0, 1]), b))
+        assert torch.equal(ids, torch.tensor([2, 0, 1])) and not ids.requires_grad
+        first.sum().backward()
+        return [a.grad, b.grad, *(p.grad for p in layers.parameters())]
+    expected = outcome(run_plain)
+    assert [g is None for g in expected] == [False, True, False, True]
+    assert same(outcome(lambda layers, s: checkpoint_sequential(layers, "keep-none", s)), expected)
+
+
+def test_operations_that_keep_longer_than_they_must():
+    layers, x = unequal()[:3], start((7, 6))
+    chain = weigh(layers, x)
+    ops = [Op(A(0), (0, 1)), Op(A(1), (0, 1)), Op(F(2), (0, 1)), Op(B(2), (0, 1)), Op(F(1)._replace(micro_batch=1), (0, 1)),
+           Op(B(1)._replace(micro_batch=1), (0,)), Op(F(0)._replace(micro_batch=1), (0,)), Op(B(0)._replace(micro_batch=1), ())]
+    meter, after = Meter(), []
+    meter.holdings = lambda: {"weights": list(layers.parameters())}
+
+    @contextmanager
+    def span(action):
+        with meter.begin():
+            yield
+        after.append(meter._measure()["activations"])
+    checkpoint_sequential(layers, ops, x, span=span).sum().backward()
+    assert after == live(ops, chain)
+
+
+def test_a_state_in_hand_is_let_go_before_a_backward():
+    """x_1 is made again by the pass that records layer 0, which saves nothing of it."""
+    made, alive = [], []
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            values = np.ones(4, dtype=np.float32)
+            made.append(weakref.ref(values))  # goes with the storage that stands on it
+            return torch.from_numpy(values)
+
+        @staticmethod
+        def backward(ctx, dy):
+            alive.append(made[-1]() is not None)
+            return dy
+    y = checkpoint_sequential([Layer.apply, lambda x: x * 2], "keep-none", start((4,)))
+    y.sum().backward()
+    assert len(made) == 2 and alive == [False]
+
+
+def test_integers_in_front():
+    table, linear = nn.Embedding(10, 6), nn.Linear(6, 2)
+    layers, ids = nn.ModuleList([table, linear, Same()]), torch.tensor([[1, 4, 1]])
+    assert same(trained(layers, ids, lambda x: checkpoint_sequential(layers, "keep-none", x)), trained(layers, ids, lambda x: run_plain(layers, x)))
+
+
+def test_shared_weights_gather_all_their_gradients():
+    linear = nn.Linear(6, 6)
+    layers, x = nn.ModuleList([linear, Same(), linear, linear]), start((2, 6))
+    assert same(trained(layers, x, lambda x: checkpoint_sequential(layers, "every-2", x)), trained(layers, x, lambda x: run_plain(layers, x)))
+
+
+@pytest.mark.parametrize("last", [Same(), nn.Softmax(-1), nn.Identity()])
+@pytest.mark.parametrize("moved", ["weight", "bias"])
+def test_a_weight_that_moved_between_forward_and_backward(last, moved):
+    layers = [partial(nn.Linear(6, 6)), Same(), nn.Linear(6, 4), last]
+    y = checkpoint_sequential(layers, "keep-none", start((2, 6), grad=False))
+    with torch.no_grad():
+        getattr(layers[2], moved).mul_(3)
+        layers[0].func.bias.mul_(3)
+    with pytest.raises(Impossible, match=r"weight of shape .* was changed in place between the forward of layer \d and its backward"):
+        y.square().sum().backward()
+
+
+def test_weights_that_a_layer_moves_itself_or_that_step_as_their_gradients_come():
+    table = nn.Embedding(10, 6, max_norm=0.5)
+    checkpoint_sequential([table, Same(), Same(), Same()], "keep-none", torch.tensor([1, 2])).sum().backward()  # runs four times
+    ends = []
+    for chain in (run_plain, lambda layers, x: checkpoint_sequential(layers, "keep-none", x)):
+        layers = unequal()
+        for weight in layers.parameters():
+            weight.register_post_accumulate_grad_hook(stepped)
+        torch.manual_seed(5)
+        chain(layers, start((7, 6))).square().sum().backward()
+        ends.append([w.detach() for w in layers.parameters()])
+    assert same(*ends)
+
+
+def test_where_nothing_learns_nothing_is_recorded():
+    layers = unequal().requires_grad_(False)
+    assert not checkpoint_sequential(layers, "sqrt", start((7, 6), grad=False)).requires_grad
+    assert checkpoint_sequential(layers, "sqrt", start((7, 6))).requires_grad
+    layers[-2].bias.requires_grad_()
+    y = checkpoint_sequential(layers, "sqrt", start((7, 6), grad=False))
+    y.sum().backward()
+    assert layers[-2].bias.grad is not None
+
+
+def test_a_tensor_with_a_graph_travels_in_the_state_or_is_a_sentence():
+    def outcome(layers, state):
+        code = nn.Linear(6, 6)
+        with torch.no_grad():
+            code.weight.copy_(torch.eye(6))
+        c = code(start((2, 6), grad=False)).exp()
+        checkpoint_sequential(layers(c), "keep-none", state(c)).sum().backward()
+        return code.weight.grad
+    with pytest.raises(Impossible, match="Layer 0 uses a tensor beside its input that has a graph of its own.*: pass that tensor along in the state tuple"):
+        outcome(lambda c: [lambda x: (x * c).tanh()] * 2, lambda c: start((2, 6)))
+    assert outcome(lambda c: [lambda s: ((s[0] * s[1]).tanh(), s[1])] * 2 + [lambda s: s[0]], lambda c: (start((2, 6)), c)) is not None
+
+
+def test_without_gradients_every_layer_runs_once():
+    layers, seen = unequal().eval(), []
+    with torch.no_grad():
+        y = checkpoint_sequential([*layers, lambda x: (seen.append(1), x)[1]], "keep-none", start((7, 6)))
+    assert torch.equal(y, run_plain(layers, start((7, 6)))) and seen == [1] and not y.requires_grad
+
+
+def test_a_record_holds_what_its_layer_saves_and_nothing_more():
+    """tanh saves its output: its input and the layer's before go, though a leaf in their place would stay."""
+    states = []
+    layers = [lambda x: x + 1, lambda x: (states.append(weakref.ref(x)), x.tanh())[1], lambda x: x * 2]
+    y = checkpoint_sequential(layers, "keep-all", start((4,)))
+    assert states[0]() is None and y.shape == (4,)
+
+
+def test_all_goes_with_the_output():
+    class Marked(nn.Module):
+        def forward(self, x):
+            y = x.exp()
+            alive.append(weakref.ref(y))
+            return y
+    for finish in (lambda y: y.sum().backward(), lambda y: None):
+        alive = []
+        gc.disable()
+        try:
+            meter = Meter()
+            with meter.begin():
+                y = checkpoint_sequential([Marked() for _ in range(5)], "every-2", start((4,)))
+            assert meter._measure()["activations"] > 0
+            finish(y)
+            del y
+            assert meter._measure()["activations"] == 0 and not any(r() is not None for r in alive)
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("use, sentence", [
+    (lambda y, x: (y.sum().backward(retain_graph=True), y.sum().backward()), "backward of a plan runs once"),
+    (lambda y, x: torch.autograd.grad(y.sum(), x), r"torch.autograd.grad and backward\(inputs=\) cannot have them: call loss.backward\(\)"),
+    (lambda y, x: y.sum().backward(inputs=[x]), r"call loss.backward\(\)"),
+])
+def test_other_backwards_are_a_sentence(use, sentence):
+    x = start((7, 6))
+    with pytest.raises(Impossible, match=sentence):
+        use(checkpoint_sequential(unequal(), "every-2", x), x)
+
+
+@pytest.mark.parametrize("layers, plan, sentence", [
+    ([nn.Linear(6, 6), nn.ReLU(inplace=True)], "keep-all", "Layer 1 changed its input in place.*: let it write its result to a new tensor"),
+    ([nn.Linear(6, 6), lambda x: None], "keep-all", "Layer 1 returned nothing: between layers travels a tensor"),
+    ([lambda x: [x]], "keep-all", "Layer 0 returned a list"),
+    ([nn.Linear(6, 6)] * 2, [F(0), F(1), B(1)], r"backward of layer 0 is missing"),
+    ([nn.Linear(6, 6)] * 2, [Op(A(0), ()), Op(F(1), ()), Op(B(1), ()), Op(F(0), ()), Op(B(0), ())], "needs x_0, which is neither kept nor just made"),
+    ([], "keep-all", "layer"),
+    ([nn.Linear(6, 6)] * 3, "optimal", "budget"),
+    ([Same()], "selective", "has a method 'core' to run again"),
+    (nn.Linear(6, 6), "sqrt", "layers is one Linear: give a list of layers, or a Sequential"),
+    ([Same()] * 2, 2, 'plan is of type int: give a name such as "sqrt"'),
+    ([Same()] * 2, None, "plan is of type NoneType: give a name"),
+    ([Same()] * 2, torch.ones(2), "plan is of type Tensor: give a name"),
+])
+def test_bad_chains_are_a_sentence(layers, plan, sentence):
+    with pytest.raises(Impossible, match=sentence):
+        checkpoint_sequential(layers, plan, start((7, 6)))
+
+
+def test_a_budget_below_the_smallest_peak_is_a_sentence():
+    with pytest.raises(Impossible, match="below the smallest peak"):
+        checkpoint_sequential(unequal(), "optimal", start((7, 6)), budget_bytes=100)
+
+
+@pytest.mark.parametrize("plan", ["keep-none", "sqrt", [F(0), F(1), B(1), B(0)]])
+def test_a_budget_that_a_plan_exceeds_is_a_sentence(plan):
+    layers, x = [nn.Linear(6, 6), Same()], start((7, 6))
+    chain = weigh(layers, x)
+    peak = peak_bytes(plan_of(plan, chain), chain)
+    with pytest.raises(Impossible, match=f"The plan keeps {peak} B at its peak, which exceeds the budget of {peak - 1} B: take the plan optimal"):
+        checkpoint_sequential(layers, plan, x, budget_bytes=peak - 1)
+    checkpoint_sequential(layers, plan, x, budget_bytes=peak).sum().backward()
+    with pytest.raises(Impossible, match="budget_bytes is '1MB': give a number of bytes"):
+        checkpoint_sequential(layers, plan, x, budget_bytes="1MB")
+
+
+def test_x_of_inference_mode_is_a_sentence():
+    with torch.inference_mode():
+        x = torch.ones(2, 6)
+    with pytest.raises(Impossible, match="x was made in inference mode"):
+        checkpoint_sequential([nn.Linear(6, 6)], "sqrt", x)
+
+
+@pytest.mark.parametrize("order", [lambda n: [F(0), *map(A, range(1, n - 1)), F(n - 1), B(n - 1), *map(F, range(1, n - 1)), *map(B, reversed(range(n - 1)))],
+                                   *ORDERS.values()])
+def test_kinds_at_each_operation_are_the_ledger_s(order):
+    """Layer 0 saves its output and is recorded early; in the backward layer 1 saves that too, and it stays an activation."""
+    sizes = [4, 6, 3, 5, 2]
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.Tanh() if b != 5 else nn.GELU()) for a, b in zip(sizes, sizes[1:]))
+    chain, seen = weigh(layers, start((3, 4))), []
+    ops = plan_of(order(len(layers)), chain)
+
+    @contextmanager
+    def span(action):
+        yield
+        seen.append({kind: ledger.now(kind) for kind in ("activations", "recomputed")})
+    with Ledger(layers) as ledger:
+        x = start((3, 4), grad=False) * 1
+        y = checkpoint_sequential(layers, ops, x, span=span)
+        del x
+        y.sum().backward()
+    assert seen == [{kind: at[kind] for kind in ("activations", "recomputed")} for at in held(ops, chain)]
+
+
+# -- weighing, and a part only ----------------------------------------------------------------------------------
+
+
+def test_weights_of_layers_by_hand():
+    """Linear saves its input; tanh its output; dropout its mask, which is a float tensor in torch's own."""
+    layers = [nn.Linear(6, 4), Same(), nn.Sequential(nn.Linear(4, 8), nn.GELU()), lambda x: x + 1]
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    chain = weigh(layers, start((5, 6)))
+    assert torch.equal(torch.get_rng_state(), state) and layers[0].weight.grad is None
+    assert chain == Chain.of(states=(120, 80, 80, 160, 160), saved=(0, 0, 160, 0), forwards=(120, 0, 160, 0),
+                             saves_input=(True, False, True, False), saves_output=(False, True, False, False))
+
+
+def test_selective_keeps_all_but_the_square_and_computes_the_same_bits():
+    B_, S, H = 2, CONFIG.sequence, CONFIG.heads
+    square = B_ * H * S * S
+    layers, x = blocks(), start((B_, S, CONFIG.width))
+    again = [selective(layer) for layer in layers]
+    whole, part = weigh(layers, x), weigh(again, x)
+    # the softmax, what dropout makes of it (4 bytes each) and its mask (1); a few scalars go along
+    saved = [a - b for a, b in zip(whole.saved, part.saved)]
+    assert all(square * 9 <= s <= square * 9 + 64 for s in saved)
+    expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
+    for forward in (lambda x: run_plain(again, x), lambda x: checkpoint_sequential(layers, "selective", x)):
+        x.grad = None
+        assert same(trained(layers, x, forward) + [x.grad], expected)
+    assert "core" not in vars(layers[0].block.attention)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def core(self, x):
+        return x.tanh()
+
+    def forward(self, x):
+        return self.core(self.linear(x))
+
+
+def test_selective_leaves_a_method_of_the_instance_s_own_and_may_be_nested():
+    attention, x = Attention(), start((2, 4))
+    attention.core = torch.sin
+    selective(attention)(x).sum().backward()
+    assert attention.core is torch.sin
+    del attention.core
+    outer = nn.Sequential(attention)
+    outer.forward = selective(attention)
+    assert torch.equal(selective(outer)(x), attention(x)) and "core" not in vars(attention)
+
+
+def test_selective_of_what_is_not_there():
+    with pytest.raises(Impossible, match="Nothing in Linear has a method 'kernel' to run again: name the method"):
+        selective(nn.Linear(2, 2), "kernel")
+
+
+def test_one_square_at_a_time_is_alive_in_the_backward():
+    config = GPTConfig(layers=4, width=8, heads=4, sequence=64, dropout=0.2)
+    layers, x = blocks(config), start((2, 64, 8))
+    again, square = [selective(layer) for layer in layers], 9 * 2 * 4 * 64 * 64
+    chain = weigh(again, x)
+    meter = Meter()
+    meter.holdings = lambda: {"weights": list(layers.parameters())}
+    with meter.begin():
+        y = run_plain(again, x)
+    forward = meter._measure()["activations"]
+    assert forward == sum(map(chain.record, range(4))) < square
+    with meter.begin():
+        y.sum().backward()
+    highest = max(size for _, size in meter.end()["activations"])
+    assert forward - chain.record(0) + square < highest < forward + square

@@ -1,0 +1,786 @@
+"""The ledger: peaks equal to hand counts, every way to allocate seen once, kinds by rule, ends at once, a limit at the operator."""
+
+import copy
+import gc
+import io
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from bigtrain_lab.core import Alive, Impossible
+from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
+from bigtrain_lab.runtime import Ledger
+from bigtrain_lab.runtime.allocator import replayed
+from bigtrain_lab.runtime.balance import READINGS, Balance
+from bigtrain_lab.runtime.capacity import OutOfMemory
+from bigtrain_lab.runtime.ledger import together
+from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
+
+F32 = 4
+
+
+def mlp(i, h, o):
+    return nn.Sequential(nn.Linear(i, h), nn.Tanh(), nn.Linear(h, o))
+
+
+def train(model, optimizer, loss_fn, x, y, steps=2):
+    for _ in range(steps):
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def watched(model, loss_fn, x, y):
+    optimizer = torch.optim.Adam(model.parameters())
+    with Ledger(model, optimizer) as ledger:
+        train(model, optimizer, loss_fn, x, y)
+    return ledger
+
+
+def sums(alive):
+    found = {}
+    for a in alive:
+        found[a.kind] = found.get(a.kind, 0) + a.bytes
+    return found
+
+
+# -- hand counts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "where"), [(8, "update"), (512, "backward")])
+def test_the_peak_of_an_mlp_is_the_hand_count(batch, where):
+    I, H, O = 16, 32, 4
+    ledger = watched(mlp(I, H, O), nn.functional.mse_loss, torch.randn(batch, I), torch.randn(batch, O))
+    weights = F32 * (I * H + H + H * O + O)
+    adam = 2 * weights + 4 * F32  # two moments a weight, and a step number for each of the four parameters
+    loss = F32 * batch * O  # a scalar in a storage as large as the differences: the kernel squares them there, then sums
+    if where == "update":  # the denominator of Adam, sqrt(v) and sqrt(v) / sqrt(1 - beta2^t), for the largest matrix
+        expected = {"weights": weights, "optimizer": adam, "gradients": weights, "temporaries": 2 * F32 * I * H + loss}
+    else:  # behind the second layer: tanh's output is saved, its gradient came in, the gradient of its input goes out
+        expected = {"weights": weights, "optimizer": adam, "gradients": F32 * (H * O + O), "activations": F32 * batch * H,
+                    "temporaries": 2 * F32 * batch * H + loss + F32}  # and the 1 that the backward began with
+    assert sums(ledger.at_peak()) == expected
+    assert ledger.peak_bytes == sum(expected.values())
+
+
+@pytest.mark.parametrize(("vocabulary", "where"), [(32, "loss"), (11, "mlp")])
+def test_the_peak_of_the_transformer_is_the_hand_count(vocabulary, where):
+    L, D, H, S, V, B = 2, 16, 2, 16, vocabulary, 4
+    model = GPT(GPTConfig(layers=L, width=D, heads=H, sequence=S, vocabulary=V))
+    ledger = watched(model, cross_entropy, torch.randint(V, (B, S)), torch.randint(V, (B, S)))
+    weights = F32 * (12 * L * D * D + 13 * L * D + (2 * V + S + 2) * D)
+    adam = 2 * weights + F32 * (12 * L + 5)  # a step number for each of 12 tensors a block, two tables, a norm and the head
+    # A block saves: the input of each norm and its output (4 BSD), mean and 1/std of each norm (4 BS), q, k, v (3 BSD), the
+    # probabilities (B H S S), what the output projection gets (BSD), what GELU gets and gives (2 x 4 BSD).
+    block = 16 * B * S * D + 4 * B * S + B * H * S * S
+    head = 2 * B * S * D + 2 * B * S  # of its norm
+    assert ledger.peak("activations") == F32 * (L * block + head + B * S * V)
+    if where == "loss":  # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a token (B S)
+        expected = {"weights": weights, "optimizer": adam, "activations": F32 * (L * block + head + B * S * V),
+                    "temporaries": F32 * (2 * B * S * V + B * S + 2)}  # and the loss and the 1 that the backward began with
+    else:  # in the last block's MLP: the gradient came in (BSD) and the one of GELU's output is made (4 BSD)
+        expected = {"weights": weights, "optimizer": adam, "activations": F32 * L * block,
+                    "gradients": F32 * (V * D + 2 * D + 4 * D * D + D),  # head, its norm, and the projection back to D
+                    "temporaries": F32 * (5 * B * S * D + 2)}
+    assert sums(ledger.at_peak()) == expected
+    assert ledger.peak_bytes == sum(expected.values())
+
+
+@pytest.mark.parametrize("which", ["mlp", "transformer"])
+def test_the_peak_is_that_of_torch_s_own_tracker(which):
+    if which == "mlp":
+        model, loss_fn = mlp(16, 32, 4), nn.functional.mse_loss
+        data = lambda: (torch.randn(512, 16), torch.randn(512, 4))
+    else:
+        model, loss_fn = GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=32)), cross_entropy
+        data = lambda: (torch.randint(32, (4, 16)), torch.randint(32, (4, 16)))
+    theirs, ours = copy.deepcopy(model), model
+    optimizer = torch.optim.Adam(theirs.parameters())
+    tracker = MemTracker()
+    tracker.track_external(theirs, optimizer)
+    with tracker:
+        x, y = data()
+        train(theirs, optimizer, loss_fn, x, y, 1)
+        tracker.reset_mod_stats()
+        train(theirs, optimizer, loss_fn, x, y, 1)
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    optimizer = torch.optim.Adam(ours.parameters())
+    with Ledger(ours, optimizer) as ledger:
+        train(ours, optimizer, loss_fn, *data())
+    assert abs(ledger.peak_bytes - peak) <= 0.01 * peak
+
+
+# -- nothing twice, nothing missed ----------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.exp())  # a tensor that nothing but the graph holds
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+class Wrapped(torch.Tensor):
+    """A tensor made of another one, as DTensor is."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return cls(func(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {})))
+
+
+OUTSIDE, LAYER = torch.zeros(100), nn.Linear(10, 10)
+
+
+def grown():
+    a = torch.zeros(100)
+    a.resize_(250)
+    return a
+
+
+def emptied():
+    a = torch.zeros(100)
+    a.untyped_storage().resize_(0)
+    return a
+
+
+def emptied_and_filled():
+    a = emptied()
+    a.untyped_storage().resize_(400)
+    return a
+
+
+def filled_from_nothing():
+    a = torch.empty(0)
+    a.untyped_storage().resize_(64)
+    return a
+
+
+def set_to_another():
+    a, b = torch.zeros(100), torch.zeros(7)
+    return a.set_(b), b
+
+
+def data_swapped():
+    a = torch.zeros(100)
+    a.data = torch.zeros(11)
+    return a
+
+
+def out_new():
+    return torch.add(torch.zeros(100), 1, out=torch.empty(0))
+
+
+def out_known():
+    a = torch.zeros(100)
+    return torch.mul(a, 2, out=a)
+
+
+def loaded():
+    file = io.BytesIO()
+    torch.save(OUTSIDE, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def deleted():
+    a, b = torch.zeros(100), torch.zeros(9)
+    del a
+    return b
+
+
+def wrapped_a_buffer():
+    buffer = bytearray(400)
+    return buffer, torch.frombuffer(buffer, dtype=torch.float32)  # its bytes are Python's
+
+
+def set_to_a_new_storage():
+    storage = torch.UntypedStorage(64)
+    return torch.empty(0).set_(storage), torch.empty(0).set_(source=storage), torch.empty(0, dtype=torch.uint8).set_(storage, 0, (8,))
+
+
+def set_to_one_from_before():
+    storage = OUTSIDE.untyped_storage()
+    return (torch.empty(0).set_(storage), torch.empty(0).set_(OUTSIDE._typed_storage()), torch.empty(0).set_(storage, 0, (10,)),
+            torch.empty(0).set_(OUTSIDE), storage[0])
+
+
+def views():
+    a = torch.zeros(10, 10)
+    return a, a.view(100), a.t(), a[::2], a.expand(5, 10, 10), a.detach(), a.unbind(), a.chunk(2), a.as_strided((3,), (1,)), a.data, a.numpy()
+
+
+def in_place():
+    a = torch.zeros(100)
+    a.add_(1).mul_(2).relu_()
+    a[3:7] = 1
+    a.copy_(OUTSIDE)
+    torch._foreach_add_([a], 1)
+    return a
+
+
+def recorded():
+    x = torch.zeros(100, requires_grad=True)  # 400
+    return x.exp().exp()  # 400 each: both are saved, one by the graph alone; x by nothing, but the graph leads to it
+
+
+def not_recorded():
+    x = torch.zeros(100, requires_grad=True)
+    with torch.no_grad():
+        return x.exp().exp()
+
+
+def by_function():
+    return Doubled.apply(torch.zeros(100, requires_grad=True))
+
+
+def checkpointed():
+    return torch.utils.checkpoint.checkpoint(lambda x: x.exp().exp().exp(), torch.zeros(100, requires_grad=True), use_reentrant=False)
+
+
+def kept_by_hooks():
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
+        return torch.zeros(100, requires_grad=True).exp()
+
+
+def by_optimizer(**how):
+    w = torch.zeros(100, requires_grad=True)
+    w.grad = torch.ones(100)
+    optimizer = torch.optim.Adam([w], **how)
+    optimizer.step()
+    return optimizer
+
+
+def sparse():
+    return torch.sparse_coo_tensor(torch.tensor([[1, 5]]), torch.zeros(2), (10,), check_invariants=True)
+
+
+WAYS = [
+    (lambda: [torch.zeros(100), torch.ones(3), torch.full((2, 2), 1), torch.arange(10), torch.randn(5), torch.eye(3)], 400 + 12 + 32 + 80 + 20 + 36),
+    (lambda: [torch.tensor([1.0, 2.0]), torch.as_tensor([1, 2]), torch.zeros_like(OUTSIDE), OUTSIDE.new_empty(9)], 8 + 16 + 400 + 36),
+    (lambda: torch.from_numpy(np.zeros(6)), 48),
+    (lambda: torch.empty(0), 0),
+    (lambda: torch.empty(100, device="meta"), 0),
+    (out_new, 400), (out_known, 400), (lambda: torch.add(OUTSIDE, 1, out=OUTSIDE), 0),
+    (lambda: torch.sort(torch.zeros(10), out=(torch.empty(0), torch.empty(0, dtype=torch.int64))), 40 + 80),
+    (views, 400), (in_place, 400), (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
+    (grown, 1000), (emptied, 0), (emptied_and_filled, 400), (filled_from_nothing, 64), (set_to_another, 28), (data_swapped, 44), (deleted, 36),
+    (lambda: OUTSIDE.clone(), 400), (lambda: OUTSIDE.view(10, 10).t().contiguous(), 400), (lambda: OUTSIDE.to(torch.float64), 800),
+    (lambda: OUTSIDE.contiguous(), 0), (lambda: OUTSIDE.view(10, 10).t().reshape(100), 400), (lambda: torch.stack([OUTSIDE, OUTSIDE]), 800),
+    (lambda: copy.deepcopy([torch.zeros(100)]), 400), (loaded, 400), (set_to_a_new_storage, 64), (set_to_one_from_before, 0),
+    (lambda: copy.deepcopy(OUTSIDE), 400), (lambda: copy.deepcopy(LAYER), 440), (lambda: pickle.loads(pickle.dumps(OUTSIDE)), 400),
+    (lambda: torch.empty(0).set_(OUTSIDE.untyped_storage().clone()), 400), (wrapped_a_buffer, 0),
+    (lambda: torch._foreach_add([OUTSIDE, OUTSIDE[:10]], 1), 440),
+    (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8), (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
+    (recorded, 3 * 400), (not_recorded, 400), (by_function, 400 + 400 + 400), (checkpointed, 400 + 400), (kept_by_hooks, 400 + 400 + 800),
+    (by_optimizer, 400 + 400 + 800 + 4), (lambda: by_optimizer(foreach=True), 1604), (lambda: by_optimizer(fused=True), 1604),
+    (lambda: by_optimizer(amsgrad=True), 2004),
+    (sparse, 16 + 8), (lambda: nn.Linear(10, 10), 440),
+    (lambda: Wrapped(torch.zeros(100)) + 1, 400), (lambda: [Wrapped(torch.zeros(100)).view(10, 10)], 400),
+    (lambda: torch.func.grad(lambda x: (x ** 2).sum())(OUTSIDE), 400),
+    (lambda: torch.func.vmap(torch.func.grad(lambda x: (x * x).sum()))(OUTSIDE.view(10, 10)), 400),
+    (lambda: torch.func.functional_call(nn.Linear(10, 1), {"weight": torch.zeros(1, 10), "bias": torch.zeros(1)}, OUTSIDE.view(10, 10)), 40),
+    (lambda: nn.functional.conv2d(torch.zeros(1, 2, 8, 8), torch.zeros(3, 2, 3, 3)), 3 * 6 * 6 * 4),
+    (lambda: nn.LSTM(4, 5)(torch.zeros(7, 1, 4))[0].detach(), 7 * 5 * 4),
+]
+
+
+@pytest.mark.parametrize(("way", "expected"), WAYS, ids=lambda v: getattr(v, "__name__", None) if callable(v) else None)
+def test_each_way_to_allocate_counts_once(way, expected):
+    before = OUTSIDE.clone()
+    with Ledger() as ledger:
+        kept = way()
+        assert ledger.bytes == expected
+        del kept
+        assert ledger.bytes == 0, "what is gone has left at once"
+    OUTSIDE.copy_(before)
+
+
+def test_all_ways_together_are_their_sum():
+    with Ledger() as ledger:
+        kept = [way() for way, _ in WAYS]
+        assert ledger.bytes == sum(size for _, size in WAYS)
+        assert sum(a.bytes for a in ledger.at_peak()) == ledger.peak_bytes >= ledger.bytes
+    del kept
+    assert ledger.bytes == 0, "ends are heard after the block too"
+
+
+def test_what_is_set_or_resized_aside_or_in_another_thread_is_not_met():
+    kept = []
+
+    def make():
+        kept.extend((set_to_a_new_storage(), filled_from_nothing(), copy.deepcopy(OUTSIDE)))
+
+    with Ledger() as ledger:
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        with ledger.aside():
+            make()
+        assert ledger.bytes == 0
+    assert len(kept) == 6
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------
+
+
+def test_a_temporary_becomes_an_activation_and_a_temporary_again():
+    x = torch.ones(100, requires_grad=True)
+    with Ledger() as ledger:
+        y = x.exp()  # saves its own output
+        assert (ledger.now("activations"), ledger.now("temporaries")) == (400, 0)
+        z = y.sum()
+        z.backward()
+        assert ledger.now("activations") == 0 and ledger.now("temporaries") == 400 + 4 + 400  # y, z and the gradient, which nobody declared
+        del y, z
+        assert ledger.bytes == 400
+    assert ledger.now("inputs") == 0  # the backward of exp saves its output, and x never
+
+
+def test_what_was_there_before_and_is_saved_is_an_input():
+    x, w = torch.ones(8, 16), torch.ones(16, 4, requires_grad=True)
+    with Ledger() as ledger:
+        y = x @ w
+        assert ledger.now("inputs") == 8 * 16 * 4 and ledger.bytes == ledger.now("temporaries") == 8 * 4 * 4
+        assert "inputs 512 B" in ledger.table()
+    assert y is not None
+
+
+def test_recomputed_are_those_made_and_saved_inside_a_backward():
+    model = mlp(16, 32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Ledger(model, optimizer) as ledger:
+        x = torch.ones(64, 16)
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        assert ledger.now("recomputed") == 0
+        y.sum().backward()
+        assert ledger.now("recomputed") == 0
+    # Linear, tanh, and nothing of the last layer: its output is the end of the recompute.
+    assert 64 * 32 * 4 <= ledger.peak("recomputed") <= 2 * 64 * 32 * 4 + 64 * 4 * 4
+    assert ledger.peak("activations") == 64 * 16 * 4  # the checkpoint's input only
+
+
+def test_what_only_a_backward_saves_is_recomputed_too():
+    class Reaches(torch.autograd.Function):
+        """A backward that recomputes with a tensor that it finds outside of its graph."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.enable_grad():
+                kept.append((found * torch.ones(1, requires_grad=True)).sum())  # saves `found`
+            seen.append(ledger.now("recomputed"))
+            return gradient
+
+    kept, seen = [], []
+    with Ledger() as ledger:
+        found = torch.zeros(1000)
+        Reaches.apply(torch.ones(3, requires_grad=True)).sum().backward()
+        assert seen == [4000 + 4 + 4]  # with the one number that it was multiplied by and the sum
+        kept.clear()
+        assert ledger.now("recomputed") == 0 and ledger.now("temporaries") == 4000
+
+
+def test_a_derivative_by_torch_func_is_no_recompute():
+    with Ledger() as ledger:
+        torch.func.grad(lambda x: (x ** 2).sum())(OUTSIDE)
+        assert ledger.peak("recomputed") == 0 < ledger.peak_bytes
+
+
+def test_what_a_graph_lets_go_of_is_never_a_temporary_if_nothing_keeps_it():
+    x = torch.ones(100, requires_grad=True)
+    with Ledger() as ledger:
+        total = x.exp().sum()
+        other = torch.zeros(200)
+        del total
+        assert ledger.now("temporaries") == 800 and ledger.peak("temporaries") == 800 + 4  # with the total, before
+    assert other is not None
+
+
+def test_what_is_no_longer_declared_is_a_temporary():
+    model = nn.Linear(10, 10, bias=False)
+    with Ledger(model) as ledger:
+        old = model.weight
+        model.weight = nn.Parameter(torch.zeros(10, 10))
+        assert (ledger.now("weights"), ledger.now("temporaries")) == (400, 400)
+        model(torch.zeros(1, 10)).sum().backward()
+        kept, model.weight.grad = old.grad, None
+        assert ledger.now("gradients") == 0 and kept is None
+    with Ledger(model) as ledger:
+        model(torch.zeros(1, 10)).sum().backward()
+        kept, model.weight.grad = model.weight.grad, None
+        assert (ledger.now("gradients"), ledger.now("temporaries")) == (0, 400)
+    assert kept is not None
+
+
+def test_a_masters_copy_its_state_and_all_gradients_are_recognised():
+    model = mlp(16, 32, 4).bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam(masters)
+    count = sum(p.numel() for p in model.parameters())
+    with Ledger(model, optimizer) as ledger:
+        model(torch.ones(8, 16, dtype=torch.bfloat16)).sum().backward()
+        for master, p in zip(masters, model.parameters()):
+            master.grad = p.grad.float()
+        assert ledger.now("gradients") == 2 * count + 4 * count
+        optimizer.step()
+        held = {kind: ledger.now(kind) for kind in ("weights", "master", "gradients", "optimizer")}
+    assert held == {"weights": 2 * count, "master": 4 * count, "gradients": 6 * count, "optimizer": 8 * count + 4 * 4}
+    names = {a.name for a in ledger.at_peak()}
+    assert {"0.weight", "0.weight gradient"} <= names and any(name.endswith(" exp_avg_sq") for name in names)
+
+
+def test_gradients_without_an_optimizer_are_recognised_as_they_come():
+    model = mlp(16, 32, 4)
+    with Ledger(model) as ledger:
+        for _ in range(2):
+            model(torch.ones(8, 16)).sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+                    p.grad = None  # gone before anybody asks
+    assert ledger.peak("gradients") == sum(p.numel() * 4 for p in model.parameters())
+    assert ledger.bytes == ledger.now("weights")
+
+
+def test_sparse_gradients_and_buffers():
+    model = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.BatchNorm1d(3))
+    with Ledger(model) as ledger:
+        model(torch.tensor([[1, 2, 3]])).sum().backward()
+        dense = 3 * 4 * 2
+        assert ledger.now("gradients") == (3 * 8 + 3 * 4 * 4) + dense  # indices and rows; the norm's weight and bias
+        assert ledger.now("buffers") == 3 * 4 * 2 + 8
+
+
+def test_tied_weights_and_two_modules_count_once_each():
+    shared = nn.Linear(10, 10, bias=False)
+    one, two = nn.Sequential(shared, nn.Linear(10, 2, bias=False)), nn.Sequential(shared, nn.Linear(10, 3, bias=False))
+    with Ledger(one, two) as ledger:
+        assert ledger.now("weights") == 4 * (100 + 20 + 30)
+
+
+# -- where ----------------------------------------------------------------------------------------------------
+
+
+def test_each_storage_says_what_made_it_and_where_in_the_backward_too():
+    model = GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=11))
+    ledger = watched(model, cross_entropy, torch.randint(11, (4, 16)), torch.randint(11, (4, 16)))
+    places = {(a.kind, a.name, a.module, a.made) for a in ledger.at_peak()}
+    assert ("activations", "gelu", "layers.1.mlp", "forward") in places
+    assert ("activations", "_softmax", "layers.2.attention", "forward") in places
+    assert ("temporaries", "mm", "layers.2.mlp.down", "backward") in places
+    assert ("gradients", "layers.3.norm.weight gradient", "layers.3.norm", "backward") in places
+    assert ("weights", "layers.1.mlp.up.weight", "", "") in places
+    largest = ledger.at_peak()
+    update = watched(mlp(16, 32, 4), nn.functional.mse_loss, torch.randn(8, 16), torch.randn(8, 4)).at_peak()
+    assert ("sqrt", "", "update") in {(a.name, a.module, a.made) for a in update}
+    assert [a.bytes for a in largest] == sorted((a.bytes for a in largest), reverse=True)
+    table = ledger.table(rows=5)
+    assert table.splitlines()[0] == f"{ledger.peak_bytes / 1000:.4g} kB at the peak, in {len(largest)} storages"
+    assert "activations" in table and f"in {len(largest) - 5} smaller ones" in table
+
+
+def test_a_part_that_is_called_by_itself_has_its_path_in_the_model():
+    model = nn.Sequential(nn.Linear(10, 10), nn.Tanh())
+    with Ledger(model) as ledger:
+        kept = model[1](torch.zeros(1000))
+        assert [a.module for a in ledger.at_peak() if a.name == "tanh"] == ["1"]
+    assert kept is not None
+
+
+def test_a_module_that_raises_leaves_no_path_behind():
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise ValueError
+
+    model = nn.Sequential(nn.Linear(2, 2), Raises())
+    with Ledger(model) as ledger:
+        with pytest.raises(ValueError):
+            model(torch.ones(1, 2))
+        kept = torch.ones(1000)
+        assert [a.module for a in ledger.at_peak() if a.bytes == 4000] == [""]
+    assert kept is not None
+
+
+# -- ends, threads, limits ------------------------------------------------------------------------------------
+
+
+def test_cycles_and_other_threads_give_back_what_they_held():
+    class Node:
+        pass
+
+    with Ledger() as ledger:
+        for _ in range(300):
+            a, b = Node(), Node()
+            a.other, b.other, a.tensor = b, a, torch.zeros(10)  # only the collector, at any moment, ends these
+        held = [torch.zeros(10) for _ in range(100)]
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        del a, b
+        gc.collect()
+        assert ledger.bytes == 0
+        assert ledger.peak_bytes >= 4000
+
+
+def test_a_result_that_its_own_graph_saves_does_not_live_for_ever():
+    x = torch.ones(100, requires_grad=True)
+    with Ledger() as ledger:
+        for _ in range(5):
+            x.exp().sum()
+        assert ledger.bytes == 0
+
+
+def test_numbers_are_those_without_a_ledger():
+    x, y = torch.randn(8, 16), torch.randn(8, 4)
+    one = mlp(16, 32, 4)
+    two = copy.deepcopy(one)
+    train(one, torch.optim.Adam(one.parameters()), nn.functional.mse_loss, x, y)
+    optimizer = torch.optim.Adam(two.parameters())
+    with Ledger(two, optimizer):
+        train(two, optimizer, nn.functional.mse_loss, x, y)
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))
+
+
+def test_nothing_is_left_behind():
+    hooks, resize = torch.autograd.graph.disable_saved_tensors_hooks, torch.UntypedStorage.resize_
+    model = mlp(4, 4, 4)
+    with pytest.raises(ZeroDivisionError), Ledger(model):
+        1 / 0  # noqa: B018
+    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks and torch.UntypedStorage.resize_ is resize
+    assert not nn.modules.module._global_forward_pre_hooks and not nn.modules.module._global_forward_hooks
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_the_limit_is_kept_at_the_very_operator():
+    model = mlp(16, 32, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = torch.randn(512, 16), torch.randn(512, 4)
+    ledger = watched(copy.deepcopy(model), nn.functional.mse_loss, x, y)
+    peak = ledger.peak_bytes
+    with Ledger(model, optimizer, capacity_bytes=peak):
+        train(model, optimizer, nn.functional.mse_loss, x, y)
+    with pytest.raises(OutOfMemory, match=r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte too few") as said:
+        with Ledger(model, optimizer, capacity_bytes=peak - 1, rank=3):
+            train(model, optimizer, nn.functional.mse_loss, x, y)
+    assert str(said.value).startswith("Rank 3 ") and "activations 65.54 kB" in str(said.value)
+
+
+def test_the_first_byte_beyond_the_limit_is_refused():
+    with pytest.raises(OutOfMemory), Ledger(capacity_bytes=399):
+        torch.zeros(100)
+    with Ledger(capacity_bytes=400):
+        torch.zeros(100)
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), [
+    (lambda: Ledger("model"), "cannot watch str: give it modules and optimizers"),
+    (lambda: Ledger().peak("wieghts"), "no kind of memory 'wieghts': choose from weights"),
+])
+def test_what_cannot_be_is_a_sentence(wrong, sentence):
+    with pytest.raises(Impossible, match=sentence):
+        wrong()
+
+
+def test_a_ledger_inside_itself_is_refused():
+    with Ledger() as ledger, pytest.raises(Impossible, match="active already"):
+        ledger.__enter__()
+
+
+# -- the balance ----------------------------------------------------------------------------------------------
+
+
+class Thing:
+    def __init__(self):
+        self.counted = None
+
+
+def test_the_balance_is_that_of_a_full_record():
+    """Random lives: the peak, who was alive then, each kind's highest, and readings that hold the highest moment."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        balance, alive, peak, then, highest, totals = Balance(), [], 0, {}, {}, []
+        balance.listen()
+        for wall in range(300):
+            if alive and draw.random() < 0.4 + 0.2 * (wall > 150):
+                thing = draw.choice(alive)
+                if draw.random() < 0.5:
+                    alive.remove(thing)
+                    balance.change(thing, None, wall)
+                else:
+                    balance.change(thing, (draw.choice("abc"), draw.randrange(1, 9)), wall)
+            else:
+                alive.append(Thing())
+                balance.change(alive[-1], (draw.choice("abc"), draw.randrange(1, 9)), wall)
+            levels = {kind: sum(t.counted[1] for t in alive if t.counted[0] == kind) for kind in "abc"}
+            assert {kind: balance.levels[kind] for kind in "abc"} == levels
+            highest = {kind: max(levels[kind], highest.get(kind, 0)) for kind in "abc"}
+            totals.append(sum(levels.values()))
+            if totals[-1] > peak:
+                peak, then = totals[-1], {t: t.counted for t in alive}
+        assert balance.peak_bytes == peak
+        assert {t: (kind, size) for t, kind, size in balance.at_peak(alive)} == then
+        assert all(balance.highest[kind] >= highest[kind] for kind in "abc")
+        readings = balance.readings()
+        moments = sorted({wall for told in readings.values() for wall, _ in told})
+        assert len(moments) <= READINGS
+        stacked, now = {}, dict.fromkeys("abc", 0)
+        for moment in moments:
+            now |= {kind: size for kind, told in readings.items() for wall, size in told if wall == moment}
+            stacked[moment] = sum(now.values())
+        assert all(stacked[moment] == totals[moment] for moment in moments) and max(stacked.values()) == peak
+
+
+def test_what_came_and_went_since_the_peak_is_forgotten():
+    balance, first = Balance(), Thing()
+    balance.change(first, ("a", 10), 0)
+    balance.change(first, ("a", 1), 0)
+    for wall in range(100):
+        thing = Thing()
+        balance.change(thing, ("a", 5), wall)
+        balance.change(thing, None, wall)
+    assert len(balance._since) == 1 and balance.at_peak([first]) == [(first, "a", 10)]
+
+
+def test_few_rows_keep_the_sum():
+    with Ledger() as ledger:
+        kept = [torch.zeros(n) for n in range(1, 50)]
+        rows = together(ledger.at_peak(), most=10)
+        assert len(rows) == 11 and sum(a.bytes for a in rows) == ledger.peak_bytes and rows[-1].name == "39 smaller ones"
+    del kept
+
+
+# -- CUDA's allocator -----------------------------------------------------------------------------------------
+
+
+def written(*entries, active=()):
+    """A snapshot as torch.cuda.memory._snapshot writes it, of one segment at address 0."""
+    actions = {"+": "alloc", "-": "free_requested"}
+    traces = [{"action": actions[sign], "addr": address, "size": size} for sign, address, size in entries]
+    traces += [{"action": "free_completed", "addr": a, "size": s} for sign, a, s in entries if sign == "-"]
+    blocks, end = [], 0
+    for address, size in sorted(active):
+        blocks += [{"size": address - end, "requested_size": 0, "state": "inactive"}] if address > end else []
+        end = address + -(-size // 512) * 512
+        blocks.append({"size": end - address, "requested_size": size, "state": "active_allocated"})
+    return {"segments": [{"device": 0, "address": 0, "blocks": blocks}, {"device": 1, "address": 0, "blocks": []}], "device_traces": [traces, []]}
+
+
+def test_the_allocator_s_record_gives_the_peak_in_requested_bytes():
+    # 700 (at 0) were there before; 100 (at 1024) too, and are freed; 300 and 50 come and go, 40 last.
+    record = written(("+", 2048, 300), ("-", 1024, 100), ("+", 1024, 50), ("-", 2048, 300), ("-", 1024, 50), ("+", 2048, 40),
+                     active=[(0, 700), (2048, 40)])
+    held = replayed(record, 0, returned={0, 1024, 2048})
+    assert held == (1100, {0: 700, 1024: 100, 2048: 300}, {})
+
+
+def test_what_no_operator_returned_is_a_workspace_and_cublas_keeps_its_own_apart():
+    # 10 (at 0) and 2,000 (at 65,536) were there before; the ledger knows the first one only.
+    record = written(("+", 512, 8_000), ("+", 16_384, 64), ("-", 16_384, 64), ("+", 32_768, 400), ("+", 16_384, 96), ("-", 16_384, 96),
+                     active=[(0, 10), (512, 8_000), (32_768, 400), (65_536, 2_000)])
+    held = replayed(record, 0, returned={0, 32_768})
+    assert held == (506, {0: 10, 32_768: 400, 16_384: 96}, {512: 8_000, 65_536: 2_000})
+    weight = Alive(0, "compute", "weights", "w", 5, 10)
+    rows = held.told({0: weight, 32_768: weight._replace(name="x", bytes=1)}, weight)
+    assert [(row.kind, row.name, row.bytes, row.start) for row in sorted(rows, key=lambda row: row.bytes)] == [
+        ("weights", "w", 10, 5), ("temporaries", "workspace", 96, 5), ("weights", "x", 400, 5)]
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_peak_is_the_allocator_s():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU is here")
+    model = mlp(256, 512, 64).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = torch.randn(512, 256, device="cuda"), torch.randn(512, 64, device="cuda")
+    train(model, optimizer, nn.functional.mse_loss, x, y)  # cuBLAS has its workspaces
+    torch.cuda.reset_peak_memory_stats()
+    with Ledger(model, optimizer) as ledger:
+        train(model, optimizer, nn.functional.mse_loss, x, y)
+    kept = sum(ledger._allocated.kept.values())
+    assert ledger.peak_bytes + kept == torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    assert sum(a.bytes for a in ledger.at_peak()) == ledger.peak_bytes
+    assert {"weights", "optimizer", "gradients", "temporaries"} <= set(sums(ledger.at_peak()))
+
+
+def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
+    model = torch.nn.Linear(10, 10, bias=False)
+    x, held = torch.ones(2, 10), []
+    with Ledger(model) as ledger:
+        y = model(x)
+        held.append(torch.ones(1000))
+        before = ledger.bytes
+        with ledger.aside():
+            looked = torch.autograd.grad(model(x).square().sum(), model.weight)  # saved, made by a backward, kept: none is seen
+            held.clear()
+        assert ledger.bytes == before - 4000
+        y.sum().backward()
+        assert ledger.now("gradients") == 400 and ledger.peak_bytes < before + 1000
+    assert ledger.peak("inputs") == x.nbytes and looked[0].shape == (10, 10)
+
+
+def test_a_look_from_a_backward_s_hook_is_not_seen():
+    model, peaks = torch.nn.Linear(100, 100), []
+    for look in (lambda g: None, lambda g: torch.cat([g] * 50).sum()):
+        x = torch.ones(10, 100)
+        with Ledger(model) as ledger:
+            def seen(gradient):
+                with ledger.aside():
+                    look(gradient)
+            y = model(x)
+            y.register_hook(seen)
+            y.sum().backward()
+        model.zero_grad()
+        peaks.append(ledger.peak_bytes)
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_mixed_precision_under_a_ledger(level):
+    """Gradients leave the half weights for their masters while the ledger looks on."""
+    mp = MixedPrecision(level)
+    model = mp.prepare(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(mp.parameters(), 0.1, momentum=0.9)
+    with Ledger(model, optimizer) as ledger:
+        for _ in range(2):
+            with mp:
+                loss = model(torch.ones(3, 4, dtype=torch.float32 if LEVELS[level].policy else LEVELS[level].dtype)).float().sum() / 100  # times 65,536 it is an fp16 number
+            mp.backward(loss)
+            mp.step(optimizer)
+    weights = 4 * 8 + 8 + 8 * 2 + 2
+    z, trained = LEVELS[level].dtype.itemsize, 4 if LEVELS[level].masters else LEVELS[level].dtype.itemsize
+    assert ledger.now("weights") == z * weights and ledger.now("master") == 4 * weights * LEVELS[level].masters
+    assert ledger.now("gradients") == ledger.now("optimizer") == trained * weights
+
+
+def test_a_limit_that_is_passed_already_is_told_on_entry_and_one_of_nothing_at_once():
+    model = nn.Linear(8, 8, bias=False)
+    with pytest.raises(OutOfMemory, match=r"it holds 256 B \(weights 256 B\), and its device has 200 B"), Ledger(model, capacity_bytes=200):
+        pass
+    with pytest.raises(Impossible, match="capacity_bytes is -5"):
+        Ledger(model, capacity_bytes=-5)

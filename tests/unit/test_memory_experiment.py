@@ -1,0 +1,99 @@
+"""The lab of lesson 02: what the account predicts is what the ledger of a real run holds, to the byte."""
+
+import pytest
+
+from bigtrain_lab.checks import clocks_differ, tensors_differ
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.memory import KINDS, MemoryExperiment, at_peak, peak_of
+from bigtrain_lab.report import rows
+from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.words import size
+
+SMALL = dict(layers=2, width=32, heads=2, rows=8, sequence=24, vocabulary=512)
+ASKED = {
+    "adam": MemoryExperiment(**SMALL, steps=3, dtype="float64", learning_rate=1e-2),
+    "momentum": MemoryExperiment(**SMALL, optimizer="momentum", tied=True, dropout=0.1),
+    "sgd": MemoryExperiment(**{**SMALL, "rows": 1, "vocabulary": 256}, optimizer="sgd", hardware="a100-nvlink"),
+}
+
+
+each = pytest.mark.parametrize("name", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("momentum", "sgd"))])
+
+
+class Runs(dict):
+    """Each of ASKED, run when it is first asked for."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name):
+        self[name] = run = ASKED[name].run(directory=self.folder / name)
+        run.wait(timeout=120)
+        return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@each
+def test_the_modelled_run_is_the_predicted_one(runs, name):
+    predicted, modelled = ASKED[name].predict(), runs[name].trace("modelled")
+    assert clocks_differ(predicted, modelled) == []
+    assert [at_peak(predicted, kind) for kind in KINDS] == [at_peak(modelled, kind) for kind in KINDS]
+
+
+@each
+def test_the_ledger_holds_what_the_account_predicts(runs, name):
+    asked, measured = ASKED[name], runs[name].trace("measured")
+    predicted = asked.predict()
+    assert [peak_of(measured, step) for step in range(asked.steps)] == [asked.account.peak_of(step) for step in range(asked.steps)]
+    assert [peak_of(predicted, step) for step in range(asked.steps)] == [asked.account.peak_of(step) for step in range(asked.steps)]
+    assert sum(row.bytes for row in measured.at_peak(0)) == asked.account.peak_bytes
+    storages = [sorted((row.kind, row.bytes, row.made) for row in trace.at_peak(0)) for trace in (predicted, measured)]
+    assert storages[0] == storages[1]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_it_trains_as_one_process_does(runs):
+    assert tensors_differ(runs["adam"].result, ASKED["adam"].reference()) == []
+
+
+def test_the_table_tells_both_steps_and_every_kind(runs):
+    asked = ASKED["adam"]
+    table = rows(asked.quantities, asked.predict(), runs["adam"].trace("modelled"), runs["adam"].trace("measured"))
+    told = {row.quantity: (row.predicted.value, row.measured.value) for row in table if row.unit == "B"}
+    assert list(told) == ["peak, step 1", "peak, step 2", *(f"{kind} at the peak" for kind in KINDS)]
+    assert all(predicted == measured for predicted, measured in told.values())
+    assert told["peak, step 2"][0] - told["peak, step 1"][0] == told["optimizer at the peak"][0]
+
+
+@pytest.mark.slow
+def test_with_a_limit_step_1_passes_and_step_2_fails(tmp_path):
+    free = MemoryExperiment(**SMALL)
+    first, second = free.account.peak_of(0), free.account.peak_of(1)
+    asked = free.replace(memory_mb=(first + 1000) // 1000 / 1000)
+    assert first <= asked.capacity_bytes < second
+    assert any("does not fit" in sentence for sentence in asked.explain(asked.predict()))
+    run = asked.run(directory=tmp_path / "run")
+    with pytest.raises(RankFailed, match=r"runs out of memory at 0F1: .* optimizer .*Take fewer rows .*sgd or momentum"):
+        run.wait(timeout=60)
+    assert [span.name for span in run.trace("modelled").spans(0)] == ["0F0", "0B0", "0U0"]
+
+
+def test_it_says_where_the_peak_is_and_what_the_second_step_adds():
+    asked = MemoryExperiment(**SMALL)
+    peak, step = asked.explain(asked.predict())[-2:]
+    assert "in the backward of step 2" in peak and "log_probabilities" in peak
+    assert step == f"Step 2 peaks {size(asked.account.after('U0')['optimizer'])} above step 1: the optimizer's state is born in the first update."
+    assert len(asked.replace(optimizer="sgd").explain(asked.predict())) == 1
+
+
+def test_settings_that_cannot_be():
+    for settings, words in (({"heads": 3}, "take 2 or 4 heads"), ({"optimizer": "lamb"}, "choose one of sgd"), ({"rows": 0}, "rows is 0")):
+        with pytest.raises(Impossible, match=words):
+            MemoryExperiment(**settings)
+    assert Experiment.named("memory") is MemoryExperiment

@@ -1,0 +1,757 @@
+"""The policy's types, the flow of a step, masters, and what is left when one of them is missing."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.techniques import precision_limits as limits
+from bigtrain_lab.techniques.accumulate import update
+from bigtrain_lab.techniques.mixed_precision import LEVELS, DynamicLossScaler, Level, MixedPrecision, Policy
+from bigtrain_lab.techniques.precision_policy import FULL, LOW, WIDEST, listed
+
+HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+torch.set_num_threads(1)
+
+
+# -- the policy ----------------------------------------------------------------------------------------------------------
+
+
+def numbers(*shape, dtype=FLOAT):
+    return torch.linspace(0.1, 0.9, torch.Size(shape).numel()).reshape(shape).to(dtype)
+
+
+LOW_CALLS = [
+    lambda x: x @ x, lambda x: torch.mm(x, x), lambda x: F.linear(x, x, x[0]), lambda x: torch.einsum("ab,bc->ac", x, x), lambda x: x.matmul(x),
+    lambda x: torch.bmm(x[None], x[None]), lambda x: torch.addmm(x, x, x), lambda x: torch.baddbmm(x[None], x[None], x[None]),
+    lambda x: F.conv1d(x[None], x[:, :, None]), lambda x: F.conv_transpose2d(x[None, None], x[None, None]),
+    lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), lambda x: x.mv(x[0]), lambda x: torch.linalg.multi_dot([x, x, x]),
+]
+FULL_CALLS = [
+    lambda x: x.softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.log_softmax(x, 0), lambda x: F.layer_norm(x, (4,)),
+    lambda x: F.layer_norm(x, (4,), x[0], x[0]), lambda x: F.rms_norm(x, (4,)), lambda x: F.group_norm(x, 2), lambda x: F.batch_norm(x, None, None, training=True),
+    lambda x: F.cross_entropy(x, torch.arange(4)), lambda x: F.nll_loss(x, torch.arange(4)), lambda x: F.mse_loss(x, x), lambda x: F.huber_loss(x, x),
+    lambda x: F.binary_cross_entropy_with_logits(x, x), lambda x: F.kl_div(x, x, reduction="sum"), lambda x: x.exp(), lambda x: torch.log(x),
+    lambda x: x**3, lambda x: 2**x, lambda x: torch.pow(x, 2), lambda x: x.square(), lambda x: x.rsqrt(), lambda x: 1 / x, lambda x: x.logsumexp(0),
+    lambda x: x.sum(), lambda x: x.mean(0), lambda x: torch.cumsum(x, 0), lambda x: x.cumprod(1), lambda x: x.norm(), lambda x: torch.linalg.vector_norm(x),
+    lambda x: x.var(), lambda x: torch.std(x), lambda x: F.cosine_similarity(x, x), lambda x: torch.cdist(x, x), lambda x: F.softplus(x), lambda x: x.prod(),
+]
+
+
+@pytest.mark.parametrize("low", [HALF, BF16])
+@pytest.mark.parametrize("given", [HALF, BF16, FLOAT])
+def test_products_are_low_and_what_needs_range_or_long_sums_is_float32(low, given):
+    x = numbers(4, 4, dtype=given)
+    with Policy(low):
+        assert [call(x).dtype for call in LOW_CALLS] == [low] * len(LOW_CALLS)
+        assert [call(x).dtype for call in FULL_CALLS] == [FLOAT] * len(FULL_CALLS)
+
+
+def test_each_value_is_that_of_the_operator_in_that_type():
+    x = numbers(4, 4)
+    with Policy(BF16):
+        found = [call(x) for call in LOW_CALLS]
+        sums = [call(x.bfloat16()) for call in FULL_CALLS]
+    assert all(torch.equal(a, call(x.bfloat16())) for a, call in zip(found, LOW_CALLS))
+    assert all(torch.equal(a, call(x.bfloat16().float())) for a, call in zip(sums, FULL_CALLS))
+
+
+def test_operators_of_several_tensors_take_the_widest():
+    h, f = numbers(4, 4, dtype=HALF), numbers(4, 4)
+    calls = [lambda a, b: a + b, lambda a, b: a * b, lambda a, b: torch.cat([a, b]), lambda a, b: torch.stack((a, b)), lambda a, b: torch.where(a > 0, a, b),
+             lambda a, b: torch.addcmul(a, a, b), lambda a, b: torch.lerp(a, b, 0.5), lambda a, b: torch.outer(a[0], b[0]), lambda a, b: torch.dot(a[0], b[0]),
+             lambda a, b: a.scatter(0, torch.zeros(1, 4, dtype=torch.long), b), lambda a, b: torch.index_add(a, 0, torch.tensor([1]), b[:1]),
+             lambda a, b: torch.tensordot(a, b, 1), lambda a, b: F.bilinear(a, b, torch.ones(2, 4, 4))]
+    with Policy(HALF):
+        for call in calls:
+            assert call(h, f).dtype == call(f, h).dtype == FLOAT
+        assert torch.dot(h[0], numbers(4, dtype=BF16)).dtype == FLOAT  # neither holds the other
+        assert torch.stack([h, h]).dtype == HALF
+
+
+def test_what_is_never_cast():
+    ids, mask, x = torch.tensor([[2049, 1]]), torch.tensor([True, False]), numbers(2, 2)
+    with Policy(HALF):
+        assert ids.sum().dtype == torch.int64 and ids.sum() == 2050
+        assert ids.cumsum(1).dtype == torch.int64 and torch.cat([ids, ids]).dtype == torch.int64 and (ids @ ids.T).dtype == torch.int64
+        assert F.embedding(ids - 2048 * (ids > 2), numbers(4, 2, dtype=HALF)).dtype == HALF
+        assert F.cross_entropy(x.half(), torch.tensor([1, 0])).dtype == FLOAT
+        assert x.half().masked_fill(mask, float("-inf")).softmax(-1)[0].tolist() != [0.5, 0.5]
+        assert (x.double() @ x.double()).dtype == DOUBLE and x.double().exp().dtype == DOUBLE
+        assert x.half().clone().exp_().dtype == HALF
+        out = torch.empty(2, 2)
+        assert torch.mm(x, x, out=out) is out and out.dtype == FLOAT
+
+
+def test_the_gradient_of_a_cast_comes_back_in_the_type_it_left():
+    w, x = numbers(4, 4).requires_grad_(), numbers(4, 4, dtype=HALF).requires_grad_()
+    with Policy(HALF):
+        F.softmax(x @ w, -1).square().sum().backward()
+    assert w.grad.dtype == FLOAT and x.grad.dtype == HALF
+
+
+def test_a_composed_function_obeys_the_policy_inside():
+    """The scores 16 x 16 x 1,000 are inf in float16 and a softmax of them nan; in float32 both are fine."""
+    attention = nn.MultiheadAttention(16, 1, bias=False, batch_first=True)
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.eye(16).repeat(3, 1))
+        attention.out_proj.weight.copy_(torch.eye(16))
+    seen = []
+
+    class Watch(Policy):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs)
+            seen.append((getattr(func, "__name__", ""), getattr(result, "dtype", None)))
+            return result
+
+    with Watch(HALF):
+        y, weights = attention(*[numbers(1, 3, 16)] * 3)
+    told = dict(seen)
+    assert told["softmax"] == FLOAT and told["linear"] == told["bmm"] == HALF and weights.dtype in (FLOAT, HALF)
+    with Policy(HALF):
+        assert Policy(HALF).inside(F.triplet_margin_with_distance_loss)(*[numbers(2, 3, dtype=HALF)] * 3).dtype == FLOAT  # its defaults stand behind a *
+        assert F.gumbel_softmax(numbers(2, 3, dtype=HALF)).dtype == FLOAT
+        assert nn.LSTM(4, 4)(numbers(2, 1, 4))[0].dtype == HALF
+        assert nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)(numbers(1, 3, 8)).dtype == FLOAT
+
+
+def test_each_listed_name_is_an_operator_of_torch_s_in_one_table():
+    places = torch, torch.Tensor, F, torch._C._linalg, torch._C._nn, torch._C._special
+    for name in (low := listed(LOW)) | (full := listed(FULL)) | (wide := listed(WIDEST)):
+        assert any(hasattr(place, name) for place in places), name
+    assert len(low) + len(full) + len(wide) == len(low | full | wide)
+
+
+CUDA = {  # the lists of torch's documentation of automatic mixed precision, by their names here
+    HALF: "matmul addbmm addmm addmv addr baddbmm bmm chain_matmul linalg_multi_dot conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+          "gru_cell linear lstm_cell mm mv prelu rnn_tanh_cell rnn_relu_cell",
+    FLOAT: "pow __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cdist cosine_similarity cross_entropy "
+           "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_softmax log1p log2 "
+           "margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist poisson_nll_loss prod reciprocal rsqrt "
+           "sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum renorm tan triplet_margin_loss",
+    None: "addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack",
+}
+
+
+def test_the_tables_hold_those_of_autocast_for_cuda():
+    rule = Policy(HALF).rule
+    assert {name: to for to, names in CUDA.items() for name in names.split() if rule.get(name, "none") != to} == {}
+
+
+def pairs(a, b):
+    """Arguments to try an operator with: products, elementwise, reductions, losses, convolutions, images."""
+    labels = torch.arange(4)
+    return [(a, b), (a[0], b[0]), (a, b[0]), (a[None], b[None]), (a, b, a), (a, b[0], a[0]), (a[None], b[None], a[None]), ([a, b],), (a[None], b[:, :, None]),
+            (a[None, None], b[None, None]), (a[None, None, None], b[None, None, None]), (a, (4,), b[0], b[0]), (a, labels), (a, labels, b), (a, b, labels[:4] * 0 + 1),
+            (a,), (a, -1), (a, 2), (a, 1, 0, 1.0), (a[None], 2), (a, b, b, a), (a, b, 0.5)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # names that torch deprecates, a softmax without dim
+def test_every_operator_of_low_and_full_takes_half_and_float32_together():
+    """With the first arguments that it takes when all are float32; what none of these fit, the other tests call."""
+    h, f, called = numbers(4, 4, dtype=HALF), numbers(4, 4), set()
+    for name, to in Policy(HALF).rule.items():
+        function = next(found for place in (torch, F, torch._C._linalg, torch._C._special, torch.Tensor) if (found := getattr(place, name, None)))
+        plain = next((number for number, given in enumerate(pairs(f, f)) if takes(function, given)), None)
+        if plain is None or to is None:
+            continue
+        for one, other in ((h, f), (f, h)):
+            with Policy(HALF):
+                result = function(*pairs(one, other)[plain])
+            assert (result[0] if isinstance(result, tuple) else result).dtype == (DOUBLE if name == "float_power" else to), name
+        called.add(name)
+    assert {"prelu", "linalg_matmul", "__rmatmul__", "linalg_vecdot", "special_softmax", "special_log_softmax", "special_logsumexp", "special_exp2", "special_expm1",
+            "nansum", "addr", "interpolate"} <= called and len(called) > 85
+
+
+def takes(function, given):
+    try:
+        result = function(*given)
+    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError, NotImplementedError):
+        return False
+    return result is not NotImplemented
+
+
+def test_a_model_computes_what_autocast_computes():
+    """torch.autocast's CPU tables agree with ours on products and losses: equal to the bit there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1])
+    with torch.autocast("cpu", BF16):
+        F.cross_entropy(model(x).float(), y).backward()
+    theirs = [p.grad for p in model.parameters()]
+    mp = MixedPrecision("bf16")
+    mp.prepare(model.requires_grad_()).zero_grad()
+    with mp:
+        loss = F.cross_entropy(model(x), y)
+    mp.backward(loss)
+    assert all(torch.equal(a, b.grad) for a, b in zip(theirs, mp.parameters(), strict=True))
+
+
+# -- the flow ------------------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Tied, frozen, unused and normal weights, a norm, a running statistic and a float buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.hidden, self.norm, self.batch_norm = nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.BatchNorm1d(8)
+        self.head, self.frozen, self.unused = nn.Linear(8, 11, bias=False), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head.weight = self.table.weight
+        self.frozen.requires_grad_(False)
+        self.register_buffer("shift", torch.full((8,), 0.1))
+
+    def forward(self, ids):
+        x = self.frozen(self.table(ids) + self.shift)
+        x = x + self.hidden(self.norm(x)).softmax(-1)
+        return self.head(self.batch_norm(x))
+
+
+IDS, LABELS = torch.tensor([1, 2, 3, 10]), torch.tensor([0, 5, 7, 9])
+
+
+def at(level):
+    """Levels that scale begin at 1,024: torch's 65,536 makes such short sums overflow and back off in their first steps."""
+    return MixedPrecision(level, LEVELS[level].scaling and DynamicLossScaler(1024.0, half_gradients=not LEVELS[level].masters) or None)
+
+
+def trained(level, steps=4, model=None, lr=0.05, optimizer_class=torch.optim.Adam, **options):
+    mp = at(level)
+    model = mp.prepare(model or Net())
+    optimizer = optimizer_class(mp.parameters(), lr=lr, **options)
+    for _ in range(steps):
+        train(mp, model, optimizer)
+    return mp, model, optimizer
+
+
+def train(mp, model, optimizer):
+    with mp:
+        loss = F.cross_entropy(model(IDS), LABELS)
+    mp.backward(loss)
+    optimizer_moved = mp.step(optimizer)
+    optimizer.zero_grad()
+    return loss.item(), optimizer_moved
+
+
+def test_which_weights_are_half_and_which_have_masters():
+    mp = MixedPrecision("fp16")
+    model = mp.prepare(Net())
+    types = {name: p.dtype for name, p in model.named_parameters()}
+    assert {name for name, dtype in types.items() if dtype == FLOAT} == {"norm.weight", "norm.bias", "batch_norm.weight", "batch_norm.bias"}
+    assert set(mp.state_dict()["masters"]) == {"table.weight", "hidden.weight", "hidden.bias", "unused.weight", "unused.bias"}
+    assert model.head.weight is model.table.weight and {b.dtype for b in model.buffers() if b.is_floating_point()} == {FLOAT}
+    assert all(p.dtype == FLOAT for p in mp.parameters()) and dict(mp.named_parameters()).keys() == dict(model.named_parameters()).keys() - {
+        "frozen.weight", "frozen.bias"}
+
+
+def test_the_whole_flow_has_the_types_it_is_drawn_with():
+    mp = at("fp16")
+    model, seen = mp.prepare(Net()), {}
+    optimizer = torch.optim.Adam(mp.parameters(), lr=0.1)
+    model.hidden.register_forward_hook(lambda m, x, y: (seen.update(x=x[0], y=y), y.register_hook(lambda g: seen.update(dy=g)))[0])
+    model.hidden.weight.register_hook(lambda g: seen.update(dw=g))
+    with mp:
+        loss = F.cross_entropy(model(IDS), LABELS)
+    before = model.hidden.weight.clone()
+    mp.backward(loss)
+    master = dict(mp.named_parameters())["hidden.weight"]
+    assert (before.dtype, seen["y"].dtype, loss.dtype, seen["dy"].dtype, seen["dw"].dtype) == (HALF, HALF, FLOAT, HALF, HALF)
+    assert model.hidden.weight.grad is None and master.dtype == master.grad.dtype == FLOAT
+    assert torch.equal(master.grad, seen["dw"].float())  # still scaled
+    mp.unscale_(optimizer)
+    assert torch.equal(master.grad, seen["dw"].float() / 1024)
+    assert mp.step(optimizer) and optimizer.state[master]["exp_avg"].dtype == FLOAT
+    assert torch.equal(model.hidden.weight, master.half()) and not torch.equal(model.hidden.weight, before)
+    assert dict(mp.named_parameters())["unused.weight"].grad is None and not optimizer.state[dict(mp.named_parameters())["unused.weight"]]
+
+
+def test_fp32_is_plain_training_to_the_bit():
+    _, ours, _ = trained("fp32")
+    plain = Net()
+    optimizer = torch.optim.Adam([p for p in plain.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(4):
+        F.cross_entropy(plain(IDS), LABELS).backward()
+        optimizer.step(), optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), plain.state_dict().values()))
+
+
+@pytest.mark.parametrize("level, tolerance", [("fp16", 2e-3), ("bf16", 2e-2), ("fp16-no-scaling", 2e-3)])
+def test_masters_follow_float32_within_the_rounding_of_the_forward(level, tolerance):
+    (_, plain, _), (mp, _, _) = trained("fp32", optimizer_class=torch.optim.SGD), trained(level, optimizer_class=torch.optim.SGD)
+    for (name, a), b in zip(mp.named_parameters(), (p for p in plain.parameters() if p.requires_grad)):
+        moved = (b - dict(Net().named_parameters())[name]).abs().max()
+        assert (a - b).abs().max() <= tolerance * max(1, moved) and (moved > 1e-3 or "unused" in name or "hidden" in name), name
+
+
+def test_micro_batches_add_up_in_float32():
+    """1,024 + 0.25 + 0.25 + 0.25 is 1,024 in fp16, and 1,024.75 on the master."""
+    mp = MixedPrecision(Level("half", HALF, scaling=False))
+    model = mp.prepare(nn.Linear(1, 1, bias=False))
+    for x in (1024.0, 0.25, 0.25, 0.25):
+        with mp:
+            mp.backward(model(torch.full((1, 1), x)).sum())
+    assert mp.parameters()[0].grad.item() == 1024.75
+    assert (torch.tensor(1024.0).half() + torch.tensor(0.25).half()).item() == 1024
+
+
+@pytest.mark.parametrize("level", ["fp16", "bf16", "fp32"])
+def test_it_stands_where_a_loop_takes_a_scaler(level):
+    """techniques/accumulate.py unscales once, clips and steps; by hand the same, to the bit."""
+    windows, trained = [(torch.tensor([1, 2]), torch.tensor([3])), (torch.tensor([4]), torch.tensor([5, 6, 7]))], []
+    for accumulated in (True, False):
+        mp = at(level)
+        model = mp.prepare(nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8)).requires_grad_())
+        with torch.no_grad():
+            for p in mp.parameters():
+                p.copy_(numbers(*p.shape))
+        mp.load_state_dict(mp.state_dict())  # round the masters
+        optimizer = torch.optim.Adam(mp.parameters(), lr=0.1)
+
+        def loss_sum(ids):
+            with mp:
+                return F.cross_entropy(model(ids), ids, reduction="sum")
+
+        for window in windows:
+            if accumulated:
+                update(window, loss_sum, len, optimizer, clip=0.5, scaler=mp)
+            else:
+                for ids in window:
+                    mp.backward(loss_sum(ids) * (1 / sum(map(len, window))))
+                mp.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(mp.parameters(), 0.5)
+                assert mp.step(optimizer)
+                optimizer.zero_grad()
+        trained.append([*mp.parameters(), *model.parameters()])
+        assert all(torch.equal(w, m.to(w.dtype)) and not torch.equal(m, numbers(*m.shape)) for w, m in zip(model.parameters(), mp.parameters()))
+    assert all(map(torch.equal, *trained))
+
+
+def test_clipping_sees_the_true_norm():
+    mp, model, optimizer = trained("fp16", steps=0)
+    plain = Net()
+    F.cross_entropy(plain(IDS), LABELS).backward()
+    with mp:
+        loss = F.cross_entropy(model(IDS), LABELS)
+    mp.backward(loss)
+    mp.unscale_(optimizer)
+    norms = [nn.utils.clip_grad_norm_(parameters, 1e9).item() for parameters in (mp.parameters(), plain.parameters())]
+    assert norms[0] == pytest.approx(norms[1], rel=5e-3)
+    assert mp.step(optimizer)
+
+
+def test_a_step_with_an_infinite_gradient_moves_nothing_and_backs_off():
+    mp, model, optimizer = trained("fp16", steps=2)
+    before = [t.clone() for t in (*model.state_dict().values(), *mp.parameters(), *mp.holdings(optimizer)["optimizer"].values())]
+    with mp:
+        loss = model.head(model.table(IDS)).sum() * 1e30
+    mp.backward(loss)
+    assert mp.step(optimizer) is False
+    mp.update()
+    assert mp.scaler.get_scale() == 512
+    assert all(torch.equal(a, b) for a, b in zip(before, (*model.state_dict().values(), *mp.parameters(), *mp.holdings(optimizer)["optimizer"].values())))
+
+
+def test_two_optimizers_share_the_scale():
+    mp = at("fp16")
+    model = mp.prepare(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))
+    named = dict(mp.named_parameters())
+    one = torch.optim.SGD([p for name, p in named.items() if name.startswith("a")], lr=0.1)
+    other = torch.optim.SGD([p for name, p in named.items() if name.startswith("b")], lr=0.1)
+    start = {name: p.clone() for name, p in named.items()}
+    with mp:
+        loss = model["a"](torch.ones(1, 2)).sum() + (model["b"](torch.ones(1, 2)) * 1e30).sum()
+    mp.backward(loss)
+    assert mp.step(one, other) is False
+    mp.update()
+    assert mp.scaler.get_scale() == 512
+    assert not torch.equal(named["a.weight"], start["a.weight"]) and torch.equal(named["b.weight"], start["b.weight"])
+    assert torch.equal(model["a"].weight, named["a.weight"].half())
+
+
+def two_halves(scaler):
+    """Two layers, an optimizer each, and where their masters began."""
+    mp = MixedPrecision("fp16", scaler)
+    model = mp.prepare(nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)]))
+    with torch.no_grad():
+        for master in mp.parameters():
+            master.zero_()
+    return mp, model, [torch.optim.SGD([master], lr=1.0) for master in mp.parameters()]
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_gradients_of_one_backward_are_divided_by_one_scale(updates):
+    """Torch's loop: step each optimizer, then update; and the same without update. The scale doubles after each good step."""
+    mp, model, optimizers = two_halves(DynamicLossScaler(64.0, growth_interval=1))
+    for number in range(3):
+        with mp:
+            loss = sum(layer(torch.ones(1, 2)).sum() for layer in model)
+        mp.scale(loss).backward()
+        assert mp.scaler.get_scale() == 64 * 2**number
+        assert [mp.step(optimizer) for optimizer in optimizers] == [True, True]
+        if updates:
+            mp.update(), mp.update()  # the second finds nothing to learn
+        assert all((master == -1 - number).all() for master in mp.parameters())
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    assert mp.state_dict()["scaler"]["scale"] == 64 * 2**3
+
+
+def test_an_overflow_in_the_first_optimizer_leaves_the_second_s_step_right():
+    mp, model, optimizers = two_halves(DynamicLossScaler(64.0))
+    with mp:
+        loss = (model[0](torch.ones(1, 2)) * 1e30).sum() + model[1](torch.ones(1, 2)).sum()
+    mp.scale(loss).backward()
+    assert [mp.step(optimizer) for optimizer in optimizers] == [False, True]
+    mp.update()
+    assert mp.scaler.get_scale() == 32 and [m.unique().tolist() for m in mp.parameters()] == [[0], [-1]]
+    assert [w.unique().tolist() for w in model.parameters()] == [[0], [-1]]
+
+
+def test_the_scale_waits_for_a_gradient_that_waits():
+    """A second loss comes between two steps, and the second optimizer's gradient is the sum of both."""
+    mp, model, (first, second) = two_halves(DynamicLossScaler(64.0, growth_interval=1))
+    with mp:
+        losses = [sum(layer(torch.ones(1, 2)).sum() for layer in model), model[1](torch.ones(1, 2)).sum()]
+    mp.backward(losses[0])
+    mp.step(first)
+    mp.backward(losses[1])
+    mp.step(second)
+    assert mp.parameters()[1].unique().tolist() == [-2]
+
+
+def test_weights_follow_masters_whoever_steps():
+    """mp.scaler's own step, as one knows it from torch; accumulate's update with it; an optimizer's bare step."""
+    def steps_of(way):
+        mp = at("bf16" if way == "bare" else "fp16")
+        model = mp.prepare(nn.Linear(3, 1, bias=False))
+        with torch.no_grad():
+            mp.parameters()[0].fill_(0.5)
+        optimizer = torch.optim.SGD(mp.parameters(), lr=0.125)
+
+        def loss_sum(x):
+            with mp:
+                return model(x).sum()
+
+        seen = []
+        for _ in range(2):
+            if way == "accumulate":
+                update([torch.ones(1, 3)], loss_sum, len, optimizer, scaler=mp.scaler)
+            else:
+                (mp.scaler.scale if mp.scaler else mp.scale)(loss_sum(torch.ones(1, 3))).backward()
+                mp.scaler.step(optimizer) if mp.scaler else optimizer.step()
+                mp.scaler and mp.scaler.update()
+                optimizer.zero_grad()
+            seen.append(loss_sum(torch.ones(1, 3)).item())
+        optimizer.param_groups[0]["lr"] = 0.25
+        mp.parameters()[0].grad = torch.ones(1, 3)
+        optimizer.step()
+        return [*seen, model.state_dict()["weight"].unique().tolist()]
+
+    assert [steps_of(way) for way in ("scaler", "accumulate", "bare")] == [[1.125, 0.75, [0.0]]] * 3
+
+
+def test_an_unwritten_master_leaves_the_graph_of_an_earlier_forward_alone():
+    mp = at("bf16")
+    model = mp.prepare(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    with mp:
+        first = model(torch.ones(1, 2)).sum()
+    with mp:
+        second = model(torch.ones(1, 2)).sum()
+    mp.backward(first + second)
+    assert all(p.grad is not None for p in mp.parameters())
+
+
+def test_an_optimizer_that_writes_to_data_moves_weights_too():
+    class Old(torch.optim.SGD):
+        def step(self):
+            for p in (p for p in self.param_groups[0]["params"] if p.grad is not None):
+                p.data.sub_(p.grad)
+
+    assert trained("fp16", 1, optimizer_class=Old)[1].hidden.weight.ne(Net().hidden.weight.half()).any()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_computes_again_under_the_policy(reentrant, inside):
+    """By mp.backward, and by torch's own backward inside `with mp`."""
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        mp = at("fp16")
+        model = mp.prepare(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 8)))
+        x = numbers(3, 8).requires_grad_()
+        with mp:
+            y = checkpoint(model, x, use_reentrant=reentrant) if again else model(x)
+            loss = y.square().sum()
+            if inside:
+                mp.scaler.scale(loss).backward()
+        if not inside:
+            mp.backward(loss)
+        gradients.append([x.grad, *(p.grad for p in mp.parameters())])
+    assert all(torch.equal(a, b) and a.isfinite().all() and a.any() for a, b in zip(*gradients, strict=True))
+
+
+# -- what is missing where a level leaves something out --------------------------------------------------------------------
+
+
+def one_weight(level, slope, lr=1.0, steps=1, value=1.0):
+    """A single weight whose gradient is `slope`, trained by SGD; where it is afterwards."""
+    mp = at(level)
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    mp.prepare(model)
+    optimizer = torch.optim.SGD(mp.parameters(), lr=lr)
+    for _ in range(steps):
+        with mp:
+            loss = (model(torch.ones(1, 1, dtype=model.weight.dtype)).float() * slope).sum()
+        mp.backward(loss)
+        mp.step(optimizer)
+        optimizer.zero_grad()
+    return mp.parameters()[0].item()
+
+
+def test_without_scaling_a_small_gradient_is_zero():
+    slope = 2.0**-26
+    assert one_weight("fp16-no-scaling", slope, lr=2.0**15) == 1.0
+    assert one_weight("fp16", slope, lr=2.0**15) == one_weight("bf16", slope, lr=2.0**15) == one_weight("fp32", slope, lr=2.0**15) == 1 - 2.0**-11
+    assert one_weight("fp16-no-masters", slope, lr=2.0**15) == 1.0  # unscaled, it had to go back into fp16
+
+
+def test_without_masters_small_steps_move_nothing_and_bf16_needs_them_more():
+    step = 2.0**-10  # half a unit in the last place below 1 in bf16, two in fp16
+    assert one_weight("bf16-no-masters", step, steps=64) == 1.0
+    assert one_weight("fp16-no-masters", step, steps=64) == 1 - 64 * step
+    assert one_weight("fp16-no-masters", step / 8, steps=64) == 1.0
+    assert one_weight("bf16", step, steps=64) == one_weight("fp16", step, steps=64) == 1 - 64 * step
+
+
+@pytest.mark.parametrize("level", ["fp16-no-masters", "fp16-pure"])
+def test_without_masters_adam_in_half_breaks_at_its_first_step(level):
+    mp, model, _ = trained(level, steps=1)
+    assert not torch.isfinite(model.hidden.weight).all()  # v = (1 - beta2) g^2 is 0, and so is eps
+    assert torch.isfinite(trained("bf16-no-masters", steps=1)[1].hidden.weight).all()
+
+
+def test_pure_half_takes_the_softmax_and_the_loss_in_half_too():
+    mp = MixedPrecision("fp16-pure")
+    model = mp.prepare(Net())
+    assert {t.dtype for t in model.state_dict().values() if t.is_floating_point()} == {HALF}
+    with mp:
+        assert F.cross_entropy(model(IDS), LABELS).dtype == HALF and torch.tensor(12.0).half().exp().isinf()
+    with MixedPrecision("fp16"):
+        assert torch.tensor(12.0).half().exp().isfinite()
+
+
+def test_unmoved_shares_are_those_of_counting():
+    w = torch.tensor([1.0, 2.0, 0.5, 4.0])
+    assert limits.unmoved([w], 2.0**-8, BF16) == 0.75  # a tie goes to the even neighbour, 1; below 1 the units are finer
+    assert limits.unmoved([torch.tensor([1 + 0.9 * 2.0**-8])], 2.0**-9, BF16) == 1  # it was 1 in bf16 before the step
+    assert limits.unmoved([w[:2], w[2:]], 2.0**-8, HALF) == 0 and limits.unmoved([w], torch.tensor([0.0, 1, 1, 1]), FLOAT) == 0.25
+
+
+def test_long_sums_stall():
+    assert limits.running_sum(1.0, 2100, HALF)[[2046, 2047, -1]].tolist() == [2047, 2048, 2048]
+    assert limits.running_sum(1.0, 300, BF16)[-1] == 256 and limits.running_sum(0.001, 10_000, HALF)[-1] == 4.0
+
+
+def test_gelu_s_value_is_right_where_its_gradient_is_nan():
+    x = torch.tensor([-300.0, -255.0, 1.0])
+    value, gradient = limits.tanh_gelu(x.half()), limits.gradient_of(limits.tanh_gelu, x.half())
+    assert value.tolist() == pytest.approx(F.gelu(x, approximate="tanh").tolist(), rel=1e-3)
+    assert gradient.isnan().tolist() == [True, False, False]
+    assert limits.gradient_of(lambda t: F.gelu(t, approximate="tanh"), x.half())[0] == limits.gradient_of(limits.tanh_gelu, x)[0] == 0
+
+
+def test_adam_s_eps_is_zero_in_fp16():
+    assert torch.tensor(1e-9).half() == 0 and torch.tensor(1e-9).bfloat16() > 0
+    assert limits.adam_first_step(1e-3, HALF) == float("-inf") and limits.adam_first_step(0.0, HALF) != limits.adam_first_step(0.0, HALF)
+    assert limits.adam_first_step(1e-3, FLOAT) == pytest.approx(-1, rel=1e-5) and limits.adam_first_step(1e-3, BF16) == pytest.approx(-1, rel=1e-2)
+
+
+# -- checkpoints, memory, mistakes -----------------------------------------------------------------------------------------
+
+
+def saved(*parts):
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in parts], file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("level", ["fp32", "bf16", "fp16"])
+def test_a_checkpoint_goes_on_exactly(level):
+    parts = trained(level, steps=3)
+    states = saved(*parts)
+    again = trained(level, steps=0)
+    for part, state in zip(again[::-1], states[::-1]):  # in whichever order
+        part.load_state_dict(state)
+    for mp, model, optimizer in (parts, again):
+        train(mp, model, optimizer), train(mp, model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(parts[0].parameters(), again[0].parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(parts[1].state_dict().values(), again[1].state_dict().values()))
+
+
+def test_masters_that_are_loaded_alone_bring_their_weights():
+    mp, model, _ = trained("fp16", steps=2)
+    again, fresh, _ = trained("fp16", steps=0)
+    again.load_state_dict(mp.state_dict())
+    assert all(torch.equal(a, b) for (name, a), b in zip(model.named_parameters(), fresh.parameters()) if "norm" not in name)
+
+
+def test_masters_begin_anew_from_weights_that_are_loaded_and_keep_their_digits_otherwise():
+    mp, model, _ = trained("fp16", steps=1)
+    digits = [p.clone() for p in mp.parameters()]
+    model.load_state_dict(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(digits, mp.parameters()))
+    model.load_state_dict({name: torch.ones_like(t) for name, t in model.state_dict().items()})
+    assert all((p == 1).all() for p in mp.parameters())
+
+
+def test_a_float32_checkpoint_that_is_loaded_late_keeps_its_digits():
+    torch.manual_seed(5)
+    source, target = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    mp = MixedPrecision("bf16")
+    mp.prepare(target[0])
+    target.load_state_dict(source.state_dict())  # through a module around it too
+    assert all(torch.equal(master, p) for master, p in zip(mp.parameters(), source.parameters(), strict=True))
+    assert all(torch.equal(w, p.bfloat16()) and not torch.equal(w.float(), p) for w, p in zip(target.parameters(), source.parameters()))
+
+
+def test_weights_that_lag_do_not_set_their_masters_back_when_others_are_loaded():
+    mp, model, optimizer = trained("fp16", steps=0)
+    master, digits = dict(mp.named_parameters())["hidden.weight"], torch.full((8, 8), 0.1)
+    with torch.no_grad():
+        master.copy_(digits)  # as a bare optimizer.step() would
+    model.load_state_dict({"norm.bias": torch.ones(8)}, strict=False)
+    assert torch.equal(master, digits)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_model_s_zero_grad_clears_the_masters_gradients(set_to_none):
+    mp = MixedPrecision("bf16")
+    model = mp.prepare(nn.Linear(4, 4))
+    for _ in range(2):
+        model.zero_grad(set_to_none)
+        with mp:
+            mp.backward(model(torch.ones(2, 4)).sum())
+        assert all((p.grad == 2).all() for p in mp.parameters())
+    model.zero_grad(set_to_none)
+    assert all(p.grad is None if set_to_none else not p.grad.any() for p in mp.parameters())
+
+
+def test_a_weight_unfrozen_later_gets_its_master():
+    mp = MixedPrecision("bf16")
+    model = nn.Linear(4, 4)
+    model.weight.requires_grad_(False)
+    mp.prepare(model).weight.requires_grad_(True)
+    for total in (2, 4):  # a gradient that came before the master, and one after
+        with mp:
+            mp.backward(model(torch.ones(2, 4)).sum())
+        assert all(p.dtype == FLOAT and (p.grad == total).all() for p in mp.parameters()) and model.weight.grad is None
+    before = model.weight.detach().clone()
+    mp.step(torch.optim.SGD(mp.parameters(), lr=2.0**-14))
+    assert torch.equal(mp.parameters()[0], before.float() - 2.0**-12)
+    late = MixedPrecision("bf16")
+    late.prepare(other := nn.Linear(2, 2).requires_grad_(False)).requires_grad_(True)
+    with pytest.raises(Impossible, match="build it from mp.parameters"):
+        late.step(torch.optim.SGD(other.parameters(), lr=0.1))
+
+
+def test_a_prepared_model_can_be_saved_whole_and_copied_without_its_masters():
+    mp, model, _ = trained("fp16", steps=1)
+    file = io.BytesIO()
+    torch.save(model, file)
+    plain = io.BytesIO()
+    torch.save(Net().half(), plain)
+    assert file.tell() < plain.tell() + 4096  # no masters in it
+    file.seek(0)
+    masters = [m.clone() for m in mp.parameters()]
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(model)):
+        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+        other.zero_grad()
+        other.load_state_dict({name: torch.zeros_like(t) for name, t in other.state_dict().items()})
+        with Policy(HALF):
+            F.cross_entropy(other(IDS), LABELS).backward()
+        assert other.head.weight.grad is not None and all(p.grad is None for p in mp.parameters())
+    assert all(map(torch.equal, masters, mp.parameters())) and model.hidden.weight.any()
+
+
+@pytest.mark.parametrize("level", ["bf16", "fp16"])
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda make: make.__name__)
+def test_recurrent_modules_run_whole(make, level):
+    mp = at(level)
+    model = mp.prepare(make(4, 5, num_layers=2, bidirectional=True, batch_first=True))
+    x, states = numbers(2, 3, 4).requires_grad_(), torch.zeros(4, 2, 5)
+    packed = nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True)
+    with mp:
+        outputs = [model(x)[0], model(x, (states, states) if make is nn.LSTM else states)[0], model(packed)[0].data]
+        loss = sum(y.float().sum() for y in outputs)
+    mp.backward(loss)
+    assert {y.dtype for y in outputs} == {mp.level.dtype} and torch.equal(outputs[0], outputs[1])
+    assert x.grad.dtype == FLOAT and x.grad.any() and all(p.grad.dtype == FLOAT and p.grad.any() for p in mp.parameters())
+
+
+@pytest.mark.parametrize("make", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.PReLU], ids=lambda make: make.__name__)
+def test_cells_and_slopes_run_whole(make):
+    mp = MixedPrecision("bf16")
+    model = mp.prepare(nn.Sequential(nn.LayerNorm(4), make(4, 4) if make is not nn.PReLU else make()))
+    with mp:
+        y = model(numbers(2, 4))
+    assert (y[0] if isinstance(y, tuple) else y).dtype == BF16
+
+
+def test_holdings_by_kind_in_bytes():
+    mp = at("fp16")
+    model = mp.prepare(nn.Linear(10, 10))
+    optimizer = torch.optim.Adam(mp.parameters())
+    with mp:
+        mp.backward(model(torch.ones(1, 10)).sum())
+    mp.step(optimizer)
+    held = mp.holdings(optimizer)
+    found = {kind: sum(t.nbytes for t in tensors.values()) for kind, tensors in held.items()}
+    assert set(held["optimizer"]) == {f"{name} {key}" for name in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")}
+    assert found == {"weights": 220, "master": 440, "gradients": 440, "optimizer": 880 + 2 * 4, "buffers": 0}  # 4: each weight's step count
+
+
+def test_mistakes_are_sentences():
+    with pytest.raises(Impossible, match="choose one of fp32, bf16, fp16"):
+        MixedPrecision("fp8")
+    with pytest.raises(Impossible, match="scales no loss"):
+        MixedPrecision("bf16", DynamicLossScaler())
+    with pytest.raises(Impossible, match="prepare"):
+        MixedPrecision("fp16").parameters()
+    with pytest.raises(Impossible, match="weight is float64"):
+        MixedPrecision("fp16").prepare(nn.Linear(2, 2).double())
+    with pytest.raises(Impossible, match="weight is float16"):
+        MixedPrecision("fp16").prepare(nn.Linear(2, 2).half())
+    with pytest.raises(Impossible, match="called None: choose one of fp32"):
+        MixedPrecision(None)
+    with pytest.raises(Impossible, match="is a GradScaler.*give a DynamicLossScaler"):
+        MixedPrecision("fp16", torch.amp.GradScaler("cpu"))
+    for early in (MixedPrecision.state_dict, MixedPrecision.holdings, lambda mp: mp.load_state_dict({"masters": {}, "scaler": {}})):
+        with pytest.raises(Impossible, match="call prepare"):
+            early(MixedPrecision("fp16"))
+    mp = MixedPrecision("fp16")
+    model = mp.prepare(nn.Linear(2, 2))
+    with pytest.raises(Impossible, match="nn.ModuleDict"):
+        mp.prepare(nn.Linear(2, 2))
+    with pytest.raises(Impossible, match="build it from mp.parameters"):
+        mp.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(Impossible, match="0 masters and no scaler"):
+        other = MixedPrecision("fp32")
+        other.prepare(nn.Linear(2, 2))
+        mp.load_state_dict(other.state_dict())
+
+
+def test_levels_say_what_they_leave_out():
+    told = {level.name: (level.policy, level.masters, level.scaling) for level in LEVELS.values()}
+    assert told["fp16"] == (True, True, True) and told["fp16-no-scaling"] == (True, True, False)
+    assert told["fp16-no-masters"] == (True, False, True) and told["fp16-pure"] == told["fp32"] == (False, False, False)

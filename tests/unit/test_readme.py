@@ -1,0 +1,18 @@
+"""The README's script for one device does what it says."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_script_for_one_device_runs():
+    (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Ledger" in block]
+    said, names = io.StringIO(), {}
+    with contextlib.redirect_stdout(said):
+        exec(script, names)
+    assert len(names["losses"]) == 2 and "at the peak, in" in said.getvalue()
+    ledger = names["ledger"]
+    assert ledger.now("master") == 2 * ledger.now("weights") > 0 and ledger.peak("recomputed") > 0
