@@ -8,7 +8,7 @@ const place = document.getElementById("btl-play"), tabs = [...document.querySele
 function standIn(values) {  // for the model that anywidget gives a widget
   const hears = {};
   return {
-    get: (name) => values[name], off() {},
+    get: (name) => values[name], off() {}, send() {},
     on(what, hear) { (hears[what] ||= []).push(hear); },
     set(name, value) { values[name] = value; for (const hear of hears[`change:${name}`] || []) hear(); },
   };

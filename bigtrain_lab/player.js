@@ -272,7 +272,7 @@ function render({ model, el }) {
     frame();
   });
   const theme = new MutationObserver(onTheme);
-  readTheme(); load(); size.observe(d.root);
+  readTheme(); load(); size.observe(d.root); model.send({ echo: 0 });
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   const onNote = () => drawHead(d, v, model.get("note")), onShape = () => { resize(); frame(); };
   const still = matchMedia("(prefers-reduced-motion: reduce)");

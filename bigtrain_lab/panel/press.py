@@ -8,28 +8,32 @@ behind all that was still to be sent, and acts when it is there and the last mov
 import asyncio
 from collections.abc import Callable
 
-ECHO_S = 3.0  # a browser that does not answer in this time shows no player: the press counts as it stands
+ECHO_S = 60.0  # a page that was closed does not answer: then the press counts as it stands
 
 
 class Press:
-    """`.now()` at a press, `.settled()` after each prediction; `act()` is called when `ready()`, at most once a press."""
+    """`.now()` at a press, `.settled()` after each prediction; `act()` is called when `ready()`, at most once a press.
+
+    A player says that it is drawn by an echo of 0; until one has, a press waits for no echo. A page that is busy may take
+    seconds to answer, and a kernel that works off its moves as long: an early end of the wait would run other settings.
+    """
 
     def __init__(self, player, ready: Callable[[], bool], act: Callable[[], None]):
         self._player, self._ready, self._act = player, ready, act
-        self._asked, self._open, self._wanted = 0, False, False  # open: the echo is still to come; wanted: the prediction is
+        self._asked, self._drawn, self._open, self._wanted = 0, False, False, False  # open: the echo is still to come; wanted: the prediction is
         player.on_msg(lambda _, content, buffers: self._echo(content.get("echo")))
 
     def now(self) -> None:
         self._asked, self._open, self._wanted = self._asked + 1, True, False
-        try:
+        if self._drawn:
             asyncio.get_running_loop().call_later(ECHO_S, self._echo, self._asked)
-        except RuntimeError:  # no kernel, so no browser that lags behind
-            self._echo(self._asked)
-        else:
             self._player.send({"do": "echo", "text": self._asked})
+        else:
+            self._echo(self._asked)
 
     def _echo(self, asked: int | None) -> None:
         """All that was sent before that press is in. Each view of the panel answers: the first one counts."""
+        self._drawn = self._drawn or asked == 0
         if self._open and asked == self._asked:
             self._open, self._wanted = False, True
             self.settled()

@@ -69,18 +69,25 @@ def test_opening_a_panel_changes_no_setting(lab):
     expect(panel.locator(".btl-command code").first).to_have_text(re.compile(r"--loss-scale 536870912(\.0)?$"))
 
 
+SLOW = """import time
+panel = show("pipeline", ranks=2)
+panel.controls["micro_batches"].observe(lambda change: time.sleep(1), "value")
+panel"""
+
+
 def test_run_takes_the_last_move(lab):
-    """A press of Run overtakes the moves that a browser has still to send, unless it waits for them."""
-    page = lab.panel("last.ipynb", call='show("pipeline", ranks=2)')
-    handle, run = lab.slider("micro-batches").bounding_box(), page.get_by_role("button", name="Run on 2 ranks").element_handle()
-    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
-    page.mouse.down()
-    page.mouse.move(handle["x"] + 60, handle["y"], steps=30)
-    page.mouse.up()
+    """A press of Run overtakes the moves that a browser has still to send while the kernel is busy, unless it waits for them."""
+    page = lab.panel("last.ipynb", call=SLOW)
+    run = page.get_by_role("button", name="Run on 2 ranks").element_handle()
+    lab.slider("micro-batches").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
     run.evaluate("button => button.click()")
     expect(page.locator(".btl-status")).to_contain_text("done after")
     expect(page.locator(".btl-status")).not_to_contain_text("other settings")
     expect(page.locator(".btl-results")).not_to_contain_text("settings changed")
+    page.get_by_role("button", name="Copy command").click()
+    expect(page.locator(".btl-command code").first).to_have_text("bigtrain run pipeline --ranks 2 --micro-batches 11")
 
 
 def test_run_fills_modelled_and_measured_and_the_player_moves(lab):

@@ -321,37 +321,45 @@ def commands_of(panel):
 # -- runs -----------------------------------------------------------------------------------------------------------------
 
 
+def echoes(panel, *numbers):
+    for number in numbers:
+        panel.player._handle_custom_msg({"echo": number}, [])
+
+
 def test_run_waits_for_the_moves_that_the_browser_had_still_to_send(panel):
     """A press overtakes the last move of a slider; the echo that it asks for comes behind it. An echo of another press is none."""
     sent, started = [], []
     panel.player.send = lambda message: sent.append(message)
-    panel.start = panel._press._act = lambda: started.append(panel.experiment.micro_batches)
+    panel._press._act = lambda: started.append(panel.experiment.micro_batches)
 
     async def in_a_kernel():
+        echoes(panel, 0)  # a player is drawn
         panel.run_button.click()
-        panel.player._handle_custom_msg({"echo": 0}, [])
+        echoes(panel, 0)  # and a second view of it
         panel.controls["micro_batches"].value = 7
         assert sent == [{"do": "echo", "text": 1}] and started == []
-        panel.player._handle_custom_msg({"echo": 1}, [])
-        panel.player._handle_custom_msg({"echo": 1}, [])  # of a second view
+        echoes(panel, 1, 1)  # of both views
         panel.controls["micro_batches"].value = 6
 
     asyncio.run(in_a_kernel())
     assert started == [7]
 
 
-def test_run_starts_where_no_browser_answers_too(panel, monkeypatch):
-    monkeypatch.setattr("bigtrain_lab.panel.press.ECHO_S", 0.0)
+def test_run_starts_where_no_player_is_drawn_or_its_page_was_closed(panel, monkeypatch):
     started = []
     panel._press._act = lambda: started.append(1)
+    panel.run_button.click()
+    assert started == [1]
+    monkeypatch.setattr("bigtrain_lab.panel.press.ECHO_S", 0.0)
 
     async def in_a_kernel():
+        echoes(panel, 0)
         panel.run_button.click()
-        assert not started
+        assert started == [1]
         await asyncio.sleep(0.01)
 
     asyncio.run(in_a_kernel())
-    assert started == [1]
+    assert started == [1, 1]
 
 
 def test_run_waits_for_a_prediction_that_takes_long():
