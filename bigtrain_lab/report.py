@@ -1,7 +1,6 @@
 """A run in words: the table predicted | modelled | measured, amounts in human units, the command that repeats it.
 
 Values and text only, shared by the command line and the panel; nothing here draws, starts processes or imports torch.
-Differences of bytes are exact.
 """
 
 import shlex
@@ -100,12 +99,12 @@ def of_a_rank(sentence: str) -> bool:
 
 
 def gap(a: Amount, b: Amount) -> str:
-    """From a to b: exact for bytes, points for shares, a factor from 2 on, else percent."""
+    """From a to b: for bytes in the unit of a, points for shares, a factor from 2 on, else percent."""
     if a == b:
         return "equal"
     change = b.value - a.value
     if a.unit == "B":
-        return f"{change:+,.0f} B"
+        return ("+" if change > 0 else "-") + size(abs(change), beside=a.value)
     if a.unit == "%":
         return f"{change:+.1f} points"
     if a.value <= 0 or b.value <= 0:

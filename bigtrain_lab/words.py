@@ -3,12 +3,27 @@
 from collections.abc import Mapping
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while abs(float(f"{value:.4g}")) >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:,.4g} {units[0]}"
+UNITS = ("B", "kB", "MB", "GB", "TB")
+LEAST = 0.01  # of a unit that is not a count's own
+
+
+def size(count: float, beside: float = 0) -> str:
+    """Bytes in decimal units, as on a data sheet, exact below a kilobyte: 640 B, 1.536 kB, 373 MB.
+
+    Told `beside` other bytes they are in the same unit, unless they are too few to be seen there: 0.64 MB beside 1.5 MB, 640 B too.
+    """
+    power = own = prefix(count)
+    if own < (other := prefix(beside)) and count / 1000**other >= LEAST:
+        power = other
+    return f"{count / 1000**power:,.4g} {UNITS[power]}"
+
+
+def prefix(count: float) -> int:
+    """The power of 1000 in whose unit bytes are below 1,000."""
+    power = 0
+    while abs(float(f"{count / 1000**power:.4g}")) >= 1000 and power < len(UNITS) - 1:
+        power += 1
+    return power
 
 
 def device_size(count: int) -> str:

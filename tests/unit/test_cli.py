@@ -523,6 +523,11 @@ def test_amounts_in_human_units(amount, text):
     (None, A(33, S), A(33, S), ""),
     (A(5000, "B"), A(5000, "B"), A(5000, "B"), "✓ equal, measured equal"),
     (A(5_000_000, "B"), A(5_000_000, "B"), A(5_000_016, "B"), "✓ equal, measured +16 B"),
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(5_450_240, "B"), "✓ equal, measured -1.74 MB"),
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_353_856, "B"), "✓ equal, measured +0.1638 MB"),  # in the unit of what stands beside it
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_200_015, "B"), "✓ equal, measured +9.999 kB"),  # unless nothing would be seen
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_200_016, "B"), "✓ equal, measured +0.01 MB"),
+    (A(5000, "B"), A(5000, "B"), A(12_000_000, "B"), "✓ equal, measured +11.99 MB"),
     (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "✓ equal, measured +7.8 points"),
     (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "✓ equal, measured +50%"),
     (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "✓ equal, measured -25%"),
