@@ -38,7 +38,7 @@ def test_my_script_changed_trains_as_before_and_tells_its_memory(tmp_path):
     for name, sign in (("before", "-"), ("after", "+")):
         script = tmp_path / f"{name}.py"
         script.write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
-        told[name] = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=True,
+        told[name] = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=500, check=True,
                                     env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.splitlines()
     losses = {name: [float(line.split()[1]) for line in lines[:2]] for name, lines in told.items()}
     assert losses["before"] == pytest.approx(losses["after"])

@@ -46,7 +46,7 @@ def test_my_script_changed_trains_as_before(tmp_path):
     for name, sign in (("before", "-"), ("after", "+")):
         text = "\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n"
         (tmp_path / f"{name}.py").write_text(text)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr
         printed.append([float(line.split()[1]) for line in done.stdout.splitlines()])
     assert len(printed[0]) == 20 and printed[0][-1] < printed[0][0]

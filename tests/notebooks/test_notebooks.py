@@ -47,8 +47,9 @@ def run_nbval(path):
     (path.parent / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", "-p", "no:cacheprovider",
-         "-q", path.name], cwd=path.parent, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"}, capture_output=True, text=True, timeout=550)
+        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=500", "--nbval-kernel-startup-timeout=300",
+         "-p", "no:cacheprovider", "-q", path.name], cwd=path.parent, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
+        capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
 
@@ -112,7 +113,7 @@ def test_the_exercises_of_11_can_be_solved(tmp_path, monkeypatch):
     notebook.cells = [cell for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"
                       and (cell.id in needed or cell.id == "predict" or i > from_here)]
     monkeypatch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=500, startup_timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells}
     for check in ("exercise-check", "exercise-stash-check"):
         assert printed[check].count("right.") == 3, printed[check]
@@ -129,7 +130,7 @@ def test_my_script_changed_trains_as_before(tmp_path):
         (tmp_path / f"{name}.py").write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    printed = [subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=True).stdout
+    printed = [subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=True).stdout
                for words in (["before.py"], [*torchrun, "after.py"])]
     losses = [[float(line.split()[1]) for line in text.splitlines()] for text in printed]
     assert len(losses[0]) == 20 and losses[0][-1] < losses[0][0]

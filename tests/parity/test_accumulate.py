@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
         if name not in finished:
             asked = Accumulate(**{**SMALL, **SETTINGS[name]})
             run = asked.run(directory=tmp_path_factory.mktemp("runs") / "run")
-            run.wait(timeout=60)
+            run.wait()
             finished[name] = asked, run
         return finished[name]
     return run_of
@@ -112,7 +112,7 @@ def test_a_device_that_holds_one_micro_batch_trains_a_window_of_eight(tmp_path):
     asked = asked.replace(memory_mb=2 * asked.predict().peak_bytes(0) / 1e6)
     assert asked.activations(8 * asked.sequences) > 1.5 * asked.capacity_bytes
     run = asked.run(directory=tmp_path / "run")
-    run.wait(timeout=60)
+    run.wait()
     assert tensors_differ(run.result, asked.reference()) == []
 
 

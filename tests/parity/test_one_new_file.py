@@ -28,7 +28,7 @@ asked = PipelineExperiment(schedule="last-first", ranks=2, micro_batches=3, laye
                            dtype="float64", optimizer="sgd", steps=2)
 predicted = asked.predict()
 run = asked.run(directory=DIRECTORY)
-run.wait(timeout=60)
+run.wait()
 boxes = len(figures.figure("timeline", predicted).to_plotly_json()["data"])
 print({"idle": [predicted.idle(r) for r in range(2)], "clocks": clocks_differ(predicted, run.trace("modelled")),
        "numbers": tensors_differ(run.result, asked.reference()), "drawn": boxes > 0,
@@ -65,7 +65,7 @@ def test_in_a_notebook_cell(tmp_path):
              "try:\n    class Mine(Schedule):\n        name = 'gpipe'\nexcept ValueError as error:\n    print(error)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells],
                                         metadata={"kernelspec": {"name": "python3", "display_name": "", "language": "python"}})
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=500, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = ["".join(o.get("text", "") for o in c.outputs).strip() for c in notebook.cells]
     assert printed[2] == RIGHT
     assert printed[3] == "The name 'gpipe' is taken by bigtrain_lab.schedules.gpipe.GPipe: give Mine another `name`."

@@ -25,7 +25,7 @@ def held(trace, rank):
 
 
 def finish(run):
-    run.wait(timeout=120)
+    run.wait()
     return run
 
 

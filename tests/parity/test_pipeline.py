@@ -36,7 +36,7 @@ def sizes_that_fit(schedule, *sizes):
 
 
 def finish(run):
-    run.wait(timeout=120)
+    run.wait()
     return run
 
 
@@ -87,7 +87,7 @@ def test_gradients_equal_one_process(schedule, p, m, tmp_path):
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     chosen = Schedule.named(schedule)(p, m)
     run = launch(lambda rank: gradients(rank, chosen, config, inputs, targets), ranks=p, directory=tmp_path / "run")
-    run.wait(timeout=60)
+    run.wait()
     whole = GPTStage(config, 0, config.pieces)
     loss = cross_entropy(whole(inputs), targets)
     loss.backward()
@@ -138,7 +138,7 @@ def test_samples_depend_on_their_number_only():
 def test_the_clock_may_be_off(tmp_path):
     asked = experiment("1f1b", steps=1)
     run = asked.run(directory=tmp_path / "run", clock=False)
-    assert run.wait(timeout=60).clock == "measured"
+    assert run.wait().clock == "measured"
     assert tensors_differ(run.result, asked.reference(), tolerance=1e-4) == []
 
 
@@ -185,7 +185,7 @@ def replaced_and_frozen(rank):
 
 def test_a_step_takes_the_weights_as_their_owner_left_them(tmp_path):
     run = launch(replaced_and_frozen, ranks=2, directory=tmp_path / "run")
-    run.wait(timeout=60)
+    run.wait()
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = [torch.full((6, 6), 0.1 * n, dtype=torch.float64) for n in (1, 2)]
     weights[1].requires_grad_()

@@ -14,7 +14,7 @@ TAKEN = [name for name, cls in Schedule.all().items() if name != "interleaved"]
 def test_clock_bytes_and_numbers(schedule, tmp_path):
     asked = Staleness(schedule=schedule, steps=2)
     run = asked.run(directory=tmp_path / "run")
-    run.wait(timeout=60)
+    run.wait()
     assert clocks_differ(asked.predict(), run.trace("modelled")) == []
     assert tensors_differ(run.result, asked.reference()) == []
 
@@ -22,7 +22,7 @@ def test_clock_bytes_and_numbers(schedule, tmp_path):
 def test_without_stashing_too(tmp_path):
     asked = Staleness(stashing=False, steps=2)
     run = asked.run(directory=tmp_path / "run")
-    run.wait(timeout=60)
+    run.wait()
     assert tensors_differ(run.result, asked.reference()) == []
     assert max(asked.train_alone().gradient_errors) > 1e-3
 

@@ -40,7 +40,7 @@ def fails(program, ranks=3, marks=None, **options) -> Run:
             log.write("\n")  # a log that grows is no stall
         time.sleep(0.05)
     with pytest.raises(RankFailed) as failed:
-        run.wait(120)  # only a program that goes on for ever takes so long
+        run.wait()
     assert str(failed.value) == run.diagnosis and run.state == "failed"
     assert ranks_alive() == []
     again = Run.open(run.directory)

@@ -28,7 +28,7 @@ SLOW = [dict(plan="keep-all"), dict(plan="keep-none", model="mlp", dropout=0.0),
 def held_to_its_prediction(settings, directory):
     asked, threads = Checkpoint(**{**SMALL, **settings}), torch.get_num_threads()
     run = asked.run(directory=directory)
-    run.wait(timeout=60)
+    run.wait()
     predicted, modelled, measured = asked.predict(), run.trace("modelled"), run.trace("measured")
     assert clocks_differ(predicted, modelled) == []
     for quantity in asked.quantities:

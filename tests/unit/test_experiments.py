@@ -103,7 +103,7 @@ def test_the_table_of_the_default_lab():
 def test_the_loss_is_what_only_a_run_tells(tmp_path):
     asked = PipelineExperiment(steps=2, micro_batches=2, layers=4, width=16, heads=2, sequence=8)
     run = asked.run(directory=tmp_path / "run")
-    run.wait(timeout=60)
+    run.wait()
     (loss,) = [q for q in asked.quantities if q.name.startswith("loss")]
     assert loss.of(asked.predict()) is None
     assert loss.of(run.trace("modelled")) == loss.of(run.trace("measured")) == pytest.approx(run.result["loss"][-2:].mean())

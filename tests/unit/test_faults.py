@@ -27,7 +27,7 @@ from bigtrain_lab.runtime.waits import RankState
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import fails, last_mark, ranks_alive, step, warm_up
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
+pytestmark = pytest.mark.usefixtures("server")
 LABS = {
     "faults": dict(micro_batches=4, steps=2),
     "staleness": dict(schedule="1f1b", micro_batches=4, steps=2),
@@ -61,7 +61,7 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(name, fault, tmp
             log.write("\n")  # a slow start is no stall
         time.sleep(0.05)
     with pytest.raises(RankFailed):
-        run.wait(60)
+        run.wait()
     assert run.diagnosis.startswith(TOLD[fault])
     assert ranks_alive() == []
     logs = [Log.read(run.directory / f"events-{rank}.jsonl") for rank in range(4)]
@@ -81,7 +81,7 @@ def test_a_straggler_is_slow_on_both_clocks_and_no_result_changes(name, tmp_path
     slow, well = lab(name, "straggler"), lab(name, "none")
     assert slow.predict().busy(1) == SLOWER * well.predict().busy(1) and slow.predict().busy(2) == well.predict().busy(2)
     run = slow.run(directory=tmp_path / "run")
-    assert clocks_differ(slow.predict(), run.wait(60)) == []
+    assert clocks_differ(slow.predict(), run.wait()) == []
     found = slow.reference()
     assert all(abs(run.result[key] - found[key]).max() <= 1e-5 for key in found)
 
@@ -101,7 +101,7 @@ def test_a_straggler_really_takes_longer(tmp_path):
 def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
     asked = lab(name, "nan")
     run = asked.run(directory=tmp_path / "run")
-    trace = run.wait(60)
+    trace = run.wait()
     assert clocks_differ(asked.predict(), trace) == []
     told = "it began on rank 1; rank 1 sent the first such value in 1F3, and all that it had received was finite"
     assert told in asked.explain(trace)[1 if name == "faults" else 0]
@@ -115,7 +115,7 @@ def test_a_nan_spreads_and_the_run_tells_where_it_began(name, tmp_path):
 
 def test_a_run_in_which_all_is_finite_tells_nothing(tmp_path):
     run = lab("staleness", "none").run(directory=tmp_path / "run")
-    assert not_finite(run.wait(60)) == [] and "fault" not in run.settings
+    assert not_finite(run.wait()) == [] and "fault" not in run.settings
 
 
 @pytest.mark.parametrize("values, finite", [
@@ -214,7 +214,7 @@ def test_groups_on_other_axes_have_collectives_of_their_own(tmp_path):
                 rank.group(axis).all_reduce(torch.ones(1))
 
     # ranks 0 and 2 share a "dp" group, 1 and 3 another: 0 and 2 call once more, and nobody waits for the others
-    launch(program, 4, mesh=Mesh(dp=2, pp=2), directory=tmp_path / "run").wait(60)
+    launch(program, 4, mesh=Mesh(dp=2, pp=2), directory=tmp_path / "run").wait()
 
 
 # -- the picture --------------------------------------------------------------------------------------------------
@@ -251,6 +251,6 @@ def test_a_fork_server_that_is_killed_is_no_rank_s_fault(tmp_path):
     ranks = ranks_alive()
     os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     with pytest.raises(RankFailed, match="The server that ranks are forked from has ended"):
-        run.wait(30)
-    assert psutil.wait_procs(ranks, timeout=5)[1] == []
-    launch(lambda rank: None, 2, directory=tmp_path / "again").wait(60)
+        run.wait()
+    assert psutil.wait_procs(ranks, timeout=300)[1] == []
+    launch(lambda rank: None, 2, directory=tmp_path / "again").wait()

@@ -47,9 +47,9 @@ def runs(tmp_path_factory):
     found = {"ledger": started(place / "ledger"), "meter": started(place / "meter", ledger=False),
              "short": started(place / "short", capacity_bytes=PEAK - 1), "enough": started(place / "enough", capacity_bytes=PEAK)}
     for name in ("ledger", "meter", "enough"):
-        found[name].wait(60)
+        found[name].wait()
     with pytest.raises(RankFailed):
-        found["short"].wait(60)
+        found["short"].wait()
     return found
 
 

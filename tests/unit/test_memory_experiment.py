@@ -30,7 +30,7 @@ class Runs(dict):
 
     def __missing__(self, name):
         self[name] = run = ASKED[name].run(directory=self.folder / name)
-        run.wait(timeout=120)
+        run.wait()
         return run
 
 
@@ -80,7 +80,7 @@ def test_with_a_limit_step_1_passes_and_step_2_fails(tmp_path):
     assert any("does not fit" in sentence for sentence in asked.explain(asked.predict()))
     run = asked.run(directory=tmp_path / "run")
     with pytest.raises(RankFailed, match=r"runs out of memory at 0F1: .* optimizer .*Take fewer rows .*sgd or momentum"):
-        run.wait(timeout=60)
+        run.wait()
     assert [span.name for span in run.trace("modelled").spans(0)] == ["0F0", "0B0", "0U0"]
 
 

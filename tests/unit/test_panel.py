@@ -377,7 +377,7 @@ def test_run_waits_for_a_prediction_that_takes_long():
 def test_run_fills_the_columns(panel):
     panel.run_button.click()
     assert panel.run_button.disabled and not panel.stop_button.disabled and panel.tabs.value == "modelled"
-    panel.wait(60)
+    panel.wait()
     spans = panel.rows[1]
     assert (spans.predicted.value, spans.modelled.value, spans.measured.value) == (10, 4, 4)  # 4 forwards ran, 10 actions were planned
     assert set(panel.traces) == {"predicted", "modelled", "measured"} and not panel.run_button.disabled
@@ -387,7 +387,7 @@ def test_run_fills_the_columns(panel):
 
 def test_a_move_after_a_run_greys_what_it_gave(panel):
     panel.start()
-    panel.wait(60)
+    panel.wait()
     assert not panel.stale
     panel.controls["micro_batches"].value = 4
     assert panel.stale and panel.tabs.value == "predicted" and panel.player.note == ""
@@ -404,7 +404,7 @@ def test_live_events_reach_the_player_before_the_end(panel, tmp_path):
     until(lambda: panel.player.data)
     assert panel.run.state == "running" and panel.player.live and b'"modelled"' in panel.player.data
     (tmp_path / "gate").touch()
-    panel.wait(60)
+    panel.wait()
     assert not panel.player.live
 
 
@@ -413,7 +413,7 @@ def test_stop_ends_a_long_run(panel):
     panel.start()
     panel.stop_button.click()
     with pytest.raises(RankFailed, match="stopped"):
-        panel.wait(60)
+        panel.wait()
     assert "stopped after" in panel.status.value and not panel.run_button.disabled and panel.stop_button.disabled
 
 
@@ -421,7 +421,7 @@ def test_a_failure_names_rank_and_reason_in_the_panel(panel):
     panel.set(trouble="raise")
     panel.start()
     with pytest.raises(RankFailed):
-        panel.wait(60)
+        panel.wait()
     assert "ank 1" in panel.problem and "the wave broke" in panel.problem and "the wave broke" in panel.picture._trouble.value
     assert panel.picture.body.layout.display is None and ">failed after" in panel.status.value
     panel.set(trouble="none")
@@ -448,7 +448,7 @@ def test_only_a_failed_run_draws_who_waited(panel, monkeypatch):
     panel.set(trouble="raise")
     panel.start()
     with pytest.raises(RankFailed):
-        panel.wait(60)
+        panel.wait()
     assert drawn == [panel.run] and panel.picture._trouble.value == "drawn"
     panel.set(ranks=4)
     assert drawn == [panel.run, None]
@@ -458,7 +458,7 @@ def test_a_diagnosis_stays_until_settings_change_or_run_is_pressed(panel):
     panel.set(trouble="raise")
     panel.start()
     with pytest.raises(RankFailed):
-        panel.wait(60)
+        panel.wait()
     panel.read_menus()  # any other cell ran
     panel.set(trouble="raise")  # nothing changed
     assert "the wave broke" in panel.problem and panel.picture._trouble.layout.display is None
@@ -469,7 +469,7 @@ def test_a_diagnosis_stays_until_settings_change_or_run_is_pressed(panel):
     panel.start()
     assert panel.problem == ""
     with pytest.raises(RankFailed):
-        panel.wait(60)
+        panel.wait()
 
 
 def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, monkeypatch, tmp_path):
@@ -478,7 +478,7 @@ def test_a_run_that_ends_does_not_enable_run_for_settings_that_cannot_be(panel, 
     panel.start()
     panel.set(ranks=4)
     (tmp_path / "gate").touch()
-    panel.wait(60)
+    panel.wait()
     assert panel.problem and panel.run_button.disabled and panel.start() is None
 
 
@@ -502,11 +502,11 @@ def test_what_a_class_raises_about_its_run_is_told_and_the_panel_goes_on(panel, 
 
     monkeypatch.setattr(Waves, "explain", broken)
     panel.start()
-    panel.wait(60)
+    panel.wait()
     assert "KeyError: 'no such rank' (in broken" in panel.problem and not panel.run_button.disabled and panel.stop_button.disabled
     monkeypatch.undo()
     panel.start()
-    panel.wait(60)
+    panel.wait()
     assert panel.problem == "" and panel.rows[1].modelled.value == 4
 
 

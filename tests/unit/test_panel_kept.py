@@ -33,7 +33,7 @@ def ran(panel, **settings):
     """The panel after a run with these settings."""
     panel.set(**settings)
     panel.start()
-    panel.wait(60)
+    panel.wait()
     return panel
 
 
@@ -135,7 +135,7 @@ def kept(panel):
     panel.set(trouble="raise")
     panel.start()
     with pytest.raises(RankFailed):
-        panel.wait(60)
+        panel.wait()
     return ran(panel, micro_batches=2, trouble="none")
 
 
@@ -271,7 +271,7 @@ def test_a_run_that_lost_its_end_shows_what_is_whole(kept):
 
 def test_a_run_of_another_experiment_brings_its_controls(panel, tmp_path):
     ran(panel)
-    Staleness(ranks=2, micro_batches=2, steps=1).run().wait(60)
+    Staleness(ranks=2, micro_batches=2, steps=1).run().wait()
     age(tmp_path / "runs")
     panel.bar.history.value = True
     assert [past.name for past in panel.bar.past._options_values] == ["test-waves", "staleness"]  # its own come first
@@ -296,14 +296,14 @@ def test_no_run_is_reopened_while_one_goes_on(panel, tmp_path):
     with pytest.raises(Impossible, match="A run goes on in this panel"):
         panel.reopen(before)
     (tmp_path / "gate").touch()
-    panel.wait(60)
+    panel.wait()
 
 
 def test_every_kept_setting_finds_its_control(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = PipelineExperiment(learning_rate=0.0123, ranks=1, steps=1, layers=1, micro_batches=1, tied=True, rows=3, seed=7)
     run = asked.run()
-    run.wait(60)
+    run.wait()
     shown = show("pipeline")
     shown.reopen(run.directory)
     assert shown.experiment == asked and not shown.stale
@@ -476,5 +476,5 @@ def test_a_run_that_did_nothing_before_it_failed_says_so_where_its_picture_would
     panel = Panel("staleness", ranks=2, micro_batches=2, steps=1, fault="exit", fault_rank=0, fault_at=0)
     panel.start()
     with pytest.raises(RankFailed):
-        panel.wait(60)
+        panel.wait()
     assert panel.picture.player.note.startswith("No action was done before the run ended") and not panel.picture.player.data

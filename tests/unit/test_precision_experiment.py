@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
         asked = Precision(level=level, every=2 * (level == "fp16"), **TINY)
         found[level] = asked, asked.run(directory=folder / level)
     for _, run in found.values():
-        run.wait(timeout=120)
+        run.wait()
     return found
 
 

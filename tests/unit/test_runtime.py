@@ -20,7 +20,7 @@ from bigtrain_lab.runtime.process import Job, work
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import step, warm_up
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
+pytestmark = pytest.mark.usefixtures("server")
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_a_run_that_is_opened_again_is_priced_by_the_machine_that_it_kept(monkey
     """Whatever this machine measures today, and where none was ever measured."""
     asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
     first = asked.predict()
-    asked.run(directory=tmp_path / "run").wait(60)
+    asked.run(directory=tmp_path / "run").wait()
     monkeypatch.setattr(calibrate, "measured", lambda: measurements.append(1) or {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)})
     calibrate.calibrate()
     assert clocks_differ(asked.replace(seed=1).predict(), first) != []
@@ -109,7 +109,7 @@ def test_all_cuts_of_a_restored_run_are_compared_on_its_machine(monkeypatch):
 def test_a_panel_shows_a_run_on_its_own_machine_equal_to_its_prediction(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
-    asked.run(directory=tmp_path / "run").wait(60)
+    asked.run(directory=tmp_path / "run").wait()
     other_machine(monkeypatch)
     panel = Panel(PipelineExperiment)
     panel.reopen(tmp_path / "run")
@@ -126,7 +126,7 @@ def test_damaged_facts_are_one_sentence(facts):
 
 def test_a_kept_machine_that_is_damaged_is_one_sentence(tmp_path):
     asked = PipelineExperiment(ranks=1, micro_batches=1, steps=1, layers=1, width=16, sequence=8, hardware="this-machine")
-    asked.run(directory=tmp_path / "run").wait(60)
+    asked.run(directory=tmp_path / "run").wait()
     path = tmp_path / "run" / "settings.json"
     settings = json.loads(path.read_text())
     settings["settings"]["facts"]["machine"].pop("name")

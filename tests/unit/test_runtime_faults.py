@@ -18,7 +18,7 @@ from bigtrain_lab.schedule import Action
 from tests.unit.ranks import after, fails, last_mark, step, until, warm_up
 
 HERE = __file__
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("server")]
+pytestmark = pytest.mark.usefixtures("server")
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_messages_on_their_way_are_no_deadlock(tmp_path):
                 group.recv(0, name="big")
                 group.isend(torch.zeros(1), 0, name="back")
 
-    launch(program, 2, directory=tmp_path / "run").wait(60)
+    launch(program, 2, directory=tmp_path / "run").wait()
 
 
 @pytest.mark.parametrize("record", [True, False])
