@@ -259,7 +259,7 @@ FAILING = """
         {fault}
 
     try:
-        launch(program, int(os.environ["WORLD_SIZE"]), directory="run", stall_s=2)
+        launch(program, int(os.environ["WORLD_SIZE"]), directory="run", stall_s=5)
     except RankFailed as error:
         sys.exit(f"told: {{error}}")
 """
@@ -281,7 +281,7 @@ FAULTS = {
         if rank.index: group.recv(3 - rank.index, name="x")''', "Deadlock: rank 1 waits for x from rank 2; rank 2 waits for x from rank 1"),
     "hang": ('''
         if rank.index == 1: time.sleep(1000)
-        group.barrier()''', "Rank 1 hangs: no progress for 2 s at "),
+        group.barrier()''', "Rank 1 hangs: no progress for 5 s at "),
 }
 
 
@@ -324,7 +324,7 @@ def at_work_in(folder: Path) -> list[psutil.Process]:
 def test_a_torchrun_that_is_killed_leaves_no_rank_on_either_machine(tmp_path):
     """Nobody ends its ranks then but their lookouts. The other agent ends by itself."""
     (name,) = script(tmp_path, textwrap.dedent(FAILING).format(fault="    group.recv(rank.index ^ 1) if rank.index < 2 else time.sleep(1000)")
-                     .replace("stall_s=2", "stall_s=1000"))
+                     .replace("stall_s=5", "stall_s=1000"))
     line = f'exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}'
     agents = [typed(line, "unused", tmp_path) for _ in range(2)]
     logs = [tmp_path / "run" / f"events-{rank}.jsonl" for rank in range(4)]
