@@ -27,7 +27,7 @@ from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, noted_end
 from .run import is_alive
 
 GRACE_S = 3.0  # for rank 0 to decide; and for a main thread to come by itself, once the run has failed
-TELLER_S = 0.3  # for the rank that tells all of it
+TELLER_S = 1.0  # for the rank that tells all of it
 
 
 class Lookout:

@@ -29,7 +29,7 @@ from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, offsets
 from .run import this_process
 
-CONNECT_S, SEEN_S, LEAVE_S = 120.0, 5.0, 3.0
+CONNECT_S, SEEN_S, LEAVE_S = 120.0, 5.0, 30.0
 
 
 class Member(NamedTuple):
