@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one 
 """
 
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +19,7 @@ app = App(name="bigtrain", version=__version__, result_action="return_value", su
           help="How large models are trained: predicted at once, and run on real processes.")
 Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # passed on to the experiments' own commands
 Place = Annotated[Path, Parameter(help="a run directory, or a file that predict --save wrote")]
+TOLD_S = 60.0  # torchrun ends all ranks with the first that ends, so the others let that be one that speaks; a reason of their own they tell then
 Asked = Annotated[Path | None, Parameter(help="a run directory, or a file that predict --save wrote")]
 
 
@@ -38,9 +40,18 @@ def main(arguments=None) -> int:
 @app.command(help_flags=[], version_flags=[])
 def run(*words: Words) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
+    from ..runtime import border
     from . import labs
 
-    return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
+    speaks = border.speaks()
+    if not speaks:
+        warnings.simplefilter("ignore")  # main puts it back
+    try:
+        return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
+    except (Impossible, CycloptsError):
+        if not speaks:
+            time.sleep(TOLD_S)
+        raise
 
 
 @app.command(help_flags=[], version_flags=[])

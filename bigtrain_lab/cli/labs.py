@@ -32,6 +32,8 @@ def menu(verb: str, act: Callable) -> App:
 
 def command(cls: type, act: Callable) -> Callable:
     """`act` on an experiment of this class, with a signature that cyclopts makes options from."""
+    from ..runtime import border
+
     own = {name: p for name, p in signature(act).parameters.items() if p.kind is Option.KEYWORD_ONLY}
 
     def act_on(**given) -> int:
@@ -39,7 +41,7 @@ def command(cls: type, act: Callable) -> Callable:
         experiment = cls(**given)
         if idle := cls.idle_settings(experiment.model_dump()) & set(given):
             names = ", ".join(sorted(name.replace("_", "-") for name in idle))
-            screen(stderr=True).print(f"Not used with these settings: {names}.")
+            screen(stderr=True, quiet=not border.speaks()).print(f"Not used with these settings: {names}.")
         return act(experiment, **options)
 
     act_on.__doc__ = cls.question

@@ -32,6 +32,13 @@ def place_given() -> Place | None:
     return Place(index, ranks, nodes, restart, "TORCHELASTIC_RUN_ID" in os.environ)
 
 
+def speaks() -> bool:
+    """Whether this process tells what is refused: of the ranks that torchrun started the first of each machine, since the reason may
+    lie with one machine alone (a file that is not there)."""
+    place = place_given()
+    return not (place and place.agent) or os.environ.get("LOCAL_RANK") == "0"
+
+
 def meeting_point() -> Peer:
     """Where the ranks of torchrun meet."""
     return Peer(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

@@ -447,6 +447,34 @@ def test_under_torchrun_only_rank_0_speaks(cli, monkeypatch, tmp_path):
         assert (code, bool(out), err) == (0, speaks, "")
 
 
+@pytest.mark.parametrize("words", [("--ranks", "2"), ("--rows", "x"), ("--no-such-setting",), ("--chunks", "3")])
+def test_under_torchrun_what_is_refused_is_told_once_a_machine(cli, monkeypatch, words):
+    """The first rank of each machine says why at once; the others wait until torchrun ends them, and speak only where it does not."""
+    slept = []
+    monkeypatch.setattr("bigtrain_lab.cli.time.sleep", lambda seconds: slept.append(seconds) or raised(KeyboardInterrupt()))
+    monkeypatch.setattr(PipelineExperiment, "run", lambda self, **options: raised(Impossible("This cannot be: take something else.")))
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for rank, local in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+        code, _, err = cli("run", "pipeline", *words)
+        if local:
+            assert (code, err) == (130, "bigtrain: interrupted.\n") and slept.pop() > 10
+        else:
+            assert code == 2 and err.count("bigtrain: ") == 1 and not slept
+    monkeypatch.setattr("bigtrain_lab.cli.time.sleep", slept.append)  # nobody ends it: the reason is its own
+    code, _, err = cli("run", "pipeline", *words)
+    assert code == 2 and err.startswith("bigtrain: ") and len(slept) == 1
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # started by hand, each with a terminal of its own
+    assert cli("run", "pipeline", *words)[0] == 2 and len(slept) == 1
+
+
+def raised(error):
+    raise error
+
+
 def work(rank):
     """A program for two ranks that is importable where they are."""
 
