@@ -25,7 +25,7 @@ SYMPTOMS = {
            "a value, of those that received none, is where it began.",
 }
 GUESSES = {  # what to expect of a run -> the faults of which it is right
-    "?": (), "it ends at once, with a traceback": ("raise",), "it ends at once, without one": ("exit", "kill", "deadlock"),
+    "?": (), "it ends at once with a traceback": ("raise",), "it ends at once without a traceback": ("exit", "kill", "deadlock"),
     "it ends by a time limit": ("hang",), "it is slower": ("straggler",), "its loss is not a number": ("nan",), "all is as always": ("none",)}
 
 

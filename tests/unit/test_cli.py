@@ -133,6 +133,11 @@ def test_help_of_an_experiment_has_each_knob_with_range_unit_and_menu(cli):
     assert "--stashing --no-stashing" in text and "--save PATH" in text and "--directory" not in text
 
 
+def test_a_choice_with_a_comma_would_read_as_two():
+    for cls in Experiment.all().values():
+        assert [choice for about in cls.knobs().values() for choice in about.menu() or () if "," in str(choice)] == []
+
+
 def test_help_of_run_has_the_options_of_a_run(cli):
     text = cli("run", "pipeline", "--help")[1]
     assert "--directory" in text and "--stall-s" in text and "--no-clock" in text and "--save" not in text
