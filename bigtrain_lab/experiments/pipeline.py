@@ -71,10 +71,21 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
+        self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
         require_cuttable(self.config, self.order.stages)
         return balanced(self.pieces, self.order.stages, self.bytes_per_s)
+
+    def refuse_more_chunks_than(self, room: int) -> None:
+        """Impossible, in the words of the settings, where ranks of several chunks would cut the model into more parts than it has."""
+        ranks, chunks = self.ranks, self.order.stages // self.ranks
+        if chunks == 1 or ranks * chunks <= room:
+            return
+        fewer = f"{room // ranks} chunk{'s' * (room >= 2 * ranks)}" if room >= ranks else f"{max(1, room // chunks)} rank{'s' * (room >= 2 * chunks)}"
+        of, among = ("layers", "") if room == self.layers else ("pieces", ", its embedding and head among them")
+        raise Impossible(f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least {ranks * chunks} {of}; the model has {room}{among}: "
+                         f"take {fewer} or {ranks * chunks - (room - self.layers)} layers.")
 
     @property
     def make_optimizer(self):
