@@ -1,7 +1,6 @@
 """When a rank held the most bytes: the time, the action, and what it held of each kind."""
 
 from collections.abc import Iterator
-from itertools import groupby
 from typing import NamedTuple
 
 from .events import Memory, Span
@@ -33,14 +32,31 @@ def readings(trace: Trace, rank: int) -> Iterator[Peak]:
     """All that was read of a rank, in time: what it holds at each action boundary, and between, on top of that, inside its actions."""
     settled: dict[str, int] = {}
     now: dict[str, int] = {}
-    for (start, action, inside), changes in groupby(trace._sorted_out[Memory, rank], key=lambda e: (e.start, e.name, e.inside)):
-        changed = {change.kind: change.bytes for change in changes}
+    for moment in moments(trace._sorted_out[Memory, rank]):
+        changed, (*_, action, start, _, inside) = {change.kind: change.bytes for change in moment}, moment[0]
         if inside:
             now |= changed
         else:
             settled |= changed
             now = dict(settled)
         yield Peak(rank, start, action, {kind: size for kind, size in now.items() if size}, inside)
+
+
+def moments(events: list[Memory]) -> Iterator[list[Memory]]:
+    """What was told together: of one action at one time; inside an action that takes no time, until a kind is told again."""
+    moment: list[Memory] = []
+    for event in events:
+        if moment and (event[3:5] != moment[0][3:5] or event.inside != moment[0].inside or event.inside and event.kind in {e.kind for e in moment}):
+            yield moment
+            moment = []
+        moment.append(event)
+    if moment:
+        yield moment
+
+
+def placed(start: int, end: int, count: int) -> list[int]:
+    """Ticks of `count` readings inside an action on a clock that knows only its start and end: in their order, evenly between the two."""
+    return [start + (i + 1) * (end - start) // (count + 1) for i in range(count)]
 
 
 def followed(trace: Trace) -> bool:
@@ -57,10 +73,16 @@ def peak(trace: Trace, rank: int) -> Peak | None:
         held: dict[str, int] = {}
         for each in alive:
             held[each.kind] = held.get(each.kind, 0) + each.bytes
-        return Peak(rank, alive[0].start, action_at(trace, rank, alive[0].start), held, True)
+        found, start = Peak(rank, alive[0].start, "", held, True), alive[0].start
+        read = next((each for each in readings(trace, rank) if (each.start, each.bytes) == (start, found.bytes)), None)
+        return found._replace(action=read.action if read else action_at(trace, rank, start))
     return max(readings(trace, rank), key=lambda each: each.bytes, default=None)
 
 
 def action_at(trace: Trace, rank: int, tick: int) -> str:
-    """The action of the rank during which a time lies, its end included; "" where there is none."""
-    return next((s.name for s in trace.spans(rank) if s.start < tick <= s.end or s.start == tick == s.end), "")
+    """The action of the rank during which a time lies, its end included; "" where there is none, and at the end of all that a rank
+    has done where it did not finish: there its modelled clock stands, whatever it was doing."""
+    spans = trace.spans(rank)
+    if spans and trace.settings.get("unfinished") and tick == spans[-1].end:
+        return ""
+    return next((s.name for s in spans if s.start < tick <= s.end or s.start == tick == s.end), "")

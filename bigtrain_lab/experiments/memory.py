@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..core import Alive, Memory, Span, Trace, knob
-from ..core.peak import readings
+from ..core.peak import placed, readings
 from ..data import chosen_text
 from ..models import (GPT, Account, GPTConfig, Noise, cross_entropy, gpt_steps, matmul_flops, moved_bytes, parameter_bytes,
                       parameters)
@@ -105,8 +105,8 @@ class MemoryExperiment(OneDevice):
             moments = account.moments_of(f"{event.kind}{event.name[2:]}") if isinstance(event, Span) else ()
             if not moments:  # an update without temporaries or new state
                 continue
-            for moment in sorted({*moments[::max(1, len(moments) // READINGS)], max(moments, key=account.levels.__getitem__), moments[-1]}):
-                tick = event.start + (event.end - event.start) * (moment - moments[0]) // len(moments)
+            told = sorted({*moments[::max(1, len(moments) // READINGS)], max(moments, key=account.levels.__getitem__), moments[-1]})
+            for moment, tick in zip(told, placed(event.start, event.end, len(told))):
                 held = account.kinds(moment)
                 events += [Memory(0, event.lane, kind, event.name, tick, held.get(kind, 0), True) for kind in KINDS]
                 if moment == account.peak_moment:
@@ -116,7 +116,7 @@ class MemoryExperiment(OneDevice):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         return (
-            *(Quantity(f"peak, step {step + 1}", "B", lambda t, step=step: peak_of(t, step), exact=False) for step in range(min(2, self.steps))),
+            *(Quantity(f"peak, step {step + 1}", "B", lambda t, step=step: peak_of(t, step)) for step in range(min(2, self.steps))),
             *(Quantity(f"{kind} at the peak", "B", lambda t, kind=kind: at_peak(t, kind)) for kind in KINDS),
             Quantity("step time", "slot" if self.profile.textbook else "s", lambda t: t.step_time),
             Quantity("loss, last", "", last_loss, exact=False))
@@ -182,7 +182,7 @@ class MemoryExperiment(OneDevice):
 
 
 def peak_of(trace: Trace, step: int) -> int | None:
-    """Most bytes held in a step; None where the trace tells no levels inside its actions, as the modelled one."""
+    """Most bytes held in a step; None where the trace tells no levels inside its actions."""
     return max((read.bytes for read in readings(trace, 0) if read.inside and read.action[2:] == str(step)), default=None)
 
 

@@ -101,7 +101,7 @@ class Ledger:
                        str(s.dtype).removeprefix("torch."), s.module, s.made) for s, kind, count in rows]
         if self._allocated and alive:
             alive = self._allocated.told(dict(zip((s.address for s, _, _ in rows), alive)), alive[0])
-        return sorted(alive, key=lambda a: -a.bytes)
+        return sorted(alive, key=lambda a: (-a.bytes, a.kind, a.name, *a[6:]))  # in one order, whatever the addresses
 
     def table(self, rows: int = 20) -> str:
         """What was alive at the peak, as text: the sums by kind, then the largest storages."""
@@ -258,6 +258,11 @@ class Ledger:
     def highest_bytes(self) -> int:
         """The peak, as of the last look."""
         return self._allocated.peak_bytes if self._allocated else self._balance.peak_bytes
+
+    @property
+    def highest_wall(self) -> int:
+        """When it was first reached (ns)."""
+        return self._balance.peak_wall
 
     def changes(self) -> list[tuple[str, int]]:
         """(kind, bytes) of each kind whose bytes are not those of the last call."""

@@ -5,19 +5,23 @@
     ["transfer", wall start, wall end, wall bytes, rank, lane, kind, name, start, end, src, bytes]
     ["memory" | "scalar", wall, rank, lane, kind, name, start, bytes | value]
     ["histogram", wall, rank, lane, kind, name, start, [edge, ...], [count, ...]]
-    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]
+    ["inside", rank, lane, kind, name, [[wall, bytes], ...]]               what a meter read of one kind inside an action
+    ["levels", rank, lane, name, [kind, ...], [[wall, at, bytes, ...], ...]]    what a ledger read there, of each kind that changed
     ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]    the last such line holds
     ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
     ["@finish", wall]  ["@done", wall]                                     marks, for the diagnosis only
 
 Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since
-the run began, on one clock for all ranks). A line is written by one system call before anything can block, so a rank
+the run began, on one clock for all ranks). A ledger's readings inside an action have their place on the lane by their order,
+evenly between the action's start and end; a meter's, which tell of no whole level, are on the wall's clock alone. A line is written by one system call before anything can block, so a rank
 that is killed has lost nothing. A reader stops before an unfinished last line.
 """
 
 import json
 import os
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +101,8 @@ def read(line: list) -> list:
     if what == "inside":
         *fields, readings = values
         return [Logged(None, Memory(*fields, wall, size, True)) for wall, size in readings]
+    if what == "levels":
+        return list(levels(*values))
     if what == "alive":
         wall, rank, lane, at, rows = values
         alive = [Alive(rank, lane, kind, name, wall, size, tuple(shape), *rest) for kind, name, size, shape, *rest in rows]
@@ -104,6 +110,17 @@ def read(line: list) -> list:
     wall, *fields = values
     event = event_of(what, fields)
     return [Logged(event if event.start is not None else None, event._replace(start=wall))]
+
+
+def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) -> Iterator[Logged]:
+    """A ledger's readings inside an action: of each moment the kinds that changed, and all where it shares its time with another."""
+    last, moments = [None] * len(kinds), Counter(at for _, at, *_ in rows)
+    for wall, at, *now in rows:
+        for kind, size, was in zip(kinds, now, last):
+            if size != was or moments[at] > 1:
+                event = Memory(rank, lane, kind, name, wall, size, True)
+                yield Logged(event._replace(start=at) if at is not None else None, event)
+        last = now
 
 
 class Tail:

@@ -5,6 +5,7 @@ import time
 from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 
+from ..core.peak import placed
 from ..explain import NOT_FINITE
 from ..formats import Exponents
 from ..schedule import Action, kind_of, name_of
@@ -31,7 +32,8 @@ class Recorder:
         self._inside, self.strike = None, None  # strike: a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
-        self._peak: tuple = (0, None, "compute")  # bytes, lane's time and lane of the highest action so far
+        self._ticks: dict[int, int | None] = {}  # wall -> lane's time of what a ledger read inside the last action
+        self._peak: tuple = (0, None, "compute")  # bytes, lane's time and lane of the highest moment so far
         self._told = (0, 0)  # bytes of the peak whose storages were written, and when
         self._not_finite: set[str] = set()  # what was, of "sent" and "reported"
 
@@ -68,16 +70,29 @@ class Recorder:
         finally:
             self._inside = None
         start, end = clock.compute(lane, step, self.rank)
-        inside: dict[str, int] = {}
-        if self.meter and (read := self.meter.end()):
-            for kind_of_memory, readings in read.items():
-                log.note("inside", self.rank, lane, kind_of_memory, name, readings)
-            inside = self._held | {kind_of_memory: max(size for _, size in readings) for kind_of_memory, readings in read.items()}
+        inside = self._within(name, lane, start, end)
         log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
         self._memory(name, wall_end, end, lane)
         log.write()
         self._refuse_too_much(inside, name)
         self._refuse_too_much(self._held, name)
+
+    def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
+        """Note what was read inside the action that has just ended; return the most of each kind."""
+        read = self.meter.end() if self.meter else {}
+        if isinstance(self.meter, Ledger):
+            walls = sorted({wall for readings in read.values() for wall, _ in readings})
+            ticks = placed(start, end, len(walls)) if self.clock.modelled else [None] * len(walls)
+            self._ticks = dict(zip(walls, ticks))
+            now, sizes, rows = {kind: self._held.get(kind, 0) for kind in read}, {kind: dict(readings) for kind, readings in read.items()}, []
+            for wall, at in self._ticks.items():
+                now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
+                rows.append([wall, at, *now.values()])
+            self.log.note("levels", self.rank, lane, name, list(read), rows)
+        else:
+            for kind, readings in read.items():
+                self.log.note("inside", self.rank, lane, kind, name, readings)
+        return self._held | {kind: max(size for _, size in readings) for kind, readings in read.items()}
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""
@@ -94,7 +109,7 @@ class Recorder:
             self._held[kind] = size
             self.log.note("memory", wall, self.rank, lane, kind, name, at, size)
         if self.meter and (highest := self.meter.highest_bytes) > self._peak[0]:
-            self._peak = highest, at, lane
+            self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
         if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
             self._alive(wall)
 

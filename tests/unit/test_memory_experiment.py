@@ -4,6 +4,7 @@ import pytest
 
 from bigtrain_lab.checks import clocks_differ, tensors_differ
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.memory import KINDS, MemoryExperiment, at_peak, peak_of
 from bigtrain_lab.report import rows
@@ -39,11 +40,24 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
+def inside(trace):
+    """The most that is held inside each action."""
+    highest = {}
+    for read in readings(trace, 0):
+        if read.inside:
+            highest[read.action] = max(highest.get(read.action, 0), read.bytes)
+    return highest
+
+
 @each
 def test_the_modelled_run_is_the_predicted_one(runs, name):
     predicted, modelled = ASKED[name].predict(), runs[name].trace("modelled")
     assert clocks_differ(predicted, modelled) == []
     assert [at_peak(predicted, kind) for kind in KINDS] == [at_peak(modelled, kind) for kind in KINDS]
+    told, found = inside(predicted), inside(modelled)
+    assert told.items() <= found.items() and {name[1] for name in found.keys() - told.keys()} <= {"U"}, "nothing is born in some updates"
+    assert peak(modelled, 0).place == peak(predicted, 0).place
+    assert peak(modelled, 0).bytes == peak(predicted, 0).bytes == ASKED[name].account.peak_bytes
 
 
 @each
@@ -66,6 +80,7 @@ def test_the_table_tells_both_steps_and_every_kind(runs):
     asked = ASKED["adam"]
     table = rows(asked.quantities, asked.predict(), runs["adam"].trace("modelled"), runs["adam"].trace("measured"))
     told = {row.quantity: (row.predicted.value, row.measured.value) for row in table if row.unit == "B"}
+    assert all(row.difference == "✓ equal, measured equal" for row in table if row.unit == "B")
     assert list(told) == ["peak, step 1", "peak, step 2", *(f"{kind} at the peak" for kind in KINDS)]
     assert all(predicted == measured for predicted, measured in told.values())
     assert told["peak, step 2"][0] - told["peak, step 1"][0] == told["optimizer at the peak"][0]
