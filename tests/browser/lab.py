@@ -13,6 +13,7 @@ from pathlib import Path
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")
 LAPTOP = {"width": 1366, "height": 768}
+PATIENCE_S = 180  # for whatever a test waits for: a loaded machine is slow, and not wrong
 OWN_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
                "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
 
@@ -36,12 +37,13 @@ def lab_server(folder: Path):
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     about = folder / f"jupyter_runtime_dir/jpserver-{server.pid}.json"
     try:
-        for _ in range(900):
+        until = time.monotonic() + 2 * PATIENCE_S
+        while time.monotonic() < until:
             if server.poll() is not None:
                 raise RuntimeError("JupyterLab ended: " + (folder / "server.log").read_text()[-2000:])
             try:
                 address = f"http://127.0.0.1:{json.loads(about.read_text())['port']}"
-                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=1).close()
+                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=PATIENCE_S).close()
                 break
             except (OSError, ValueError):  # it has not said its port yet, or not all of it, or does not answer
                 time.sleep(0.2)
@@ -51,7 +53,7 @@ def lab_server(folder: Path):
     finally:
         server.terminate()
         try:
-            server.wait(15)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -86,8 +88,8 @@ class Lab:
         """Write the notebook, show it and, unless told otherwise, run all of it; returns the page."""
         write_notebook(self.notebooks / name, cells)
         self.page.goto(f"{self.address}/doc/tree/{name}?token={self.token}&reset")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady", timeout=60_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady")
         if run:
             self.command("notebook:run-all-cells")
         return self.page
@@ -98,7 +100,7 @@ class Lab:
     def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel'):
         """Open a notebook that shows the pipeline panel, then the other cells; returns the page once the panel is drawn."""
         self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells])
-        self.page.wait_for_selector(".btl-player[data-revision]", timeout=90_000)
+        self.page.wait_for_selector(".btl-player[data-revision]")
         return self.page
 
     @property
@@ -109,11 +111,11 @@ class Lab:
         """The player's data-<name>."""
         return self.player.get_attribute(f"data-{name}")
 
-    def until(self, name: str, condition: str, timeout_s: float = 60) -> str:
+    def until(self, name: str, condition: str) -> str:
         """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns it."""
         self.page.wait_for_function(
             f"name => {{ const value = document.querySelector('.btl-player')?.getAttribute('data-' + name); return {condition}; }}",
-            arg=name, timeout=1000 * timeout_s)
+            arg=name)
         return self.data(name)
 
     def slider(self, setting: str):
@@ -123,6 +125,7 @@ class Lab:
     def row(self, quantity: str) -> list[str]:
         """The texts of a row of the table: predicted, modelled, measured, difference."""
         cells = self.page.locator(".btl-results tr", has=self.page.locator(f"td:text-is('{quantity}')")).locator("td")
+        cells.first.wait_for()  # the player may be drawn before the table
         return cells.all_text_contents()[1:]
 
     def theme(self, name: str) -> None:
@@ -140,9 +143,10 @@ def chromium(executable: str):
     """The browser that the tests drive."""
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=60_000)  # a loaded machine is slow, and not wrong
+    expect.set_options(timeout=1000 * PATIENCE_S)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS), timeout=1000 * PATIENCE_S)
+        browser.on("context", lambda context: context.set_default_timeout(1000 * PATIENCE_S))
         try:
             yield browser
         finally:

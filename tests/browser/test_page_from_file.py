@@ -36,7 +36,7 @@ class Opened:
         self.page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector(".btl-player[data-revision]", timeout=30_000)
+        self.page.wait_for_selector(".btl-player[data-revision]")
         self.address = path.as_uri()
 
     def data(self, name: str) -> str:
@@ -45,7 +45,7 @@ class Opened:
     def until(self, name: str, condition: str) -> str:
         """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript."""
         self.page.wait_for_function(f"name => {{ const value = document.querySelector('.btl-player').getAttribute('data-' + name); return {condition}; }}",
-                                    arg=name, timeout=30_000)
+                                    arg=name)
         return self.data(name)
 
     def press(self, *keys: str) -> None:

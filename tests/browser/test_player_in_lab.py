@@ -15,7 +15,7 @@ player"""
 @pytest.fixture
 def player(lab):
     lab.open("player.ipynb", [CELL, "1 + 1"])
-    lab.page.wait_for_selector(".btl-player[data-revision]", timeout=90_000)
+    lab.page.wait_for_selector(".btl-player[data-revision]")
     return lab
 
 
@@ -77,6 +77,8 @@ def test_mouse(player):
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 18)
     end = float(player.data("end"))
     assert 0.3 * end < float(player.until("time", f"value < {end}")) < 0.7 * end
+    for _ in range(3):
+        player.player.get_by_role("button", name="slower").click()  # it still plays when the next button is pressed
     player.player.get_by_role("button", name="play (space)").click()
     player.until("playing", "value === 'true'")
     player.player.get_by_role("button", name="pause (space)").click()
