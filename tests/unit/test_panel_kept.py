@@ -24,7 +24,8 @@ from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.runtime.log import Log
 from bigtrain_lab.runtime.run import this_process
 from tests.unit.ranks import until
-from tests.unit.test_panel import Waves, panel, patient  # noqa: F401  (fixtures)
+from tests.unit.test_panel import panel, patient  # noqa: F401  (fixtures)
+from tests.unit.waves import Waves
 
 pytestmark = pytest.mark.slow  # each has runs of its own
 

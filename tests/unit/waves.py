@@ -1,0 +1,55 @@
+"""An experiment for tests of panels. Ranks import this file to run it, hence nothing that takes long."""
+
+import os
+import time
+from typing import ClassVar
+
+import numpy as np
+
+from bigtrain_lab.core import Cost, Impossible, knob
+from bigtrain_lab.experiments import Experiment, Quantity
+from bigtrain_lab.schedule import Action
+from bigtrain_lab.schedules.gpipe import GPipe
+from bigtrain_lab.simulate import simulate
+
+
+class Title:
+    """A name that is inherited makes no member of the family: other tests go through all experiments."""
+
+    name = "test-waves"
+    question = "How long is a <wave>?"
+
+
+class Waves(Title, Experiment):
+    """Ranks that run GPipe's forwards and wait in the second one for a gate, so that a run lasts as long as a test wants."""
+
+    quantities: ClassVar[tuple] = (Quantity("step time", "slot", lambda t: t.step_time), Quantity("spans", "", lambda t: len(t.spans())))
+
+    ranks: int = knob(2, "processes", low=1, high=4)
+    micro_batches: int = knob(2, "pieces", low=1, high=8)
+    steps: int = knob(1, "steps", low=1, high=4, more=True)
+    gate: str = knob("", "file that lets the second forward end, once it exists", more=True)
+    trouble: str = knob("none", "what goes wrong", choices=("none", "raise"), more=True)
+
+    def cost(self):
+        return Cost({"F": 1, "B": 2})
+
+    def predict(self):
+        if self.micro_batches < self.ranks:
+            raise Impossible(f"{self.ranks} ranks need at least {self.ranks} micro-batches.")
+        return simulate(GPipe(self.ranks, self.micro_batches), self.cost(), self.steps)
+
+    def program(self, rank):
+        for m in range(self.micro_batches):
+            with rank.span(Action("F", rank.index, m)):
+                while m == 1 and self.gate and not os.path.exists(self.gate):
+                    time.sleep(0.01)
+        if self.trouble == "raise" and rank.index == 1:
+            raise ValueError("the wave broke")
+        return {"done": np.ones(1)}
+
+    def reference(self):
+        return {"done": np.ones(1)}
+
+    def explain(self, trace):
+        return ["Rank 0 waits.", "In all, waves overlap."]
