@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,18 +31,20 @@ def part_of(path: Path) -> str:
     return inside[0].removesuffix(".py")
 
 
-def imports(path: Path, top_only=False):
+@cache
+def imports(path: Path, top_only=False) -> list[str]:
     """Absolute dotted names of what the file imports; `top_only`: when the file itself is imported."""
     tree = ast.parse(path.read_text())
     package = ("bigtrain_lab", *path.relative_to(PACKAGE).parts[:-1])
-    nodes = tree.body if top_only else ast.walk(tree)
-    for node in nodes:
+    found = []
+    for node in tree.body if top_only else ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
