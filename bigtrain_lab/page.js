@@ -28,7 +28,13 @@ function choose(model, bodies, clock) {
     if (on) place.setAttribute("aria-label", `the run, ${clock}: ${CLOCKS[clock]}`);
   }
   model.set("data", new TextEncoder().encode(`{"clock":"${clock}",${bodies[told.clocks[clock]]}`));
+  requestAnimationFrame(() => {  // behind the player's own frame: of a long run the first step is in view, and the playhead at the end
+    const player = place.querySelector(".btl-player"), { time, to } = player.dataset;
+    if (Number(time) > Number(to)) press(player, "Home");
+  });
 }
+
+function press(player, key) { return player.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true })); }
 
 async function start() {
   const bodies = await Promise.all(told.bodies.map(unpack));
@@ -47,7 +53,7 @@ async function start() {
   document.addEventListener("keydown", (event) => {  // the player's keys work wherever nothing else has the focus
     if (event.target !== document.body || event.ctrlKey || event.metaKey || event.altKey) return;
     if (tabs[event.key - 1]) return choose(model, bodies, tabs[event.key - 1].dataset.clock);
-    if (!place.querySelector(".btl-player").dispatchEvent(new KeyboardEvent("keydown", { key: event.key, cancelable: true }))) event.preventDefault();
+    if (!press(place.querySelector(".btl-player"), event.key)) event.preventDefault();
   });
 }
 

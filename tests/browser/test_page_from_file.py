@@ -238,6 +238,7 @@ def test_part_of_a_run_opens_where_it_broke(browser, tmp_path):
         shown.wait_for_selector(".btl-player[data-to]")
         about = shown.locator(".btl-player").evaluate("player => ({ ...player.dataset })")
         assert float(about["to"]) - float(about["from"]) < float(about["end"]) and (about["to"] == about["end"]) is at_end
+        shown.wait_for_function("at => document.querySelector('.btl-player').dataset.time === at", arg=about["end"] if at_end else "0")  # in view
     shown.close()
 
 
