@@ -64,11 +64,13 @@ class Bar(widgets.VBox):
     def _say(self, html: str, title: str) -> None:
         self.status.value = f'<div class="btl-status" role="status" title="{escape(title)}">{html}</div>' if html else ""
 
-    def write(self, commands: dict[str, str]) -> None:
-        """Show the commands, each with a button that copies it; nothing where there are none."""
-        if not commands:
+    def write(self, commands: dict[str, str], copy: bool = False) -> None:
+        """While Copy command is pressed: show the commands, if there are any, each with a button that copies it; `copy` the first."""
+        if not (commands and self.command.value):
             self.lines.layout.display = SHUT
             return
+        if copy:
+            self._copy(next(iter(commands.values())))
         if len(self.lines.children) != len(commands):
             self.lines.children = [widgets.HBox([button("", "copy", "", "32px"), widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))],
                                                 layout=widgets.Layout(width="auto")) for _ in commands]

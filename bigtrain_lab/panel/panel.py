@@ -55,8 +55,10 @@ class Panel(widgets.VBox):
         self.picture = Picture(chosen=self._draw, mend=lambda: self.set(**self._offer))
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self._results = widgets.HTML(layout=widgets.Layout(width="auto", margin="2px"))
-        self._press = Press(self.player, ready=lambda: not self.settings.predicting, act=self.start)
-        for button, act in ((bar.run, self._press.now), (bar.stop, self.stop), (bar.pin, self.pin), (bar.unpin, self.unpin)):
+        self._press = Press(self.player, ready=lambda: not self.settings.predicting)
+        for button, act in ((bar.run, self.start), (bar.pin, self.pin)):
+            button.on_click(lambda _, act=act: self._press.now(act))
+        for button, act in ((bar.stop, self.stop), (bar.unpin, self.unpin)):
             button.on_click(lambda _, act=act: act())
         bar.history.observe(lambda _: self._list_past(), "value")
         bar.command.observe(lambda _: self._write_commands(copy=True), "value")
@@ -154,10 +156,11 @@ class Panel(widgets.VBox):
                                          self._compared.changes())
 
     def pin(self) -> None:
-        """Press Pin: keep what is shown beside what comes; what was pinned before goes."""
+        """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings that cannot be show nothing."""
         with self._lock:
-            self._compared.pin(self.tabs.value)
-            self._fit_pinned()
+            if not self._refusal:
+                self._compared.pin(self.tabs.value)
+                self._fit_pinned()
 
     def unpin(self) -> None:
         with self._lock:
@@ -172,11 +175,8 @@ class Panel(widgets.VBox):
         self._tabulate()
 
     def _write_commands(self, copy: bool = False) -> None:
-        """The commands of these settings while their button is pressed; none for settings that cannot be."""
-        commands = report.commands(self.experiment) if self.bar.command.value and not self._refusal else {}
-        self.bar.write(commands)
-        if copy and commands:
-            self.player.send({"do": "copy", "text": next(iter(commands.values()))})
+        """The commands of these settings; none for settings that cannot be."""
+        self.bar.write({} if self._refusal else report.commands(self.experiment), copy)
 
     # -- the run ------------------------------------------------------------------------------------------------------------
 

@@ -279,52 +279,90 @@ def echoes(panel, *numbers):
         panel.player._handle_custom_msg({"echo": number}, [])
 
 
-def test_run_waits_for_the_moves_that_the_browser_had_still_to_send(panel):
+@pytest.fixture
+def pressed(monkeypatch):
+    """What was started and pinned: each with the micro-batches that the settings had then."""
+    acted = []
+    for name in ("start", "pin"):
+        monkeypatch.setattr(Panel, name, lambda panel, name=name: acted.append((name, panel.experiment.micro_batches)))
+    return acted
+
+
+def test_run_and_pin_wait_for_the_moves_that_the_browser_had_still_to_send(pressed):
     """A press overtakes the last move of a slider; the echo that it asks for comes behind it. An echo of another press is none."""
-    sent, started = [], []
+    panel, sent = show(Waves), []
     panel.player.send = lambda message: sent.append(message)
-    panel._press._act = lambda: started.append(panel.experiment.micro_batches)
 
     async def in_a_kernel():
         echoes(panel, 0)  # a player is drawn
+        panel.bar.pin.click()
+        panel.controls["micro_batches"].value = 8
         panel.run_button.click()
         echoes(panel, 0)  # and a second view of it
-        panel.controls["micro_batches"].value = 7
-        assert sent == [{"do": "echo", "text": 1}] and started == []
+        assert [message["text"] for message in sent] == [1, 2] and pressed == []
         echoes(panel, 1, 1)  # of both views
+        panel.controls["micro_batches"].value = 7
+        assert pressed == [("pin", 8)]
+        echoes(panel, 2, 2)
         panel.controls["micro_batches"].value = 6
 
     asyncio.run(in_a_kernel())
-    assert started == [7]
+    assert pressed == [("pin", 8), ("start", 7)]
 
 
-def test_run_starts_where_no_player_is_drawn_or_its_page_was_closed(panel, monkeypatch):
-    started = []
-    panel._press._act = lambda: started.append(1)
+def test_run_starts_where_no_player_is_drawn_or_its_page_was_closed(pressed, monkeypatch):
+    panel = show(Waves)
     panel.run_button.click()
-    assert started == [1]
+    assert len(pressed) == 1
     monkeypatch.setattr("bigtrain_lab.panel.press.ECHO_S", 0.0)
 
     async def in_a_kernel():
         echoes(panel, 0)
         panel.run_button.click()
-        assert started == [1]
+        assert len(pressed) == 1
         await asyncio.sleep(0.01)
 
     asyncio.run(in_a_kernel())
-    assert started == [1, 1]
+    assert len(pressed) == 2
 
 
-def test_run_waits_for_a_prediction_that_takes_long():
+def test_a_press_waits_for_a_prediction_that_takes_long():
     predicted, acted = [], []
-    press = Press(widgets.DOMWidget(), ready=lambda: bool(predicted), act=lambda: acted.append(len(predicted)))
-    press.now()
+
+    def act():
+        acted.append(len(predicted))
+
+    press = Press(widgets.DOMWidget(), ready=lambda: bool(predicted))
+    press.now(act)
     press.settled()
     assert acted == []
     predicted.append(1)
     press.settled()
     press.settled()
     assert acted == [1]
+
+
+def test_presses_that_come_together_act_once():
+    player, acted = widgets.DOMWidget(), []
+    player.send = lambda message: None
+
+    def act():
+        acted.append(1)
+
+    async def in_a_kernel():
+        press = Press(player, ready=lambda: True)
+        for number in (0, None, None, 1, 2, 2):
+            press.now(act) if number is None else player._handle_custom_msg({"echo": number}, [])
+
+    asyncio.run(in_a_kernel())
+    assert acted == [1]
+
+
+def test_settings_that_cannot_be_are_not_pinned(panel):
+    panel.set(ranks=4, micro_batches=2)
+    assert panel.problem
+    panel.pin()
+    assert panel.pinned is None
 
 
 def test_run_fills_the_columns(panel):
