@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from .. import report
 from ..core import CLOCKS, Impossible, Trace
-from ..runtime import Run
+from ..runtime import Run, this_machine
+from ..runtime.calibrate import NAME as MACHINE
 from . import history
 from .nearest import Prediction, raised
 
@@ -72,8 +73,9 @@ class Compared:
 
     @property
     def sentences(self) -> list[str]:
-        """Why the last run went as it did, where it is of these settings; else why the prediction does."""
-        return (not self.stale and self.said) or (self.prediction.sentences if self.prediction else [])
+        """Which machine prices all this, where it is not this one; why the last run went as it did, where it is of these settings,
+        else why the prediction does."""
+        return machine_of_a_run(self.experiment) + ((not self.stale and self.said) or (self.prediction.sentences if self.prediction else []))
 
     def of(self, tab: str) -> Trace | None:
         """The trace that a tab shows."""
@@ -87,6 +89,14 @@ class Compared:
 def identity(experiment) -> tuple:
     """What makes two experiments the same: instances made before and after an edit of a class are compared too."""
     return experiment.name, experiment.model_dump()
+
+
+def machine_of_a_run(experiment) -> list[str]:
+    """That this-machine is what a reopened run kept, in a sentence; nothing where it is the one that is here, or prices nothing."""
+    profile = getattr(experiment, "profile", None)
+    if profile is None or profile.name != MACHINE or "machine" not in experiment.kept or profile == this_machine(measure=False):
+        return []
+    return [f"{MACHINE} is here the machine of the reopened run, as measured {profile.sources.get('when', 'then')}; a new panel prices by this one."]
 
 
 def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:

@@ -5,12 +5,13 @@ import json
 import os
 import re
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from bigtrain_lab import report
 from bigtrain_lab.core import MEMORY_KINDS, Impossible, Knob, Trace
+from bigtrain_lab.core.hardware import PROFILES
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
@@ -479,3 +480,19 @@ def test_a_run_that_did_nothing_before_it_failed_says_so_where_its_picture_would
     with pytest.raises(RankFailed):
         panel.wait()
     assert panel.picture.player.note.startswith("No action was done before the run ended") and not panel.picture.player.data
+
+
+def test_a_machine_that_a_reopened_run_kept_is_said_to_price_what_follows(monkeypatch):
+    other = replace(PROFILES["a100-nvlink"], name="this-machine", sources={"when": "2026-01-01T00:00+00:00"})
+    kept = json.loads(json.dumps({"experiment": "pipeline", "hardware": "this-machine", "facts": {"machine": asdict(other)}}))
+    monkeypatch.setattr("bigtrain_lab.panel.compared.this_machine", lambda measure: None)  # this one was not measured yet
+    shown = show(Experiment.restored(kept))
+    said = "this-machine is here the machine of the reopened run, as measured 2026-01-01T00:00+00:00; a new panel prices by this one."
+    assert f"<b>{said}</b>" in shown._results.value
+    shown.set(ranks=2)  # other settings, priced by it too
+    assert said in shown._results.value
+    shown.set(hardware="a100-nvlink")
+    assert said not in shown._results.value
+    monkeypatch.setattr("bigtrain_lab.panel.compared.this_machine", lambda measure: other)  # it is this one
+    shown.set(hardware="this-machine")
+    assert said not in shown._results.value
