@@ -2,11 +2,14 @@
 import os
 import signal
 
+import cloudpickle
 import pytest
 
+import tests
 from tools import setup
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it, and tests interrupt
+cloudpickle.register_pickle_by_value(tests)  # programs travel to ranks as from a notebook: a rank imports no test, and no pytest
 IN_CI = bool(os.environ.get("CI"))
 
 

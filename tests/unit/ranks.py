@@ -1,7 +1,4 @@
-"""What the tests of the runtime share: launching what must fail, an order of events that no load changes, the ranks left.
-
-Ranks import this file, for what keeps their order: what takes long to import is imported where it is used.
-"""
+"""What the tests of the runtime share: launching what must fail, an order of events that no load changes, the ranks left."""
 
 import json
 import os
@@ -9,6 +6,9 @@ import tempfile
 import time
 from multiprocessing import forkserver
 from pathlib import Path
+
+import psutil
+import pytest
 
 from bigtrain_lab.runtime import RankFailed, Run, launch, warm
 from bigtrain_lab.schedule import Action
@@ -23,8 +23,6 @@ def warm_up() -> None:
 
 def ranks_alive() -> list:
     """Processes of ranks that this process launched: the fork server's children, and nobody else's (a browser's, say)."""
-    import psutil
-
     server = forkserver._forkserver._forkserver_pid
     if server is None or not psutil.pid_exists(server):
         return []
@@ -36,8 +34,6 @@ def fails(program, ranks=3, marks=None, **options) -> Run:
 
     `marks`: no stall is counted before the ranks' logs end with these.
     """
-    import pytest
-
     run = launch(program, ranks, directory=tempfile.mkdtemp(), **options)
     while marks and run.state == "running" and [last_mark(run.directory, rank) for rank in range(ranks)] != marks:
         with open(run.directory / "rank-0.log", "a") as log:

@@ -1,4 +1,4 @@
-"""An experiment for tests of panels. Ranks import this file to run it, hence nothing that takes long."""
+"""An experiment for the tests of panels, whose runs last as long as a test wants."""
 
 import os
 import time
