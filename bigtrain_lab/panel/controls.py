@@ -10,7 +10,7 @@ from .graded import Graded, positions
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
-STYLE = {"description_width": "96px"}
+STYLE = {"description_width": "104px"}
 
 
 def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:

@@ -8,7 +8,7 @@ from ..core import CLOCKS, Trace
 SHOWN, NAMED = 5, 4  # sentences; settings that have changed
 STYLE = """<style>
 .btl-question { font-size: 16px; font-weight: 600; line-height: 1.3; margin: 2px 0 4px; color: var(--jp-ui-font-color0, #111); }
-.btl-controls .widget-label { text-align: left; } .btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
+.btl-controls .widget-label { text-align: left; min-width: max-content; } .btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
 .btl-results { display: flex; flex-wrap: wrap; gap: 6px 28px; align-items: flex-start; font-size: 12px; line-height: 1.45;
   color: var(--jp-ui-font-color0, #111); }
 .btl-results table { border-collapse: collapse; font-variant-numeric: tabular-nums; flex: 0 0 auto; }
