@@ -4,7 +4,7 @@ from collections.abc import Callable
 from html import escape
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
+import plotly.io
 
 from .. import figures
 from ..core import CLOCKS, Impossible, Trace
@@ -80,7 +80,9 @@ class Picture(widgets.VBox):
         if (others or self._others.children) and not live:  # a figure of plotly is too slow to be made ten times a second
             shown = [drawn(name, trace) for name in others]
             said = [each.value if isinstance(each, widgets.HTML) else None for each in shown]  # what several lack is told once
-            self._others.children = [each for at, each in enumerate(shown) if said[at] is None or said[at] not in said[:at]]
+            before, self._others.children = self._others.children, [each for at, each in enumerate(shown) if said[at] is None or said[at] not in said[:at]]
+            for each in before:
+                each.close()
 
     def _describe(self, about: str) -> None:
         """The line beside the tabs; what is too long is cut, and whole under the pointer."""
@@ -108,9 +110,14 @@ class Picture(widgets.VBox):
 
 
 def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
-    """A figure by name, or why this trace has none."""
+    """A figure by name, or why this trace has none.
+
+    An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the browser is slower than the
+    kernel it stays empty for ever.
+    """
     try:
-        figure = figures.figure(name, trace)
-        return go.FigureWidget(figure.update_layout(width=WIDTH))
+        figure = figures.figure(name, trace).update_layout(width=WIDTH)
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
+    shown = {"output_type": "display_data", "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()), "metadata": {}}
+    return widgets.Output(outputs=(shown,), layout=widgets.Layout(min_height=f"{figure.layout.height}px"))  # the page stays while it is drawn
