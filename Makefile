@@ -47,7 +47,7 @@ test: browser
 	$(PY) -m pytest tests $(TWO) $(ARGS)
 
 quick: setup
-	$(PY) -m pytest -m "not slow" $(wildcard tests/unit tests/parity) $(TWO) $(ARGS)
+	$(PY) -m pytest -m "not slow" $(wildcard tests/parity tests/unit) $(TWO) $(ARGS)
 
 bench: setup
 	$(PY) -m benchmarks $(ARGS)

@@ -40,17 +40,22 @@ def finish(run):
     return run
 
 
-@pytest.mark.parametrize("hardware", ["unit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rtx3090-pcie", "a100-nvlink"))])
-@pytest.mark.parametrize("schedule", Schedule.all())
-def test_modelled_equals_predicted_event_for_event(schedule, hardware, tmp_path):
+def modelled_cases():
+    for schedule in Schedule.all():
+        for hardware in ("unit", "rtx3090-pcie", "a100-nvlink"):
+            for at, (p, m) in enumerate(sizes_that_fit(schedule, (4, 6), (4, 8), (3, 2), (1, 2))[:3]):
+                yield pytest.param(schedule, hardware, p, m, marks=() if hardware == "unit" and at == 0 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("schedule,hardware,p,m", modelled_cases())
+def test_modelled_equals_predicted_event_for_event(schedule, hardware, p, m, tmp_path):
     """With random sleeps in the ranks: the modelled clock depends on the program only."""
-    for p, m in sizes_that_fit(schedule, (4, 6), (4, 8), (3, 2), (1, 2))[:3]:
-        asked = experiment(schedule, ranks=p, micro_batches=m, hardware=hardware, steps=2, dropout=0.1)
-        run = finish(asked.run(directory=tmp_path / f"{p}-{m}", jitter_s=0.003))
-        assert clocks_differ(asked.predict(), run.trace("modelled")) == []
+    asked = experiment(schedule, ranks=p, micro_batches=m, hardware=hardware, steps=2, dropout=0.1)
+    run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
+    assert clocks_differ(asked.predict(), run.trace("modelled")) == []
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("momentum", marks=pytest.mark.slow), "adam"])
+@pytest.mark.parametrize("optimizer", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "momentum")), "adam"])
 @pytest.mark.parametrize("schedule", Schedule.all())
 def test_predicted_bytes_are_the_measured_bytes(schedule, optimizer, tmp_path):
     """Weights, stashed versions, gradients, optimizer state, saved activations, after every action of every rank."""
@@ -79,7 +84,8 @@ def gradients(rank, schedule, config, inputs, targets):
     return found | ({"loss": loss.numpy()} if loss is not None else {})
 
 
-@pytest.mark.parametrize("schedule,p,m", [(s, p, m) for s in SYNCHRONOUS for p, m in sizes_that_fit(s, (2, 4), (3, 2), (4, 8))])
+@pytest.mark.parametrize("schedule,p,m", [pytest.param(s, p, m, marks=pytest.mark.slow if at else ()) for s in SYNCHRONOUS
+                                          for at, (p, m) in enumerate(sizes_that_fit(s, (2, 4), (3, 2), (4, 8)))])
 def test_gradients_equal_one_process(schedule, p, m, tmp_path):
     config = GPTConfig(layers=8, width=16, heads=2, sequence=8, dtype=torch.float64)
     draw = torch.Generator().manual_seed(p * 100 + m)
@@ -107,7 +113,7 @@ def test_fifty_steps_keep_the_loss_of_one_process(schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule,stashing", [("pipedream", True), ("pipedream", False), ("pipedream-vertical-sync", True),
                                                ("pipedream-2bw", True)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_delayed_schedules_are_their_recurrences(schedule, stashing, optimizer, tmp_path):
     """At a rate at which the recurrence without delay is off by far more than the tolerance."""
     rate = {"sgd": 1.0, "adam": 0.01}[optimizer]

@@ -104,9 +104,9 @@ SIZES = [dict(), dict(sequence=1), dict(heads=1), dict(width=32, heads=8, sequen
          dict(layers=1, width=6, heads=2)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("batch", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_saved_bytes_are_exact(size, batch, dropout, dtype):
     config = replace(SMALL, **size, dropout=dropout, dtype=dtype)

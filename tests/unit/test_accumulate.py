@@ -167,6 +167,7 @@ def test_the_naive_rule_s_error_on_independent_tokens(lengths, error):
     assert cosine == pytest.approx(math.sqrt(harmonic / arithmetic), rel=0.02)
 
 
+@pytest.mark.slow
 def test_adam_hides_a_missing_division_and_sgd_does_not():
     def far(make):
         runs = [Training(make=make).accumulated([TEN[i % 10] for i in range(200)], 4, rule=rule)

@@ -97,6 +97,7 @@ def test_a_long_file_needs_a_reason_of_its_own():
     assert not too_long(61, 60, "The idea.\nAbove 60 lines, since a model\nis described.")
 
 
+@pytest.mark.slow
 def test_ranks_never_import_what_only_a_notebook_needs():
     """A rank unpickles its experiment: that must not pull in plotly or widgets."""
     import subprocess

@@ -50,7 +50,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("answer", [best_plan, by_recursion], ids=["ours", "recursion"])
+@pytest.mark.parametrize("answer", [pytest.param(best_plan, marks=pytest.mark.slow), by_recursion], ids=["ours", "recursion"])
 def test_a_right_answer_is_taken(answer):
     assert plan_findings(answer) == []
 

@@ -289,6 +289,7 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
     assert [type(item).__name__ for item in found] == ["Logged", "Mark"] and found[0].measured.start == 5
 
 
+@pytest.mark.slow
 def test_no_locale_changes_what_a_run_says(tmp_path):
     (tmp_path / "rank-0.log").write_text("naïve ✓", encoding="utf-8")
     (tmp_path / "settings.json").write_text('{"bigtrain-run": 1, "ranks": 1, "record": true, "name": "é"}', encoding="utf-8")
