@@ -10,12 +10,14 @@ Workspaces inside a kernel are not seen on the CPU; on CUDA the allocator knows 
 Nor is a storage that neither an operator returns nor autograd saves: a random state (torch.get_rng_state(), 5,056 bytes each,
 as kept to recompute a dropout), a torch.UntypedStorage without a tensor, a tensor over memory that others own (frombuffer,
 from_dlpack; from_numpy's is seen, since an operator returns it).
-What other threads allocate is not seen, but for the backwards that this one starts. And an observer changes what it sees:
+What other threads allocate is not seen, but for the backwards that this one starts. Ledgers may look on inside one another, and
+inside a run: each sees all. Other hooks on saved tensors (torch's save_on_cpu) come between, since autograd asks the innermost ones
+alone: such hooks inside hide from the ledger what they keep, and such hooks around it rest while it looks. And an observer changes what it sees:
 where a dispatch mode looks on, torch's backward makes a few tensors anew that it else writes in place (the sum of two
 gradients of one tensor, the zeros behind a gather), so an unobserved peak may be a little lower.
 
 Kinds, the first that holds:
-    weights, master, stashed, gradients, optimizer, communication, inputs, buffers     what the program declares to hold
+    weights, master, stashed, gradients, optimizer, queued, communication, inputs, buffers     what the program declares to hold
     recomputed     made or saved with gradients on while a backward runs (so with create_graph, all that it makes)
     activations    saved by autograd, as long as its graph lives
     temporaries    everything else
@@ -206,6 +208,7 @@ class Ledger:
         return list(found.values())
 
     def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:
+        """It is found declared: at once, for all that has happened since the last look too, unless it was of another declared kind."""
         storage.maker = name or storage.maker
         if storage.declared and storage.declared != kind:
             moved.append((storage, kind))  # from one to another: from now on
@@ -215,6 +218,7 @@ class Ledger:
             self._balance.change(storage, (kind, storage.counted[1]), self._looked)
 
     def _rename(self, storage: Storage, kind: str) -> None:
+        """Its declared kind ("": its own again), and with it the running sum, of which kinds APART are no part."""
         was_apart, storage.declared = storage.kind in APART, kind
         if self._seen.known.get(storage.key) is storage:
             self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))

@@ -1,8 +1,8 @@
 """Which bytes a rank holds, by kind, at action boundaries, and how activations rise and fall inside an action.
 
-    weights, stashed, gradients, optimizer    storages of the tensors that the program says it holds (Rank.watch)
-    activations                               distinct storages that autograd packed inside spans and whose graph still
-                                              lives, less every storage that the program says it holds, inputs included
+    activations    distinct storages that autograd packed inside spans and whose graph still lives, less every storage that
+                   the program says it holds, inputs and buffers included
+    other kinds    storages of the tensors that the program says it holds (Rank.watch)
 
 A storage counts once, whole, however many views, names or kinds share it; the first kind in core.MEMORY_KINDS' order
 has it. Precise and cheap: autograd is handed a small object for each tensor it saves, and that object's death, when the
@@ -40,13 +40,15 @@ def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Ten
 
 
 class Saved:
-    """What autograd keeps in place of a saved tensor; calls `released(what)` when its graph lets go of it."""
+    """What autograd keeps in place of a saved tensor; calls `released(what)` when its graph lets go of it.
 
-    __slots__ = ("tensor", "version", "released", "what")
+    `beyond`: the same of an observer around this one, which autograd does not ask; it goes when this goes."""
 
-    def __init__(self, tensor, released, what):
+    __slots__ = ("tensor", "version", "released", "what", "beyond")
+
+    def __init__(self, tensor, released, what, beyond: "Saved | None" = None):
         # Detached: an output that its own graph saves would hold that graph for ever. Autograd gives it its history back.
-        self.tensor, self.version, self.released, self.what = tensor.detach(), tensor._version, released, what
+        self.tensor, self.version, self.released, self.what, self.beyond = tensor.detach(), tensor._version, released, what, beyond
 
     def unpack(self) -> torch.Tensor:
         if self.tensor._version != self.version:  # autograd's own check is off where hooks pack
@@ -55,8 +57,15 @@ class Saved:
         return self.tensor
 
     def __del__(self):
-        self.tensor = None  # first: a storage that ends now is not held a moment longer
+        self.tensor = self.beyond = None  # first: a storage that ends now is not held a moment longer
         self.released(self.what)
+
+
+def observer() -> Callable:
+    """What the observer (a Meter or a Ledger) that autograd asks now packs a saved tensor with: autograd asks the innermost hooks
+    alone, so an observer inside another passes on what it is told. Where there is none, of no effect."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top[0] if top and top[1] is Saved.unpack else lambda tensor: None
 
 
 class Meter:
@@ -108,6 +117,7 @@ class Meter:
         self._measure()  # what arrived since the last boundary is held, not an activation
         self._counted = self._activations()
         self._readings = []
+        self._pass_on = observer()
         return torch.autograd.graph.saved_tensors_hooks(self._pack, Saved.unpack)
 
     def end(self) -> dict[str, list[tuple[int, int]]]:
@@ -129,9 +139,9 @@ class Meter:
     def _pack(self, tensor: torch.Tensor):
         address, size = storage_of(tensor)
         if not address:  # nothing is stored: an empty or a fake tensor
-            return Saved(tensor, self._died, 0)
+            return Saved(tensor, self._died, 0, self._pass_on(tensor))
         self._settle()  # an address that was freed may be this one again
-        saved = Saved(tensor, self._died, address)
+        saved = Saved(tensor, self._died, address, self._pass_on(tensor))
         if entry := self._alive.get(address):
             entry[0] += 1
         else:

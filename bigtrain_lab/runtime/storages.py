@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .balance import APART
-from .meter import Saved
+from .meter import Saved, observer
 from .owned import plain
 from .places import Places
 
@@ -28,7 +28,15 @@ GROWING = ("set_", "resize_", "resize_as_", "_resize_output_")
 
 
 class Storage(weakref.ref):
-    """One storage and what is known of it; as a weak reference it hears of its end."""
+    """One storage and what is known of it; as a weak reference it hears of its end.
+
+    key, bytes        the address of its StorageImpl, and how many it has
+    own, declared     its kind by what happens to it, and the one that the program declares, which wins ("": none)
+    saved, before     how many tensors of it autograd keeps; whether it was there before anyone looked
+    counted           (kind, bytes) as the balance has it
+    maker, shape, dtype, module, made    the operator that returned it, of what, in which module, during which action
+    address           of its data
+    """
 
     __slots__ = ("key", "bytes", "own", "declared", "saved", "before", "counted", "maker", "shape", "dtype", "module", "made",
                  "address")
@@ -97,6 +105,7 @@ class Storages:
             stack.enter_context(replaced(torch.autograd.graph, "disable_saved_tensors_hooks", self._stepping_aside))
             stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
             stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
+            self._pass_on = observer()
             stack.enter_context(saved_tensors_hooks(self._pack, Saved.unpack))
             stack.enter_context(self._mode)
             return stack.pop_all()
@@ -219,7 +228,7 @@ class Storages:
                     known.own = "activations" if torch._C._current_graph_task_id() == -1 else "recomputed"
                     self.events.append((known, known.own, known.bytes, self._wall()))
                 kept.append(known)
-        return Saved(tensor, self._let_go, kept)
+        return Saved(tensor, self._let_go, kept, self._pass_on(tensor))
 
     def _let_go(self, kept: list[Storage]) -> None:
         for storage in kept:
@@ -229,33 +238,21 @@ class Storages:
                 self.events.append((storage, storage.own, storage.bytes, self._wall()))
 
     def _stepping_aside(self, original):
-        """torch.func refuses to work where anyone has hooks on saved tensors: ours are away meanwhile."""
+        """torch.func refuses to work where anyone has hooks on saved tensors: observers' are away meanwhile."""
         @contextmanager
         def disable_saved_tensors_hooks(message):
             self._transforms += 1
             try:
-                with self._hooks_away(), original(message):
+                with hooks_away(), original(message):
                     yield
             finally:
                 self._transforms -= 1
         return disable_saved_tensors_hooks
 
     @contextmanager
-    def _hooks_away(self):
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        ours = top is not None and top[0] == self._pack
-        if ours:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-        try:
-            yield
-        finally:
-            if ours:
-                torch._C._autograd._push_saved_tensors_default_hooks(self._pack, Saved.unpack)
-
-    @contextmanager
     def aside(self):
         """Nothing that is born within is met; what was met before is still heard of when it ends."""
-        with _disable_current_modes(), self._hooks_away():
+        with _disable_current_modes(), hooks_away():
             yield
 
 
@@ -264,6 +261,20 @@ def storage_of(value) -> torch.UntypedStorage | None:
         return value.untyped_storage() if value.layout == torch.strided else None
     value = getattr(value, "_untyped_storage", value)  # of torch.FloatStorage and its like
     return value if isinstance(value, torch.UntypedStorage) else None
+
+
+@contextmanager
+def hooks_away():
+    """Without the hooks on saved tensors of the innermost observers, this one and those right around it."""
+    away = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and top[1] is Saved.unpack:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        away.append(top)
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(away):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextmanager

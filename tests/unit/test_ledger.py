@@ -6,6 +6,7 @@ import io
 import pickle
 import random
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from bigtrain_lab.runtime.allocator import replayed
 from bigtrain_lab.runtime.balance import READINGS, Balance
 from bigtrain_lab.runtime.capacity import OutOfMemory
 from bigtrain_lab.runtime.ledger import together
+from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
 F32 = 4
@@ -605,6 +607,71 @@ def test_the_first_byte_beyond_the_limit_is_refused():
 def test_what_cannot_be_is_a_sentence(wrong, sentence):
     with pytest.raises(Impossible, match=sentence):
         wrong()
+
+
+def test_ledgers_inside_one_another_see_alike():
+    """Autograd asks the innermost hooks alone; torch.func wants none of them, and finds them again as they were."""
+    def steps(model):
+        torch.func.grad(lambda w: (w ** 3).sum())(torch.ones(10))
+        for _ in range(2):
+            model(torch.ones(256, 16)).square().sum().backward()
+
+    def seen(depth):
+        model, ledgers = mlp(16, 32, 4), []
+        with ExitStack() as stack:
+            for _ in range(depth):
+                ledgers.append(stack.enter_context(Ledger(model)))
+            steps(model)
+            with ledgers[-1].aside():
+                held = model(torch.ones(512, 16))  # neither sees this
+            del held
+        return [(each.peak_bytes, each.peak("activations"), each.now("activations"), each.peak("recomputed"), sums(each.at_peak()))
+                for each in ledgers]
+
+    (alone,) = seen(1)
+    assert alone[1] == F32 * 256 * (16 + 32 + 4) and alone[2] == 0
+    assert seen(3) == [alone] * 3
+
+
+def test_an_outer_ledger_goes_on_where_an_inner_one_ends_before_its_graph():
+    x, w = torch.ones(8, 16), torch.ones(16, 32, requires_grad=True)
+    with Ledger() as outer:
+        with Ledger() as inner:
+            y = (x @ w).exp()
+        assert outer.now("activations") == inner.now("activations") == F32 * 8 * 32
+        z = y.exp()
+        assert outer.now("activations") == 2 * F32 * 8 * 32
+        z.sum().backward()
+        assert outer.now("activations") == inner.now("activations") == 0
+
+
+@pytest.mark.parametrize("inside, kind, asked", [(True, "temporaries", 2), (False, "activations", 0)])
+def test_of_other_hooks_on_saved_tensors_the_innermost_alone_are_asked(inside, kind, asked):
+    """As the ledger's header says: inside they hide what they keep, around it they rest."""
+    w, packed, ledger = torch.ones(8, 8, requires_grad=True), [], Ledger()
+    others = torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(tensor.shape) or tensor.clone(), lambda tensor: tensor)
+    with ExitStack() as stack:
+        for one in (ledger, others) if inside else (others, ledger):
+            stack.enter_context(one)
+        y = w.exp().exp()
+        assert len(packed) == asked and ledger.now(kind) > 0 == ledger.now({"temporaries": "activations"}.get(kind, "temporaries"))
+    assert y.grad_fn
+
+
+@pytest.mark.parametrize("order", ["meter inside", "ledger inside"])
+def test_a_meter_and_a_ledger_inside_one_another_see_alike(order):
+    x, w = torch.ones(8, 16), torch.ones(16, 32, requires_grad=True)
+    meter, ledger = Meter(), Ledger()
+    meter.holdings = lambda: {"weights": [w], "inputs": [x]}
+    if order == "meter inside":
+        with ledger, meter.begin():
+            y = (x @ w).exp()
+    else:
+        with meter.begin(), ledger:
+            y = (x @ w).exp()
+    assert dict(meter.changes())["activations"] == ledger.now("activations") == F32 * 8 * 32
+    y.sum().backward()
+    assert dict(meter.changes())["activations"] == ledger.now("activations") == 0
 
 
 def test_a_ledger_inside_itself_is_refused():
