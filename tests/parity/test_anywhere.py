@@ -34,10 +34,16 @@ pytestmark = pytest.mark.slow
 LAB = PipelineExperiment(ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink", dropout=0.1)
 
 
+HELD = []
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Held while the tests last, so that nobody else is given it before a rank listens there, which it may all the same."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    HELD.append(held)
+    return held.getsockname()[1]
 
 
 def environment(**more) -> dict:
