@@ -17,7 +17,9 @@ from torch import nn
 
 from ..core import Scalar, Trace, knob
 from ..data import chosen_text
-from ..models import GPT, GPTConfig, matmul_flops, moved_bytes, parameter_bytes, parameter_shapes, saved_bytes
+from ..models import (GPT, Account, GPTConfig, matmul_flops, moved_bytes, parameter_bytes, parameter_shapes, saved_bytes,
+                      window_steps)
+from ..rates import peak_bytes
 from ..runtime import owned
 from ..schedule import B, F, Step, U
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, update, windows
@@ -108,6 +110,15 @@ class Accumulate(OneDevice):
         """Bytes that a forward of so many sequences saves; the summed loss keeps one number more, how many tokens it is over."""
         return sum(row.bytes for row in saved_bytes(self.config, 0, self.config.pieces, sequences)) + self.item
 
+    @cached_property
+    def account(self) -> Account:
+        return window_steps(self.config, self.sequences, self.windows()[:2], self.optimizer, bool(self.clip))
+
+    def walked(self, kind: str, number: int) -> str:
+        """From the third window on all are as the second, in the place that they have in it."""
+        window, place = divmod(number, self.accumulation)
+        return super().walked(kind, number if window < 2 else self.accumulation + (self.accumulation - 1 if kind == "U" else place))
+
     def order(self) -> list[Step]:
         return [step for window in self.windows() for step in (*(each for n in window for each in (F(0, n), B(0, n))), U(0, window[-1]))]
 
@@ -143,7 +154,7 @@ class Accumulate(OneDevice):
         time, peak, loss = super().quantities
         whole, expected = self.activations(self.sequences * min(self.accumulation, self.micro_batches)), noise_error(mean_of_means, self.tokens())
         return (
-            time, peak, Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
+            time, peak, Quantity("peak memory", "B", peak_bytes), Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("activations, window in one pass", "B", lambda t: whole if t.clock == "predicted" else None),
             Quantity("gradient off by, token-weighted", "%", lambda t: self.of_whole_windows(t, "error, token-weighted", 0.0, 100), exact=False),
             Quantity("gradient off by, mean of means", "%", lambda t: self.of_whole_windows(t, "error, mean of means", expected, 100), exact=False),

@@ -1,7 +1,7 @@
 """Where did the memory go? One device trains a GPT; every storage of every step is predicted from shapes, then followed.
 
 The prediction is models/peak.py: births and deaths operator by operator, so it knows the peak inside an action and what it is made of.
-Above 60 lines, since a real model has many settings, and the prediction tells levels inside an action too.
+Above 60 lines, since a real model has many settings.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from ..core import Alive, Memory, Span, Trace, knob
-from ..core.peak import placed, readings
+from ..core import Trace, knob
+from ..core.peak import readings
 from ..data import chosen_text
 from ..models import (GPT, Account, GPTConfig, Noise, cross_entropy, gpt_steps, matmul_flops, moved_bytes, parameter_bytes,
                       parameters)
@@ -25,7 +25,6 @@ from .on_hardware import profiles
 from .one_device import OneDevice, last_loss
 from .optimizers import OPTIMIZERS
 
-READINGS = 16  # moments told inside an action
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
@@ -64,7 +63,6 @@ class MemoryExperiment(OneDevice):
 
     @cached_property
     def account(self) -> Account:
-        """Every storage of the run, from shapes alone."""
         return gpt_steps(self.config, self.rows, self.optimizer, self.steps)
 
     def describe(self) -> str:
@@ -95,23 +93,6 @@ class MemoryExperiment(OneDevice):
             found[action] = tuple((kind, now.get(kind, 0) - held.get(kind, 0)) for kind in KINDS if now.get(kind, 0) != held.get(kind, 0))
             held = now
         return found
-
-    def predict(self) -> Trace:
-        """The simulated trace, with levels inside each action, the highest among them, and all that is alive at the peak."""
-        trace, account, events = super().predict(), self.account, []
-        names = {f"{a.kind}{a.micro_batch}": str(a) for (a,) in self.order()}
-        for event in trace.events:
-            events.append(event)
-            moments = account.moments_of(f"{event.kind}{event.name[2:]}") if isinstance(event, Span) else ()
-            if not moments:  # an update without temporaries or new state
-                continue
-            told = sorted({*moments[::max(1, len(moments) // READINGS)], max(moments, key=account.levels.__getitem__), moments[-1]})
-            for moment, tick in zip(told, placed(event.start, event.end, len(told))):
-                held = account.kinds(moment)
-                events += [Memory(0, event.lane, kind, event.name, tick, held.get(kind, 0), True) for kind in KINDS]
-                if moment == account.peak_moment:
-                    events += [Alive(0, event.lane, row.kind, row.name, tick, row.bytes, made=names.get(row.made, "")) for row in account.at_peak()]
-        return Trace.of(events, **trace.header())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

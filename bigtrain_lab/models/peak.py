@@ -37,11 +37,16 @@ class Account:
     @cached_property
     def levels(self) -> list[int]:
         """Bytes alive at each moment."""
-        changes = [0] * (len(self.moments) + 1)
+        return [sum(levels) for levels in zip([0] * len(self.moments), *self.levels_by_kind.values())]
+
+    @cached_property
+    def levels_by_kind(self) -> dict[str, list[int]]:
+        """kind -> bytes alive at each moment."""
+        changes = {kind: [0] * (len(self.moments) + 1) for kind in {row.kind: None for row in self.rows}}
         for row in self.rows:
-            changes[row.born] += row.bytes
-            changes[row.dies] -= row.bytes
-        return list(accumulate(changes[:-1]))
+            changes[row.kind][row.born] += row.bytes
+            changes[row.kind][row.dies] -= row.bytes
+        return {kind: list(accumulate(own[:-1])) for kind, own in changes.items()}
 
     @property
     def peak_bytes(self) -> int:
@@ -51,9 +56,18 @@ class Account:
     def peak_moment(self) -> int:
         return self.levels.index(self.peak_bytes)
 
+    @cached_property
+    def births(self) -> dict[str, list[int]]:
+        """Action -> the moments at which something is born in it."""
+        found: dict[str, list[int]] = {}
+        for i, moment in enumerate(self.moments):
+            if moment.name != "end":
+                found.setdefault(moment.action, []).append(i)
+        return found
+
     def moments_of(self, action: str) -> list[int]:
         """The births in an action, such as "B0", the first step's backward."""
-        return [i for i, moment in enumerate(self.moments) if moment.action == action and moment.name != "end"]
+        return self.births.get(action, [])
 
     def peak_of(self, step: int) -> int:
         """Peak of one training step, counted from 0."""
@@ -106,7 +120,7 @@ def gpt_steps(config: GPTConfig, batch: int, optimizer: str = "adam", steps: int
     return training(tape, parameter_shapes(config, 0, config.pieces), lambda: gpt(tape, config, batch), optimizer, steps)
 
 
-def gpt(tape: Tape, config: GPTConfig, batch: int) -> Forward:
+def gpt(tape: Tape, config: GPTConfig, batch: int, loss_of: Callable = cross_entropy) -> Forward:
     D, V, S, p = config.width, config.vocabulary, config.sequence, config.dropout
     rows, last = batch * S, f"layers.{config.layers + 1}"
     hidden = rows * D
@@ -121,7 +135,7 @@ def gpt(tape: Tape, config: GPTConfig, batch: int) -> Forward:
     normed, norm_backward = layer_norm(tape, f"{last}.norm", x, rows, D)
     logits, logits_backward = linear(tape, f"{last}.logits", normed, rows, D, V, bias=False, give=pending.append if config.tied else None)
     tape.drop(normed, x)
-    loss, loss_backward = cross_entropy(tape, logits, rows, V)
+    loss, loss_backward = loss_of(tape, logits, rows, V)
 
     def backward():
         dy, one = loss_backward()

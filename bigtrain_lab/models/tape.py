@@ -51,6 +51,7 @@ class Tape:
         self.storages: list[Storage] = []
         self.moments: list[Moment] = []
         self.gradients: list[Storage] = []  # of weights, until zero_grad()
+        self.adding = False  # whether each weight has a gradient already, which the next is added to
 
     def make(self, name: str, values: int, kind: str = "temporaries", itemsize: int | None = None) -> Storage:
         born = Storage(name, kind, values * (itemsize or self.itemsize), len(self.moments), self.action)
@@ -77,7 +78,10 @@ class Tape:
                 storage.dies = len(self.moments)
 
     def accumulate(self, *gradients: Storage) -> None:
-        """These become their weights' own: they outlive the backward."""
+        """These become their weights' own: they outlive the backward. Or they are added to those that are there, and go."""
+        if self.adding:
+            self.drop(*gradients)
+            return
         for gradient in gradients:
             gradient.kind = "gradients"
         self.gradients += gradients
@@ -106,9 +110,10 @@ def linear(tape: Tape, name: str, x: Storage, rows: int, inner: int, outer: int,
 
     def backward(dy):
         dx = None if first else tape.make(f"{name} input gradient", rows * inner)
-        (give or tape.accumulate)(tape.make(f"{name}.weight gradient", outer * inner))
-        if bias:
-            tape.accumulate(tape.make(f"{name}.bias gradient", outer))
+        weight = tape.make(f"{name}.weight gradient", outer * inner)
+        biases = [tape.make(f"{name}.bias gradient", outer)] if bias else []
+        (give or tape.accumulate)(weight)
+        tape.accumulate(*biases)
         tape.drop(dy, x)
         return dx
     return y, backward

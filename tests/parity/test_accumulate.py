@@ -4,6 +4,7 @@ import pytest
 
 from bigtrain_lab.checks import clocks_differ, tensors_differ
 from bigtrain_lab.core import Impossible, Memory, Scalar
+from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.experiments.accumulate import Accumulate
 from bigtrain_lab.figures import figure
 
@@ -39,6 +40,37 @@ def test_clock_bytes_and_numbers(name, runs):
     boundaries = [[(e.kind, e.name, e.bytes) for e in t.events if isinstance(e, Memory) and not e.inside] for t in (predicted, run.trace("measured"))]
     assert sorted(boundaries[0]) == sorted(boundaries[1]) and len(boundaries[0]) > 8
     assert tensors_differ(run.result, asked.reference(), 1e-12 if asked.dtype == "float64" else 1e-5) == []
+
+
+def highest(trace):
+    """The most that is held inside each action."""
+    found = {}
+    for read in readings(trace, 0):
+        if read.inside:
+            found[read.action] = max(found.get(read.action, 0), read.bytes)
+    return found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_highest_level_inside_each_action_is_predicted_to_the_byte(name, runs):
+    asked, run = runs(name)
+    predicted, modelled = asked.predict(), run.trace("modelled")
+    told, found = highest(predicted), highest(modelled)
+    assert told.items() <= found.items() and {name[1] for name in found.keys() - told.keys()} <= {"U"}, "nothing is born in some updates"
+    assert len(told) >= 2 * asked.micro_batches
+    assert peak(predicted, 0).held == peak(modelled, 0).held and peak(predicted, 0).place == peak(modelled, 0).place
+    storages = [sorted((row.kind, row.bytes, row.made) for row in trace.at_peak(0)) for trace in (predicted, modelled)]
+    assert storages[0] == storages[1]
+
+
+def test_a_limit_between_the_ends_of_actions_and_the_peak_is_told_before_the_run():
+    asked = Accumulate()
+    trace = asked.predict()
+    limit = (trace.peak_bytes(0) + peak(trace, 0).bytes) // 2
+    short, enough = (asked.replace(memory_mb=limit / 1e6) for limit in (limit, peak(trace, 0).bytes))
+    assert trace.peak_bytes(0) < short.capacity_bytes < peak(trace, 0).bytes == enough.capacity_bytes
+    assert any("does not fit: rank 0 would hold" in said and " in 0F5 " in said for said in short.explain(short.predict()))
+    assert not any("does not fit" in said for said in enough.explain(enough.predict()))
 
 
 def row(asked, name):

@@ -160,3 +160,15 @@ def test_what_cannot_be_is_said():
     ]:
         with pytest.raises(Impossible, match=why):
             Checkpoint(**settings)
+
+
+def test_a_limit_that_is_near_is_told_to_hold_inside_actions_too():
+    """A prediction that knows actions' ends alone; far from the limit, or above it, that is no matter."""
+    asked = Checkpoint(**SMALL)
+    most = asked.predict().peak_bytes(0)
+
+    def told(limit_bytes):
+        near = asked.replace(memory_mb=limit_bytes / 1e6)
+        return [said for said in near.explain(near.predict()) if "limited at the very operator" in said]
+
+    assert [len(told(limit)) for limit in (most - 1, most, 2 * most - 1, 2 * most)] == [0, 1, 1, 0]
