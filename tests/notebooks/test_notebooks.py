@@ -47,9 +47,9 @@ def run_nbval(path):
     (path.parent / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=500", "--nbval-kernel-startup-timeout=300",
+        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=1000", "--nbval-kernel-startup-timeout=300",
          "-p", "no:cacheprovider", "-q", path.name], cwd=path.parent, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
-        capture_output=True, text=True, timeout=550)
+        capture_output=True, text=True, timeout=1150)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
 
