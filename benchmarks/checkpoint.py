@@ -3,8 +3,8 @@
     a layer at a time    checkpoint(layer, x) for each layer      theirs: checkpoint(layer, x, use_reentrant=False)
     segments             checkpoint_sequential(layers, "every-k") theirs: checkpoint_sequential(layers, n / k, x, use_reentrant=False)
 
-Gradients are equal bit by bit. A rerun of theirs stops inside the last layer of its segment, where the last tensor is saved; a
-plan's passes are whole. Both run the same operators, so the ratio nears 1 as these grow. `by itself` is what one checkpoint
+Gradients are equal bit by bit. A rerun stops inside the last layer of its segment, where the last tensor is saved, ours as theirs.
+Both run the same operators, so the ratio nears 1 as these grow. `by itself` is what one checkpoint
 costs around a function that does next to nothing.
 """
 

@@ -214,6 +214,12 @@ def turn(ops: Sequence[Op], layers: int) -> int:
     return 1 + next(at for at, op in enumerate(ops) if op.action.stage == layers - 1)
 
 
+def is_read(ops: Sequence[Op], at: int) -> bool:
+    """Whether the state that this pass makes is kept, or in hand for the next operation; else nobody reads it."""
+    made, ahead = ops[at].action.stage + 1, ops[at + 1].action
+    return made in ops[at].keep or ahead.kind != "B" and ahead.stage == made
+
+
 # -- what it costs ----------------------------------------------------------------------------------------------
 
 
@@ -260,8 +266,9 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
     activations   what `live` counts, less
     recomputed    what is kept of passes in the backward, what a recorded one among them saves that no record of the forward
                   saved, and the state that it makes
-    temporaries   the state that an operation has just read and the one in hand, where nothing else holds them; in the backward
-                  the gradient on its way too, and the chain's output
+    temporaries   the state in hand, where nothing else holds it; in the backward the gradient on its way too, and the chain's output
+
+    A recorded pass in the backward ends with the last tensor that it saves: the state that it makes is there only where the plan reads it.
     """
     n, made, state, first_backward = chain.layers, Counter(), {0: ("x", 0, 0)}, turn(ops, chain.layers)
     on_its_way, again, saved = 0, set(), set()  # saved by records of the forward: that stays an activation
@@ -273,7 +280,8 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
             source = state[layer]
             made[layer + 1] += 1
             state[layer + 1] = result = ("x", layer + 1, made[layer + 1])
-            passing = {source, result}
+            if at + 1 == first_backward or is_read(ops, at):
+                passing = {result}
             if in_backward and (kind == "F" or result in alive):
                 again.add(result)
             if kind == "F":

@@ -7,9 +7,15 @@
     x <----------------------------------------- y     backward: undo a block, record its F and G, take their gradients, go on
 
 Activations: the two streams at the end and one block's record, whatever the depth; where F or G draws random numbers, the
-state to draw them again, 5 kB each, which a ledger does not see (checkpoint/conditions.py). Limits: checkpoint/inner.py. Time: F and G run twice, as under recompute: with F:B = 1:2 a third more.
+state to draw them again, 5 kB each, which a ledger does not see (checkpoint/conditions.py). Time: F and G run twice, as under recompute: with F:B = 1:2 a
+third more.
 The price is rounding: (x1 + F) - F is not x1 in floating point, and each block passes the error on to the one before it
 (`rounding_by_depth`). In float64 a gradient is right to 1e-12; in bfloat16 watch it.
+The sequence is one node of the graph, and runs backwards inside its own, by which weights gather their gradients. So
+    torch.autograd.grad    asks for gradients in another place than .grad, and a backward of a backward for a graph of this: refused
+    a tensor with a graph  that F or G uses beside its input is reached by each inner backward, and the first one frees its graph:
+                           refused at the second; `checkpoint`, whose graph is the plain one, has no such limit
+    hooks of a weight      that several functions share run once a use, where one backward runs them once with the sum
 Sources: Gomez et al. 2017, RevNet (arXiv:1707.04585), section 3; Kitaev et al. 2020, Reformer (arXiv:2001.04451), section 3.
 """
 
@@ -18,11 +24,9 @@ from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..core import Impossible
 from .checkpoint.conditions import Conditions, learns
-from .checkpoint.inner import backward_inside, require_whole_backward
 
 
 class ReversibleBlock(nn.Module):
@@ -77,8 +81,8 @@ class _Reversible(torch.autograd.Function):
         ctx.blocks, ctx.conditions = blocks, []
 
         def called(fn, x):
-            conditions, y = Conditions.now([x]), checked(fn, x)
-            ctx.conditions.append(conditions.with_weights(fn, called_by(fn)))
+            conditions, y = Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None), checked(fn, x)
+            ctx.conditions.append(conditions.after(fn, called_by(fn)))
             return y
 
         for block in blocks:
@@ -87,9 +91,13 @@ class _Reversible(torch.autograd.Function):
         return x
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy1, dy2):
-        require_whole_backward("A reversible sequence's")
+        if not torch.autograd._is_checkpoint_valid():
+            raise Impossible("A reversible sequence's weights gather their gradients in .grad while its backward runs, so torch.autograd.grad "
+                             "and backward(inputs=) cannot have them: call loss.backward(), or checkpoint the blocks in place of reversing them.")
+        if torch.is_grad_enabled():
+            raise Impossible("A reversible sequence's backward leaves no graph, so create_graph cannot have one: call loss.backward() without "
+                             "it, or checkpoint the blocks in place of reversing them.")
         y1, y2 = ctx.saved_tensors
         conditions = iter(reversed(ctx.conditions))
         for block in reversed(ctx.blocks):
@@ -107,7 +115,13 @@ def recorded(fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions)
     with torch.set_grad_enabled(dy is not None), conditions.restored():
         y = fn(x)
     if y.requires_grad and dy is not None:
-        backward_inside(y, dy.to(y.dtype), called_by(fn), "detach that tensor, or checkpoint the block in place of reversing it")
+        try:
+            torch.autograd.backward(y, dy.to(y.dtype))
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            raise Impossible(f"{called_by(fn)} uses a tensor beside its input that has a graph of its own, and another backward has freed "
+                             "that graph: detach that tensor, or checkpoint the block in place of reversing it.") from error
     return y.detach(), x.grad
 
 

@@ -220,3 +220,5 @@ def test_other_bad_input():
     y = sum(net(1)(x1, x2))
     with pytest.raises(Impossible, match=r"call loss.backward\(\)"):
         torch.autograd.grad(y.sum(), x1)
+    with pytest.raises(Impossible, match="leaves no graph, so create_graph cannot have one"), pytest.warns(UserWarning, match="cycle"):
+        sum(net(1)(x1, x2)).sum().backward(create_graph=True)

@@ -1,34 +1,37 @@
 """checkpoint_sequential: a chain of layers carries out a recompute plan, operation by operation, as the plan is written.
 
-    forward     the operations up to the last layer's first pass       A  advance, nothing recorded
-    backward    all others, when the gradient of the output comes      F  the same with its graph kept      B  backward of that graph
+    forward     each layer once, in order      A  what it saves becomes tickets (tickets.py)      F  autograd saves as always
+    backward    when the gradient of x_{i+1}   A  advance from a kept state, nothing recorded     F  advance that fills layer i's tickets
+                comes, all operations up to B(i)                                                  B  autograd's own backward of layer i
 
-The plan (recompute.py) says after each operation which states x_i stay kept; every other one is let go of. Kept states and
-recorded graphs are held as autograd holds what it saves, so that whoever counts saved activations counts exactly these, and
-the peak is the plan's own. A layer that runs again does so under the conditions of its first pass: dropout draws one mask.
+The graph is the plain one: torch.autograd.grad, retain_graph, hooks, a backward of a backward and what layers use beside their input
+work as without a plan. The plan (recompute.py) says after each operation which states x_i stay kept; every other one is let go
+of. Kept states and refilled tickets are held as autograd holds what it saves, so that whoever counts saved activations counts
+exactly these, and the peak is the plan's own. A layer that runs again does so under the conditions of its first pass: dropout
+draws one mask. An F in the backward ends with the last tensor that its layer saves, unless the plan reads the state that it makes.
 
-The whole chain is one node of the caller's graph. Weights gather their gradients as each B runs, which is why the backward
-runs once and has limits (inner.py): what a layer uses that depends on weights elsewhere travels in the state tuple, a hook of
-a shared weight runs once a use, and torch.autograd.grad is refused.
+    retain_graph    the chain's input is kept on, and each later backward carries the plan out from the start
+    not carried out, since nobody asks: the passes of layers below the first one that has a gradient
+
 Source: Griewank and Walther 2000, Revolve (ACM TOMS 26(1)), section 2; Chen et al. 2016 (arXiv:1604.06174), algorithm 1.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
+from threading import RLock
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.autograd.graph import get_gradient_edge
+from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch.autograd import Variable
 
 from ...core import Impossible
-from ...recompute import Chain, Op, Recompute, named, plan_of, turn
-from .conditions import Conditions, learns
-from .inner import backward_inside, require_whole_backward
+from ...recompute import Chain, Op, Recompute, is_read, named, plan_of, turn
+from .conditions import Conditions
 from .inside import selective_layers
-from .region import keep
-from .weigh import weigh
+from .tickets import Tickets, keep
+from .weigh import tensors_of, weigh
 
 
 def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: int | None = None, span: Callable | None = None):
@@ -37,14 +40,14 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
     plan           a name ("sqrt", "every-2", "optimal"), a Recompute, an order of actions, or operations
     budget_bytes   what the plan chooses by, or must stay within. With it the layers are weighed (`weigh`) in each call: in a
                    training loop make the operations once, by plan_of, and pass them
-    span(action)   a context manager around each operation, such as Rank.span
-    Impossible for a plan that cannot be carried out, a layer that changes its input in place or returns no tensor, and
-    any backward but one loss.backward().
+    span(action)   a context manager around each operation, such as Rank.span. A backward's is entered and left between autograd's nodes,
+                   which set grad mode and hooks anew: it must leave these alone
+    Impossible for a plan that cannot be carried out, and a layer that changes its input in place or returns no tensor.
     """
     if not isinstance(layers, Iterable):
         raise Impossible(f"layers is one {type(layers).__name__}: give a list of layers, or a Sequential.")
     layers = list(layers)
-    if not torch.is_grad_enabled() or not learns(layers, tensors_of(x, "x is")):
+    if not torch.is_grad_enabled():
         for layer in layers:
             x = layer(x)
         return x
@@ -55,127 +58,143 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
         layers = selective_layers(layers)
     chain = Chain.equal(len(layers)) if budget_bytes is None else weigh(layers, x)
     execution = _Execution(layers, plan_of(plan, chain, budget_bytes), isinstance(x, Tensor), span or nullcontext)
-    outputs = _OneNode.apply(execution, torch.empty(0, requires_grad=True), *tensors_of(x, "x is"))
+    outputs = execution.forward(tensors_of(x, "x is"))
     return outputs[0] if execution.bare[len(layers)] else outputs
 
 
-class _OneNode(torch.autograd.Function):
-    """The chain in the caller's graph. `token` has a gradient, so that the node is there even where x has none."""
-
-    @staticmethod
-    def forward(ctx, execution, token, *x):
-        ctx.set_materialize_grads(False)
-        ctx.execution = execution
-        return execution.forward(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *dy):
-        require_whole_backward("A plan's")
-        return None, None, *ctx.execution.backward(dy)
-
-
 class _Execution:
-    """Where a plan's execution stands: states kept, the state in hand, records, and the gradient that travels back."""
+    """Where a plan's execution stands. The graph holds it, by tickets and hooks, and it holds nothing of the graph."""
 
-    def __init__(self, layers, ops: Sequence[Op], bare: bool, span):
-        self.layers, self.span, self.bare = layers, span, {0: bare}  # bare[i]: x_i is a tensor, and no tuple
-        self.sweep, self.rest = ops[:turn(ops, len(layers))], ops[turn(ops, len(layers)):]
-        self.passes = Counter(op.action.stage for op in ops if op.action.kind != "B")
-        self.kept, self.records, self.conditions = {}, {}, {}
+    def __init__(self, layers: list[Callable], ops: Sequence[Op], bare: bool, span: Callable):
+        self.layers, self.ops, self.span, self.bare = layers, ops, span, {0: bare}  # bare[i]: x_i is a tensor, and no tuple
+        self.sweep, self.at = turn(ops, len(layers)), 0  # how many operations are the forward; which one is next
+        if [op.action.stage for op in ops[:self.sweep]] != list(range(len(layers))):
+            raise Impossible("The plan runs a layer a second time before the last one has run: let its forward run each layer once, in order.")
+        self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
+        self.lock = RLock()
+        self.tickets = [Tickets(f"Layer {i}", self.lock) for i in range(len(layers))]
+        self.kept, self.hand, self.start = {}, {}, None  # states, the one just made, x_0 where the graph is retained
+        self.conditions, self.learns = [], []  # of each layer's first pass; which of its inputs have a gradient
+        self.under_way = None  # in the forward: a layer, its input, and the conditions of its pass
+        self.task, self.first_task, self.retained = None, None, False  # which backward runs, which was the first; whether the graph stays
+        self.backward = None  # the B that runs: its span, and what is kept after it
 
     def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self.hand, self.needs_dx = {0: tuple([t.detach() for t in x])}, any(t.requires_grad for t in x)
-        for op in self.sweep:
-            self.carry_out(op)
-        return self.hand.pop(len(self.layers))
+        x = tuple([t.view_as(t) if t.requires_grad else t for t in x])  # a node of its own, where the backward of layer 0 ends
+        self.announce(0, x)
+        for op in self.ops[:self.sweep]:
+            with self.span(op.action):
+                x = self.first(op, x)
+        self.at = self.sweep
+        return x
 
-    def backward(self, dy: tuple) -> tuple:
-        if not self.rest:
-            raise Impossible("The backward of a plan runs once, since its records go as it runs: compute the output anew.")
-        self.gradient, rest, self.rest = dy, self.rest, ()
-        for op in rest:
-            self.carry_out(op)
-        return self.gradient
-
-    def carry_out(self, op: Op) -> None:
+    def first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (kind, layer, _), stays = op
-        with self.span(op.action):
-            if kind == "B":
-                self.hand = {}
-                self.gradient = self.records.pop(layer).backward(self.gradient, f"Layer {layer}")
-                self.kept = {i: state for i, state in self.kept.items() if i in stays}
-                return
-            x = self.hand[layer] if layer in self.hand else tuple(handle.unpack().detach() for handle in self.kept[layer])
-            if layer in stays and layer not in self.kept:
-                self.kept[layer] = [keep(t) for t in x]
-            self.kept = {i: state for i, state in self.kept.items() if i in stays and i != layer + 1}  # before the layer needs room
-            self.hand = {layer + 1: self.run(kind, layer, x)}
-            if layer + 1 in stays:
-                self.kept[layer + 1] = [keep(t) for t in self.hand[layer + 1]]
+        self.settle(layer, x, stays)
+        conditions = Conditions.now(x, self.conditions[-1] if layer else None)
+        self.learns.append([t.requires_grad for t in x])
+        self.under_way = layer, x, conditions
+        with self.tickets[layer].first(partial(self.fill, layer)) if kind == "A" else nullcontext():
+            y = self.run(layer, x)
+        self.under_way = None
+        self.conditions.append(conditions.after(self.layers[layer], f"layer {layer}"))
+        self.announce(layer + 1, y)
+        if layer + 1 in stays:
+            self.kept[layer + 1] = [keep(t.detach()) for t in y]
+        return y
 
-    def run(self, kind: str, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """x_{layer+1}, without a graph; the graph of an F is in its record."""
-        again = layer in self.conditions
-        if not again and self.passes[layer] > 1:
-            self.conditions[layer] = Conditions.now(x)
+    def run(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         versions = [t._version for t in x]
-        with self.conditions[layer].restored() if again else nullcontext(), torch.set_grad_enabled(kind == "F"):
-            inside = record = None
-            if kind == "F":
-                self.records[layer] = record = _Record(len(x))
-                inside = record.enter(x) if layer or self.needs_dx else x
-            result = self.layers[layer]((inside or x)[0] if self.bare[layer] else inside or x)
-        y = tensors_of(result, f"Layer {layer} returned")
-        self.bare[layer + 1] = isinstance(result, Tensor)
+        result = self.layers[layer](x[0] if self.bare[layer] else x)
         if versions != [t._version for t in x]:
             raise Impossible(f"Layer {layer} changed its input in place, so it could not run again: let it write its result to a new tensor.")
-        if layer in self.conditions:
-            self.conditions[layer] = self.conditions[layer].with_weights(self.layers[layer], f"layer {layer}")
-        if record:
-            record.leave(y)
-        return tuple([t.detach() for t in y])
+        self.bare[layer + 1] = isinstance(result, Tensor)
+        return tensors_of(result, f"Layer {layer} returned")
 
+    def cut(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple([t.detach().requires_grad_(learns) for t, learns in zip(x, self.learns[layer])])
 
-class _Record:
-    """The graph of one layer, held by its two ends only, so that what it saves is all that it holds."""
+    def settle(self, layer: int, x: tuple[Tensor, ...], stays: tuple[int, ...]) -> None:
+        """Keep x_layer where it stays, and let go of the others before the layer needs room."""
+        if layer in stays and layer not in self.kept:
+            self.kept[layer] = [keep(t.detach()) for t in x]
+        self.let_go([i for i in stays if i != layer + 1])
 
-    def __init__(self, inputs: int):
-        self.dx: list = [None] * inputs
+    def let_go(self, stays: Sequence[int]) -> None:
+        if self.retained:
+            self.start = self.kept.get(0, self.start)
+        self.kept = {i: state for i, state in self.kept.items() if i in stays}
 
-    def enter(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return _Entry.apply(self.dx, torch.empty(0, requires_grad=True), *x)
+    def announce(self, i: int, x: tuple[Tensor, ...]) -> None:
+        """Have autograd tell when dL/dx_i is there: before the node that made x_i runs."""
+        for node in {t.grad_fn for t in x} - {None}:
+            node.register_prehook(lambda gradients: self.arrived(i))
 
-    def leave(self, y: tuple[Tensor, ...]) -> None:
-        self.ends = [get_gradient_edge(t) if t.requires_grad else None for t in y]
+    def arrived(self, i: int) -> None:
+        with self.lock:
+            self.begin_task()
+            if self.task == self.first_task:  # later ones are driven by the tickets alone
+                self.carry_out(self.begins[i - 1] if i else len(self.ops))
 
-    def backward(self, dy: tuple, name: str) -> tuple:
-        """dL/dx; the weights' gradients are added where weights have them."""
-        ends = [(end, d) for end, d in zip(self.ends, dy) if end and d is not None]
-        if ends:
-            backward_inside(*zip(*ends), name, "pass that tensor along in the state tuple")
-        return tuple(self.dx)
+    def fill(self, layer: int) -> None:
+        """A ticket of this layer was shown, and is empty."""
+        if self.under_way and self.under_way[0] == layer:  # its own forward asks for gradients
+            _, x, conditions = self.under_way
+            with conditions.restored():
+                self.tickets[layer].again(partial(self.run, layer, self.cut(layer, x)), held=False)
+            return
+        self.begin_task()
+        if self.at > self.begins[layer]:  # once more, from the start
+            if (start := self.kept.get(0, self.start)) is None:
+                raise Impossible("The plan's input went as its backward ran, and another backward asks for it: give the first one retain_graph=True.")
+            self.at, self.hand, self.kept = 0, {}, {0: start}
+        self.carry_out(self.begins[layer])
 
+    def begin_task(self) -> None:
+        """Note in which backward we are."""
+        task = torch._C._current_graph_task_id()  # -1: in none, someone looks at what a node saved
+        if task != self.task:
+            self.task, self.retained = task, _get_current_graph_task_keep_graph()
+            if task != -1:
+                self.first_task = task if self.first_task is None else self.first_task
+                Variable._execution_engine.queue_callback(self.finish)
 
-class _Entry(torch.autograd.Function):
-    """Stands where x enters a record. A leaf would keep x alive as long as the record, whether the layer saves it or not."""
+    def carry_out(self, goal: int) -> None:
+        """All operations up to this one; if it is a backward, it begins."""
+        while self.at <= min(goal, len(self.ops) - 1):
+            op, self.at = self.ops[self.at], self.at + 1
+            self.end_backward()
+            if op.action.kind == "B":
+                self.hand, self.backward = {}, (self.span(op.action), op.keep)
+                self.backward[0].__enter__()
+            else:
+                with self.span(op.action):
+                    self.again(op)
+        if goal == len(self.ops):
+            self.end_backward()
 
-    @staticmethod
-    def forward(ctx, dx: list, token, *x):
-        ctx.set_materialize_grads(False)
-        ctx.dx = dx
-        return tuple([t.detach() for t in x])
+    def end_backward(self) -> None:
+        if self.backward:
+            (span, stays), self.backward = self.backward, None
+            self.let_go(stays)
+            span.__exit__(None, None, None)
 
-    @staticmethod
-    def backward(ctx, *dx):
-        ctx.dx[:] = dx
-        return None, None, *(None for _ in dx)
+    def again(self, op: Op) -> None:
+        (kind, layer, _), stays = op
+        x, read = self.hand.pop(layer, None) or tuple([handle.unpack() for handle in self.kept[layer]]), is_read(self.ops, self.at - 1)
+        self.settle(layer, x, stays)
+        with self.conditions[layer].restored():
+            if kind == "F":
+                y = self.tickets[layer].again(partial(self.run, layer, self.cut(layer, x)), whole=read)
+            else:
+                y = torch.no_grad()(self.run)(layer, x)
+        self.conditions[layer] = self.conditions[layer].again()
+        self.hand = {layer + 1: tuple([t.detach() for t in y])} if read else {}
+        if layer + 1 in stays:
+            self.kept[layer + 1] = [keep(t) for t in self.hand[layer + 1]]
 
-
-def tensors_of(state, what: str) -> tuple[Tensor, ...]:
-    if isinstance(state, Tensor):
-        return (state,)
-    if not isinstance(state, tuple) or not state or not all(isinstance(t, Tensor) for t in state):
-        found = "nothing" if state is None else "an empty tuple" if state == () else f"a {type(state).__name__}"
-        raise Impossible(f"{what} {found}: between layers travels a tensor, or a tuple of tensors.")
-    return state
+    def finish(self) -> None:
+        """The whole backward, of which the chain's is a part, has ended."""
+        self.end_backward()
+        if not self.retained:
+            self.hand, self.kept, self.start = {}, {}, None

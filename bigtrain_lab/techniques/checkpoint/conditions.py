@@ -9,15 +9,15 @@
 
 Not noted: generators of one's own (seed them anew in each call), and state that fn changes, such as batch norm's
 running averages, which a rerun moves a second time.
-Cost: 5 kB a random state, which all share between whose forwards no number was drawn, and microseconds. torch makes that
-tensor without an operator, so that a ledger that watches operators does not count it.
+Cost: microseconds, and 5 kB a random state. In a chain the layers between which no number was drawn share one; calls of
+`checkpoint` know nothing of each other, and each keeps its own. torch makes that tensor without an operator, so that a ledger
+that watches operators does not count it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from ...core import Impossible
 
 CPU = torch.device("cpu")
 KINDS = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
-NEWEST: dict[torch.device, ref[Tensor]] = {}  # the state noted last, as long as anyone keeps it
 
 
 class Conditions(NamedTuple):
@@ -39,14 +38,22 @@ class Conditions(NamedTuple):
     name: str = ""  # whose they are
 
     @classmethod
-    def now(cls, tensors: Iterable[Tensor]) -> "Conditions":
+    def now(cls, tensors: Iterable[Tensor], last: "Conditions | None" = None) -> "Conditions":
+        """Before the first run, on these tensors. `last`: of the run before in a chain, whose random states serve again where they are equal."""
         devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
-        return cls(shared(random_states((CPU, *devices))), autocast(), _get_current_function_mode_stack())
+        random = random_states((CPU, *devices))
+        if last:
+            random = {d: last.random[d] if d in last.random and same(state, last.random[d]) else state for d, state in random.items()}
+        return cls(random, autocast(), _get_current_function_mode_stack())
 
-    def with_weights(self, fn: Callable, name: str) -> "Conditions":
-        """Beside these the weights of fn as they are now: after it ran, for an embedding with max_norm changes its own."""
-        weights = self.weights or weights_of(fn)
+    def after(self, fn: Callable, name: str) -> "Conditions":
+        """Beside these the weights of fn as its first run left them."""
+        weights = weights_of(fn)
         return self._replace(weights=weights, versions=versions_of(weights), name=name) if weights else self
+
+    def again(self) -> "Conditions":
+        """The same after a later run: an embedding with max_norm changes its own weights each time."""
+        return self._replace(versions=versions_of(self.weights)) if self.weights else self
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -75,15 +82,8 @@ def random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]
     return {d: torch.get_rng_state() if d == CPU else torch.get_device_module(d).get_rng_state(d) for d in devices}
 
 
-def shared(states: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-    """Equal states, in the storage of those noted last where these are the same: 64 blocks that draw nothing keep one."""
-    for device, state in states.items():
-        newest = NEWEST[device]() if device in NEWEST else None
-        if newest is not None and newest.numpy().tobytes() == state.numpy().tobytes():  # a fifth of torch.equal's time
-            states[device] = newest
-        else:
-            NEWEST[device] = ref(state)
-    return states
+def same(state: Tensor, other: Tensor) -> bool:
+    return state.numpy().tobytes() == other.numpy().tobytes()  # a fifth of torch.equal's time
 
 
 def set_random_states(states: dict[torch.device, Tensor]) -> None:

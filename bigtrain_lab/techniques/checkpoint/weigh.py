@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from ...core import Impossible
 from ...recompute import Chain
 from .conditions import Conditions
 
@@ -68,3 +69,12 @@ def storages(x) -> dict[int, int]:
     """{address: bytes} of the distinct storages that a state lies in."""
     sizes = ((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors_in(x))
     return {address: size for address, size in sizes if address}
+
+
+def tensors_of(state, what: str) -> tuple[Tensor, ...]:
+    if isinstance(state, Tensor):
+        return (state,)
+    if not isinstance(state, tuple) or not state or not all(isinstance(t, Tensor) for t in state):
+        found = "nothing" if state is None else "an empty tuple" if state == () else f"a {type(state).__name__}"
+        raise Impossible(f"{what} {found}: between layers travels a tensor, or a tuple of tensors.")
+    return state
