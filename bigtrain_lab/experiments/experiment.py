@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..explain import does_not_fit
 from ..runtime import Run, launch
-from ..runtime.faults import FAULTS, Fault
+from ..runtime.faults import FAULTS, SLOWER, Fault
 
 BESIDE = ("experiment", "unfinished", "facts")  # what a run or a trace keeps beside the settings that were asked for
 MB = 10**6  # decimal, as sizes are told
@@ -48,6 +48,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     fault: str = knob("none", "what goes wrong on purpose", choices=lambda: list(FAULTS), more=True)
     fault_rank: int = knob(1, "the rank that it strikes", low=0, high=7, more=True)
     fault_at: int = knob(3, "the action of that rank at whose start it strikes, counted from 0", low=0, high=9999, more=True)
+    fault_factor: float = knob(SLOWER, "how many times its time each action of a straggler takes", low=1, high=100, step=0.25, more=True)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
@@ -127,12 +128,13 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         """The settings that have no effect beside these values of the others: a panel greys them."""
         fault = settings.get("fault", "none")
-        return {"fault_rank", "fault_at"} if fault == "none" else {"fault_at"} if fault == "straggler" else set()
+        used = {"none": set(), "straggler": {"fault_rank", "fault_factor"}}.get(fault, {"fault_rank", "fault_at"})
+        return {"fault_rank", "fault_at", "fault_factor"} - used
 
     @property
     def misfortune(self) -> Fault:
         """The fault that the settings ask for; `.priced(cost)` is what a straggler makes of a Cost."""
-        return Fault(self.fault, self.fault_rank, self.fault_at)
+        return Fault(self.fault, self.fault_rank, self.fault_at, self.fault_factor)
 
     def actions(self, rank: int) -> list[str]:
         """The names of what a rank does, in order; a fault strikes at one of them."""

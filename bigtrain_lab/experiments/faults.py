@@ -46,7 +46,7 @@ class Faults(Staleness):
         if self.fault == "none":
             return "nothing goes wrong"
         where = "" if self.fault == "straggler" else f", at its action {self.fault_at} ({self.actions(self.fault_rank)[self.fault_at]})"
-        return f"rank {self.fault_rank}{where}: {FAULTS[self.fault]}"
+        return f"rank {self.fault_rank}{where}: {self.misfortune}"
 
     def explain(self, trace: Trace) -> list[str]:
         if trace.clock == "predicted":

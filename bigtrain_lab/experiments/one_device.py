@@ -42,7 +42,7 @@ class OneDevice(OnHardware):
     @property
     def misfortune(self) -> Fault:
         """There is one rank that a fault can strike."""
-        return Fault(self.fault, 0, self.fault_at)
+        return Fault(self.fault, 0, self.fault_at, self.fault_factor)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:

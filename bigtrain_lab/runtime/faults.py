@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
@@ -21,10 +22,10 @@ FAULTS = {
     "kill": "the process is killed, as by the system when memory is short",
     "hang": "the action never ends",
     "deadlock": "the rank and the next one wait to receive from each other",
-    "straggler": "each action takes twice its time",
+    "straggler": "each action takes longer",
     "nan": "one weight becomes not a number",
 }
-SLOWER = 2  # times that a straggler takes for each action
+SLOWER = 2.0  # times its time that each action of a straggler takes, where nothing else is said
 EXIT_CODE = 3
 
 
@@ -34,17 +35,25 @@ class OnPurpose(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` strikes `rank` at the start of its action number `at`, counted from 0; a straggler is slow from its first."""
+    """`kind` strikes `rank` at the start of its action number `at`, counted from 0; a straggler is slow from its first, and takes
+    `factor` times its time."""
 
     kind: str
     rank: int = 0
     at: int = 0
+    factor: float = SLOWER
 
     def __post_init__(self):
         if self.kind not in FAULTS:
             raise Impossible(f"There is no fault {self.kind!r}: choose one of {', '.join(FAULTS)}.")
         if self.rank < 0 or self.at < 0:
             raise Impossible(f"A fault on rank {self.rank} at action {self.at}: count both from 0.")
+        if not 1 <= self.factor < inf:
+            raise Impossible(f"A straggler cannot take {self.factor} times its time: give a number of at least 1.")
+
+    def __str__(self) -> str:
+        """What goes wrong, in words."""
+        return f"each action takes {self.factor:g} times its time" if self.kind == "straggler" else FAULTS[self.kind]
 
     def refuse(self, ranks: int) -> None:
         """Impossible where a run of so many ranks cannot have it."""
@@ -57,7 +66,7 @@ class Fault:
 
     def priced(self, cost: Cost) -> Cost:
         """The cost of the faulty run: a straggler's actions take longer, predicted and modelled alike."""
-        return replace(cost, slowdown={**cost.slowdown, self.rank: SLOWER}) if self.kind == "straggler" else cost
+        return replace(cost, slowdown={**cost.slowdown, self.rank: self.factor}) if self.kind == "straggler" else cost
 
 
 class Strike:
@@ -93,7 +102,7 @@ class Strike:
     def end(self, took_ns: int) -> None:
         """The action's work is done: a straggler takes its time."""
         if self.ours and self.fault.kind == "straggler":
-            time.sleep((SLOWER - 1) * took_ns / 1e9)
+            time.sleep((self.fault.factor - 1) * took_ns / 1e9)
 
     def _spoil(self) -> None:
         weights = [w for kind, _, w in held(self.holdings()) if kind == "weights" and w.is_floating_point() and w.numel()]

@@ -20,7 +20,7 @@ from bigtrain_lab.figures.waits import drawing
 from bigtrain_lab.panel.trouble import trouble
 from bigtrain_lab.report import command, reported
 from bigtrain_lab.runtime import RankFailed, Run, launch
-from bigtrain_lab.runtime.faults import FAULTS, SLOWER, Fault
+from bigtrain_lab.runtime.faults import FAULTS, Fault
 from bigtrain_lab.runtime.log import Log
 from bigtrain_lab.runtime.recording import is_finite
 from bigtrain_lab.runtime.waits import RankState
@@ -78,8 +78,8 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(name, fault, tmp
 
 @pytest.mark.parametrize("name", [pytest.param(lab, marks=() if lab == "faults" else pytest.mark.slow) for lab in LABS])
 def test_a_straggler_is_slow_on_both_clocks_and_no_result_changes(name, tmp_path):
-    slow, well = lab(name, "straggler"), lab(name, "none")
-    assert slow.predict().busy(1) == SLOWER * well.predict().busy(1) and slow.predict().busy(2) == well.predict().busy(2)
+    slow, well = lab(name, "straggler", fault_factor=2.5), lab(name, "none")
+    assert slow.predict().busy(1) == 2.5 * well.predict().busy(1) and slow.predict().busy(2) == well.predict().busy(2)
     run = slow.run(directory=tmp_path / "run")
     assert clocks_differ(slow.predict(), run.wait()) == []
     found = slow.reference()
@@ -91,10 +91,10 @@ def test_a_straggler_really_takes_longer(tmp_path):
         with rank.span(step(rank, 0)):
             time.sleep(0.1)
 
-    spans = launch(program, 2, cost={"F": 1}, fault=Fault("straggler", 1), directory=tmp_path / "run").wait() and \
+    spans = launch(program, 2, cost={"F": 1}, fault=Fault("straggler", 1, factor=3), directory=tmp_path / "run").wait() and \
         Run.open(tmp_path / "run").trace("measured").spans()
-    assert min(s.end - s.start for s in spans if s.rank == 1) >= SLOWER * 0.1e9
-    assert [s.end - s.start for s in Run.open(tmp_path / "run").trace().spans()] == [1000, SLOWER * 1000]
+    assert min(s.end - s.start for s in spans if s.rank == 1) >= 3 * 0.1e9
+    assert [s.end - s.start for s in Run.open(tmp_path / "run").trace().spans()] == [1000, 3000]
 
 
 @pytest.mark.parametrize("name", [pytest.param(lab, marks=() if lab == "faults" else pytest.mark.slow) for lab in LABS])
@@ -153,12 +153,12 @@ def program_of_one_span(rank):
 @pytest.mark.parametrize("name, cls", Experiment.all().items())
 def test_every_lab_has_the_switch_behind_its_own_settings(name, cls):
     fields = list(cls.model_fields)
-    assert fields[:2] == ["fault", "fault_rank"] if name == "faults" else fields[-3:] == ["fault", "fault_rank", "fault_at"]
+    assert fields[:2] == ["fault", "fault_rank"] if name == "faults" else fields[-4:] == ["fault", "fault_rank", "fault_at", "fault_factor"]
     assert cls.knobs()["fault"].menu() == list(FAULTS) and cls().fault == "none"
     values = cls().model_dump()
-    idle = [cls.idle_settings({**values, "fault": fault}) & {"fault_rank", "fault_at"} for fault in ("none", "straggler", "kill")]
+    idle = [cls.idle_settings({**values, "fault": fault}) & {"fault_rank", "fault_at", "fault_factor"} for fault in ("none", "straggler", "kill")]
     only = {"fault_rank"} if issubclass(cls, OneDevice) else set()  # one rank: there is no choice
-    assert idle == [{"fault_rank", "fault_at"}, {"fault_at"} | only, only]
+    assert idle == [{"fault_rank", "fault_at", "fault_factor"}, {"fault_at"} | only, {"fault_factor"} | only]
     assert command(cls()) == f"bigtrain run {name}"
     if only:
         assert cls(fault="kill", fault_rank=2).misfortune.rank == 0
