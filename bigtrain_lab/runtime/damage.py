@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core import Span
-from .end import noted_end
+from .end import End
 from .log import Log
 
 
@@ -17,7 +17,7 @@ def of(directory: Path, logs: Sequence[Log], ranks: int, done: bool) -> str | No
             if log.state == "damaged" or done and log.state != "done"]
     if done:
         told += [f"the result of rank {rank} is missing" for rank in range(ranks) if not (directory / f"result-{rank}.npz").exists()]
-        told += [] if noted_end(directory) else ["the note of its end (end.json) is missing or damaged"]
+        told += [] if End.noted(directory) else ["the note of its end (end.json) is missing or damaged"]
     return f"{listed(told)}: what is whole is shown." if told else None
 
 

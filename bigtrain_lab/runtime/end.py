@@ -1,19 +1,68 @@
-"""How a run ends: what exit codes mean, how long whoever watches waits, and the note that is kept of it."""
+"""How a run ends: what exit codes mean, how long whoever watches waits, and the note (end.json) that is kept of it."""
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+from ..core import Impossible, write_whole
+from .waits import RankState, sound
 
 FAILED, UNWRITABLE = 1, 74  # exit codes of a rank; any other one but 0 was the program's own doing
 INTERRUPTED = "The run was interrupted."
 LOOK_S = 0.1  # between looks at the ranks and their logs
 VICTIMS_S = 2.0  # how long the rank that made victims may take to say so, or to end
 STACKS_S = 2.0  # how long a dump of stacks may take at most, on a machine that is busy
+NOTE = "end.json"
 
 
-def noted_end(directory: Path) -> dict | None:
-    """The state and the diagnosis that were noted at the end of the run, and the rank that told of it; None where there is no such note, or a damaged one."""
-    try:
-        end = json.loads((directory / "end.json").read_text(encoding="utf-8"))
-        return {"state": end["state"], "diagnosis": end["diagnosis"], "teller": end.get("teller")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+class End(NamedTuple):
+    """How a run ended, or "running".
+
+    state      "done", "failed" or "stopped"; `diagnosis` says why in the last two cases
+    waits      what each rank was at, where it failed
+    teller     of ranks that torchrun started, the one that tells all of it
+    """
+
+    state: str
+    diagnosis: str | None = None
+    waits: tuple[RankState, ...] = ()
+    teller: int | None = None
+
+    def told(self) -> dict:
+        """As JSON holds it."""
+        return {**self._asdict(), "waits": [each._asdict() for each in self.waits]}
+
+    @classmethod
+    def of(cls, told) -> "End":
+        """From what `told` gave. ValueError, KeyError or TypeError where it says no end."""
+        return cls(told["state"], told["diagnosis"], sound(told.get("waits")), told.get("teller"))
+
+    @classmethod
+    def noted(cls, directory: Path) -> "End | None":
+        """What the run's directory keeps; None where there is no such note, or a damaged one."""
+        try:
+            return cls.of(json.loads((directory / NOTE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def note(self, directory: Path, by: int = 0) -> "End":
+        """Keep it unless another rank has, in one step that only one can do; how the run ended then. `by`: the rank that asks.
+        On a disk that is full nothing is kept, which the diagnosis says."""
+        path = directory / NOTE
+        own = path.with_name(f"end-{by}.json")
+        try:
+            write_whole(own, json.dumps(self.told()))
+            try:
+                os.link(own, path)
+            except FileExistsError:
+                return End.noted(directory) or self
+            except OSError:  # a disk without links
+                own.replace(path)
+        except (Impossible, OSError):
+            pass
+        finally:
+            with suppress(OSError):
+                own.unlink()
+        return self

@@ -4,6 +4,8 @@ All ranks share one directory, which rank 0 makes on a disk that every node sees
 failure is told as under `launch`: by one rank in full, by the others in a sentence.
 """
 
+from pathlib import Path
+
 import cloudpickle
 import torch
 import torch.distributed as dist
@@ -37,10 +39,12 @@ def run_in_place(place: Place, travelling: bytes, asked: dict, prepare, stall_s:
                 end = lookout.give_up(f"Rank {place.index}: {error}")
     finally:
         torch.set_num_threads(threads)
-    team.leave(10 if end["state"] == "done" else GRACE_S / 3)
-    if end["diagnosis"] == INTERRUPTED:
+    if end.state == "done":
+        team.ask_clocks_again(Path(job.directory))
+    team.leave(10 if end.state == "done" else GRACE_S / 3)
+    if end.diagnosis == INTERRUPTED:
         raise KeyboardInterrupt
-    if end["state"] != "done":
+    if end.state != "done":
         raise RankFailed(lookout.words(end))
     if team.ours:
         dist.destroy_process_group()

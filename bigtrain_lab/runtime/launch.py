@@ -1,24 +1,17 @@
-"""Launch a program on fresh ranks: one process each, forked from a server that has torch loaded already.
+"""Launch a program on fresh ranks: one process each, forked from a server that has torch loaded already (server.py).
 
-A rank that is forked from a warm server costs milliseconds, where a new interpreter that imports torch costs seconds; a
-fresh one for every run means that nothing of a failed run survives. Programs typed in a notebook travel by value.
+A fresh process for every rank of every run means that nothing of a failed run survives. Programs typed in a notebook
+travel by value.
 """
 
 import atexit
 import json
-import multiprocessing
 import os
-import pickle
 import re
 import secrets
-import shutil
-import signal
-import sys
 import tempfile
-import threading
 import time
 import weakref
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +19,7 @@ from pathlib import Path
 import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
-from . import border, fresh
+from . import border
 from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED
 from .faults import Fault
@@ -34,14 +27,10 @@ from .in_place import run_in_place
 from .machine import environment, versions
 from .process import Job
 from .run import FORMAT, Run, this_process
+from .server import interrupts_held, start, warm
 from .watch import Watch
 
-PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
-             "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile",
-             "bigtrain_lab.runtime.preload"]
 MOST_RANKS = 256
-_lock = threading.RLock()
-_preloaded: int | None = None  # the library's fingerprint before the server loaded it
 _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
@@ -56,7 +45,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     watts      of one device, for the energy
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
     record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
-    stall_s    a run whose logs do not grow for so long is ended as hanging
+    stall_s    a run whose ranks log and print nothing for so long is ended as hanging (progress.py)
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
@@ -115,6 +104,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
 
     if given:
         return run_in_place(given, travelling, {**asked, **versions(), "settings": settings or {}}, prepare, stall_s)
+    warm()
     job = prepare([], choose([Node(ranks, visible())], device, nccl_here()))
     place = Path(job.directory)
     job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
@@ -128,86 +118,6 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         watch.stop(INTERRUPTED)
         raise
     return run
-
-
-def warm() -> None:
-    """Start the server that ranks are forked from, if there is none yet, and return at once; it loads torch meanwhile."""
-    with _lock:
-        context = _context()
-        if context.get_start_method() == "forkserver":
-            from multiprocessing import forkserver, resource_tracker  # not on Windows
-            resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
-            with hidden_main(), interrupts_held():
-                forkserver.ensure_running()
-
-
-def start(ranks: int, job: Job, travelling: bytes) -> list:
-    """The ranks' processes, started; none of them where one cannot start."""
-    processes = []
-    payload = pickle.dumps((job, travelling))
-    warm()
-    with _lock, hidden_main():
-        context = _context()
-        current = fresh.fingerprint() == _preloaded
-        try:
-            for index in range(ranks):
-                process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
-                process.start()
-                processes.append(process)
-                # Its exit is read once, by the watch: multiprocessing's own clean-up, in another thread, would take it away.
-                getattr(multiprocessing.process, "_children", set()).discard(process)
-        except BaseException:
-            for process in processes:
-                process.kill()
-                process.join()
-                process.close()
-            shutil.rmtree(Path(job.store).parent, ignore_errors=True)
-            raise
-    return processes
-
-
-def _context():
-    """Fork from a server that has PRELOADED; a fresh interpreter on Windows."""
-    global _preloaded
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    if _preloaded is None:
-        _preloaded = fresh.fingerprint()
-    return context
-
-
-@contextmanager
-def interrupts_held():
-    """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens again (fresh.py)."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
-        yield  # Python interrupts its main thread only; Windows has no mask to inherit
-        return
-    heard = []
-    listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, listener or signal.SIG_DFL)
-    if heard:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def hidden_main():
-    """Let the start method find no script in `__main__`: it would run it again in every rank."""
-    script = sys.modules["__main__"]
-    hidden = {name: getattr(script, name) for name in ("__file__", "__spec__") if hasattr(script, name)}
-    try:
-        for name in hidden:
-            setattr(script, name, None)
-        yield
-    finally:
-        for name, value in hidden.items():
-            setattr(script, name, value)
 
 
 @atexit.register

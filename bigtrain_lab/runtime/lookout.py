@@ -10,7 +10,6 @@ A main thread that is caught in gloo cannot be called back: its lookout says one
 """
 
 import faulthandler
-import json
 import os
 import select
 import signal
@@ -20,10 +19,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..core import Impossible, write_whole
 from . import diagnose
-from .diagnose import Doing, Exit
-from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, noted_end
+from .beside import Beside
+from .diagnose import Exit
+from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from .progress import Counted, Progress
 from .run import is_alive
 
 GRACE_S = 3.0  # for rank 0 to decide; and for a main thread to come by itself, once the run has failed
@@ -31,16 +31,19 @@ TELLER_S = 1.0  # for the rank that tells all of it
 
 
 class Lookout:
-    """Used as a context around the rank's work; then `end(code)` waits for the others and returns how the run ended:
-    {"state": "done", "failed" or "stopped", "diagnosis", "teller": the rank that tells all of it}."""
+    """Used as a context around the rank's work; then `end(code)` waits for the others and returns how the run ended."""
 
     def __init__(self, team, job, stall_s: float):
         self.index, self.size, self.host, self._team = team.index, team.place.ranks, team.me.host, team
         self._board, self._own_board = team.board.clone(), team.board
-        self._job, self._stall_s, self._directory = job, stall_s, Path(job.directory)
-        self._doings = [Doing(self._directory, rank) for rank in range(self.size)]
+        self._job, self._directory = job, Path(job.directory)
+        self._progress = Progress(job, stall_s, lambda: self._board.count("printed"))
+        self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
+        self._beside: Beside | None = None  # the next rank that lives on this machine
+        self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
         self._mates, self._parent = team.mates, os.getppid() if team.place.agent else None
-        self._came, self._known, self._end = threading.Event(), threading.Event(), None
+        self._came, self._known = threading.Event(), threading.Event()
+        self._end: End | None = None
         self._dumped = self._asked_to_end = False
         self._thread = threading.Thread(target=self._look_out, daemon=True, name="bigtrain_lab lookout")
 
@@ -51,11 +54,13 @@ class Lookout:
         if threading.current_thread() is threading.main_thread():
             # Python's handler runs only when the main thread next runs Python: the thread reads the signal's number here.
             self._before = (signal.set_wakeup_fd(self._write, warn_on_full_buffer=False), signal.signal(signal.SIGTERM, lambda *_: None))
+        sys.stdout, sys.stderr = self._outputs
         self._thread.start()
         return self
 
     def __exit__(self, kind, error, trace):
         self._came.set()
+        sys.stdout, sys.stderr = (output.stream for output in self._outputs)
         if self._before:
             signal.set_wakeup_fd(self._before[0])
             signal.signal(signal.SIGTERM, self._before[1] or signal.SIG_DFL)
@@ -63,21 +68,21 @@ class Lookout:
             os.close(self._read)
             os.close(self._write)
 
-    def end(self, code: int) -> dict:
+    def end(self, code: int) -> End:
         """Say that this rank's work has ended with this code, and wait until the run has."""
         self._came.set()
         with suppress(RuntimeError):  # no board any more: the thread finds out too
             self._own_board.count("failed" if code else "over", 1)
         self._known.wait()
         self._thread.join()
-        if self._end["state"] != "done" and self._end["teller"] != self.index:
+        if self._end.state != "done" and self._end.teller != self.index:
             time.sleep(TELLER_S)  # torchrun ends all once one has ended
         return self._end
 
-    def give_up(self, why: str) -> dict:
+    def give_up(self, why: str) -> End:
         """End the run: this rank can keep no record of it."""
         with suppress(RuntimeError):
-            self._own_board.first("end", self._told("failed", why))
+            self._own_board.first("end", self._told("failed", why).told())
         return self.end(FAILED)
 
     # -- the thread -----------------------------------------------------------------------------------------
@@ -90,157 +95,135 @@ class Lookout:
                 end = self._without_board()
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             diagnosis = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
-            end = self._write_end({"state": "failed", "diagnosis": diagnosis, "waits": [], "teller": self.index})
+            end = End("failed", diagnosis, teller=self.index).note(self._directory, self.index)
+        if self._beside:
+            self._beside.close()
         self._end = end
         self._known.set()
-        if end["state"] != "done" and not self._came.wait(0 if self._asked_to_end else GRACE_S):
+        if end.state != "done" and not self._came.wait(0 if self._asked_to_end else GRACE_S):
             os.write(2, f"bigtrain: {self.words(end)}\n".encode(errors="replace"))
             sys.stdout.flush()
-            os._exit(130 if end["diagnosis"] == INTERRUPTED else FAILED)
+            os._exit(130 if end.diagnosis == INTERRUPTED else FAILED)
 
-    def words(self, end: dict) -> str:
+    def words(self, end: End) -> str:
         """What this rank says of a run that did not end well: one rank tells all, the others its first line."""
-        if end["teller"] != self.index:
-            return end["diagnosis"].partition("\n")[0]
-        return f"{end['diagnosis']}\nWhat the ranks wrote is kept in {self._directory}."
+        if end.teller != self.index:
+            return end.diagnosis.partition("\n")[0]
+        return f"{end.diagnosis}\nWhat the ranks wrote is kept in {self._directory}."
 
-    def _until_the_end(self) -> dict:
-        board, grown, size, suspected, trouble = self._board, time.monotonic(), None, None, None
+    def _until_the_end(self) -> End:
+        board, trouble = self._board, None
         while True:
             heard = self._listen()
-            if end := board.peek("end"):
-                return end
+            if told := board.peek("end"):
+                return End.of(told)
             if signal.SIGINT in heard:
                 return self._publish(self._told("stopped", INTERRUPTED))
             self._look_beside()
             self._asked_to_end |= signal.SIGTERM in heard
+            self._tell_of_prints()
             failed, gone = board.count("failed"), board.peek("gone")
-            if failed or gone is not None or self._asked_to_end:
+            if failed or gone or self._asked_to_end:
                 trouble = trouble or time.monotonic()
                 if end := self._failure(gone, time.monotonic() - trouble):
                     return end
             elif self.index == 0 and board.count("over") == self.size:
                 return self._publish(self._told("done", None))
-            elif self.index == 0 and self._job.record:
-                now = self._size()
-                if now != size:
-                    grown, size, suspected = time.monotonic(), now, None
-                    continue
-                found = diagnose.deadlock(self._follow())
-                if found and found == suspected:
-                    self._stacks_of_all()
-                    return self._publish(self._told("failed", found + diagnose.lines(self._directory, self._doings)))
-                suspected = found
-                if time.monotonic() - grown > self._stall_s:
-                    self._stacks_of_all()
-                    return self._publish(self._told("failed", diagnose.hang(self._directory, self._follow(), self._stall_s)))
+            elif self.index == 0 and self._job.record and (found := self._progress.trouble(self._stacks_of_all)):
+                return self._publish(self._told("failed", found))
             if board.count("stacks asked") and not self._dumped:
                 self._dump()
 
     def _listen(self) -> set:
-        """Wait a moment; the signals that came meanwhile."""
-        ready, _, _ = select.select([self._read], [], [], LOOK_S)
-        return set(os.read(self._read, 64)) if ready else set()
+        """Wait a moment; the signals that came meanwhile. How the rank beside this one ended is noted at once."""
+        next_one = [] if not self._beside or self._beside.fd is None else [self._beside.fd]
+        ready, _, _ = select.select([self._read, *next_one], [], [], LOOK_S)
+        if set(next_one) & set(ready):
+            self._codes[self._beside.rank] = self._beside.exit_code()
+            self._beside.close()
+        return set(os.read(self._read, 64)) if self._read in ready else set()
 
     def _look_beside(self) -> None:
         """Note a rank on this machine whose process has ended without a word; end with a torchrun that was killed.
 
         Each lookout looks as far as the next rank that lives, which looks further: every rank is looked at by one."""
         for rank, process in sorted(self._mates.items(), key=lambda mate: (mate[0] - self.index) % self.size):
+            if not self._beside or self._beside.rank != rank:
+                if self._beside:
+                    self._beside.close()
+                self._beside = Beside(rank, process)  # before it is seen to live: what has its number later is not it
             if is_alive(process):
                 break
+            if rank not in self._codes:  # it ended since the last listening
+                self._codes[rank] = self._beside.exit_code()
             if not diagnose.status_of(self._directory, rank):
-                self._board.first("gone", rank)
+                self._board.first("gone", [rank, self._codes.get(rank)])
         if self._parent not in (None, os.getppid()):
             self._asked_to_end = True
             self._publish(self._told("stopped", self._orphaned()))
 
-    def _failure(self, gone: int | None, since_s: float) -> dict | None:
+    def _tell_of_prints(self) -> None:
+        """What this rank prints goes to torchrun: rank 0 hears of it on the board."""
+        if (writes := sum(output.writes for output in self._outputs)) != self._told_writes:
+            self._told_writes = writes
+            self._board.count("printed", 1)
+
+    def _failure(self, gone: list | None, since_s: float) -> End | None:
         """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""
         exits = {rank: Exit(FAILED, 0) for rank in range(self.size) if diagnose.status_of(self._directory, rank).get("state") == "failed"}
-        if gone is not None:
-            exits.setdefault(gone, Exit(None, time.monotonic_ns() - self._job.zero_ns))
+        silent, code = gone or (None, None)
+        if gone:
+            exits.setdefault(silent, Exit(code, time.monotonic_ns() - self._job.zero_ns))
         known = diagnose.has_culprit(self._directory, exits)
         if since_s < (0.05 if known else VICTIMS_S) + (0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S):
             return None
         if not exits:
             return self._publish(self._told("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
         teller = diagnose.culprit_of(self._directory, exits)
-        told = diagnose.failure(self._directory, self._follow(), exits)
-        self._stacks_of_all(gone)  # of those that wait for it
-        return self._publish(self._told("failed", told, exits) | ({} if teller == gone else {"teller": teller}))
+        told = diagnose.failure(self._directory, self._progress.doings(), exits)
+        self._stacks_of_all(silent)  # of those that wait for it
+        end = self._told("failed", told, exits)
+        return self._publish(end if teller == silent else end._replace(teller=teller))
 
-    def _told(self, state: str, diagnosis: str | None, exits: dict[int, Exit] | None = None) -> dict:
-        waits = diagnose.states(self._directory, self._follow(), exits or {}) if state == "failed" and self._job.record else []
-        return {"state": state, "diagnosis": diagnosis, "waits": [each._asdict() for each in waits], "teller": self.index}
+    def _told(self, state: str, diagnosis: str | None, exits: dict[int, Exit] | None = None) -> End:
+        waits = diagnose.states(self._directory, self._progress.doings(), exits or {}) if state == "failed" and self._job.record else []
+        return End(state, diagnosis, tuple(waits), self.index)
 
-    def _publish(self, end: dict) -> dict:
+    def _publish(self, end: End) -> End:
         """Say how the run ended, unless another rank has; how it ended then."""
-        end = json.loads(json.dumps(end))  # as the board gives it back
-        found = self._board.first("end", end)
-        return self._write_end(end) if found == end else found
+        found = End.of(self._board.first("end", end.told()))
+        return end.note(self._directory, self.index) if found == end else found
 
-    def _write_end(self, end: dict) -> dict:
-        """Keep how the run ended, unless another rank has, in one step that only one can do; how it ended then."""
-        path = self._directory / "end.json"
-        own = path.with_name(f"end-{self.index}.json")
-        try:
-            write_whole(own, json.dumps(end))
-            try:
-                os.link(own, path)
-            except FileExistsError:
-                return noted_end(self._directory) or end
-            except OSError:  # a disk without links
-                own.replace(path)
-        except (Impossible, OSError):
-            pass  # the disk is full, which the diagnosis says
-        finally:
-            with suppress(OSError):
-                own.unlink()
-        return end
-
-    def _without_board(self) -> dict:
+    def _without_board(self) -> End:
         """The machine of rank 0 has ended: how, by what the directory says."""
-        time.sleep(0.5)  # a last word may be on its way
-        if end := noted_end(self._directory):
+        self._listen()  # how it ended, where it is the one beside
+        dead = [rank for rank, process in self._mates.items() if not is_alive(process) and not diagnose.status_of(self._directory, rank)]
+        code = self._codes.get(dead[0]) if dead else None
+        time.sleep(0.5 if code is not None else 1.0)  # another rank may know more, and a last word be on its way
+        if end := End.noted(self._directory):
             return end
         self._asked_to_end = True
         if self._parent not in (None, os.getppid()):
-            return self._write_end(self._told("stopped", self._orphaned()))
-        dead = [rank for rank, process in self._mates.items() if not is_alive(process) and not diagnose.status_of(self._directory, rank)]
-        if dead:
-            exits = {dead[0]: Exit(None, time.monotonic_ns() - self._job.zero_ns)}
-            return self._write_end(self._told("failed", diagnose.failure(self._directory, self._follow(), exits), exits))
-        return self._write_end(self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
-                                          f"{self._team.members[0].host}: see what torchrun says there."))
+            end = self._told("stopped", self._orphaned())
+        elif dead:
+            exits = {dead[0]: Exit(code, time.monotonic_ns() - self._job.zero_ns)}
+            end = self._told("failed", diagnose.failure(self._directory, self._progress.doings(), exits), exits)
+        else:
+            end = self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
+                             f"{self._team.members[0].host}: see what torchrun says there.")
+        return end.note(self._directory, self.index)
 
     def _orphaned(self) -> str:
         return f"The torchrun on {self.host} that started rank {self.index} has ended."
 
-    # -- the logs -------------------------------------------------------------------------------------------
+    # -- stacks --------------------------------------------------------------------------------------------
 
-    def _follow(self) -> list[Doing]:
-        for doing in self._doings:
-            doing.follow()
-        return self._doings
-
-    def _size(self) -> list[int]:
-        """Bytes in each rank's log. Opened, since a shared disk tells the true size to nobody else."""
-        sizes = []
-        for rank in range(self.size):
-            try:
-                with open(self._job.file("events", rank, "jsonl"), "rb") as file:
-                    sizes.append(file.seek(0, os.SEEK_END))
-            except OSError:
-                sizes.append(0)
-        return sizes
-
-    def _stacks_of_all(self, gone: int | None = None) -> None:
+    def _stacks_of_all(self, silent: int | None = None) -> None:
         """Ask each lookout that is left for the stacks of its rank, and give them a moment."""
         self._board.count("stacks asked", 1)
         self._dump()
         until = time.monotonic() + STACKS_S
-        while self._board.count("stacks here") < self.size - (gone is not None) and time.monotonic() < until:
+        while self._board.count("stacks here") < self.size - (silent is not None) and time.monotonic() < until:
             time.sleep(0.02)
 
     def _dump(self) -> None:

@@ -6,7 +6,11 @@ Rank 0 asks at t0, the other machine hears at t1 and answers at t2, rank 0 hears
 
 The offset is right to half the round trip, whatever share of it each way takes, so the smallest round trip of several
 counts (Cristian, Probabilistic clock synchronization, 1989; RFC 5905, section 8). A message then never seems to arrive
-before it was sent, unless it was quicker than the quickest of these. Clocks drift: it holds at the start of a run.
+before it was sent, unless it was quicker than the quickest of these.
+
+Clocks drift: quartz by some microseconds a second, and a clock that is being set right over the network by up to 500 us a
+second (RFC 5905, appendix A: MAXFREQ). The offset is that of a run's start; asked again at its end, it says by how much a clock
+has moved at most, and no time is changed by that.
 """
 
 import os
@@ -92,4 +96,6 @@ def told(hosts: list[dict]) -> str:
         way = "behind" if host["ahead_s"] < 0 else "ahead of"
         apart = f"agrees with rank 0's to {error}" if ahead < host["error_s"] else f"is {duration(ahead, 's')} {way} rank 0's, known to {error}"
         parts.append(f"that of rank {host['ranks'][0]} ({host['name']}) {apart}")
-    return f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what was found at the start."
+    moved = [host["moved_s"] for host in others if "moved_s" in host]  # asked at the end of a run that was done
+    drift = f" By the end they had moved apart by {duration(max(moved), 's')} at most." if moved else ""
+    return f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what was found at the start.{drift}"

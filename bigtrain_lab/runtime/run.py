@@ -22,9 +22,9 @@ import numpy as np
 from ..core import Impossible, Span, Trace
 from ..core.trace import ACTION
 from . import damage
-from .end import noted_end
+from .end import End
 from .log import Log, Logged, Tail
-from .waits import RankState, noted
+from .waits import RankState
 
 FORMAT = 1
 POLL_S = 0.03
@@ -58,25 +58,25 @@ class Run:
 
     @property
     def state(self) -> str:
-        return self._end["state"]
+        return self._end.state
 
     @property
     def diagnosis(self) -> str | None:
         """Why the run failed or stopped; None while it runs and when it is done."""
-        return self._end["diagnosis"]
+        return self._end.diagnosis
 
     @property
-    def _end(self) -> dict:
+    def _end(self) -> End:
         if self._watch:
-            return {"state": self._watch.state, "diagnosis": self._watch.diagnosis}
+            return self._watch.end
         running = is_alive(self.settings.get("launcher"))  # asked first: it writes the end before it ends
-        if end := noted_end(self.directory):
+        if end := End.noted(self.directory):
             return end
         if running:
-            return {"state": "running", "diagnosis": None}
+            return End("running")
         if (logs := self._logs()) and all(log.state == "done" for log in logs):
-            return {"state": "done", "diagnosis": None}
-        return {"state": "stopped", "diagnosis": "Whatever started this run ended before its ranks did."}
+            return End("done")
+        return End("stopped", "Whatever started this run ended before its ranks did.")
 
     @property
     def damage(self) -> str | None:
@@ -86,7 +86,7 @@ class Run:
     @property
     def waits(self) -> tuple[RankState, ...]:
         """What each rank was at when the run failed: who waited for whom, and where in its program; () where it did not."""
-        return noted(self.directory)
+        return self._end.waits
 
     def wait(self, timeout: float | None = None) -> Trace:
         """Return the trace once all ranks are done: the modelled one, the measured one where that clock is off.

@@ -3,11 +3,12 @@
     meet        at the store that torchrun names; each rank introduces itself
     compare     all must have been asked the same: settings, ranks, versions
     connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
-    clocks      how far each machine's clock is from rank 0's (offset.py)
+    clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
     the job     rank 0's, with its cost and its program: what a machine has measured must not make its ranks differ from others
     directory   made by rank 0; every rank must see it
 """
 
+import json
 import os
 import platform
 import threading
@@ -20,14 +21,14 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from ..core import Impossible
+from ..core import Impossible, write_whole
 from . import border, peers
 from .board import PATIENCE_S, Board
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
 from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, offsets
-from .run import this_process
+from .run import read_settings, this_process
 
 CONNECT_S, SEEN_S, LEAVE_S = 120.0, 5.0, 30.0
 
@@ -116,6 +117,21 @@ class Team:
             self.leave(LEAVE_S)
             raise
         return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns), program
+
+    def ask_clocks_again(self, directory: Path) -> None:
+        """At the end of a run that is done on all ranks: let its settings say by how much each clock has moved at most since the
+        start, |offset then - offset now| + both errors. What is lost now loses only that."""
+        machines = self._machines()
+        if len(machines) == 1:
+            return
+        with suppress(RuntimeError, Impossible, OSError):
+            now = self._offsets()
+            if self.index == 0:
+                settings = read_settings(directory)
+                for host, clock in zip(settings["hosts"], machines, strict=True):
+                    was, found = self.offsets[clock], now[clock]
+                    host["moved_s"] = (abs(found.ns - was.ns) + found.error_ns + was.error_ns) / 1e9
+                write_whole(directory / "settings.json", json.dumps(settings, indent=1))
 
     def leave(self, patience_s: float) -> None:
         """Rank 0's process may hold the store: it goes last, if the others go soon."""

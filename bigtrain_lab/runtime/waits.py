@@ -8,7 +8,6 @@ its way, none will ever go on: a deadlock that is certain, without a time limit.
 of Computer Systems (ACM Computing Surveys 4.3): a deadlock is a knot of the general resource graph.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -153,14 +152,13 @@ class RankState(NamedTuple):
         return all(type(value) is kind for value, kind in kinds)
 
 
-def noted(directory: Path) -> tuple[RankState, ...]:
-    """What the ranks of a run were at when it failed, by the note of its end; () where it did not fail, is older, or its note is damaged."""
+def sound(states) -> tuple[RankState, ...]:
+    """The ranks' states from a note of them; () where there is none, or it is damaged."""
     try:
-        states = json.loads((directory / "end.json").read_text(encoding="utf-8"))["waits"]
         found = tuple(RankState(**{**state, "on": tuple(state["on"])}) for state in states)
         ranks = {state.rank for state in found}
         return found if all(map(RankState.is_sound, found)) and all(ranks.issuperset(state.on) for state in found) else ()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return ()
 
 

@@ -51,10 +51,12 @@ def environment(**more) -> dict:
     return {**inherited, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **more}
 
 
-def ended(*processes, timeout=500) -> list[tuple[int, str]]:
-    """(exit code, what was printed) of each process; none is left, whatever happens."""
+def ended(*processes) -> list[tuple[int, str]]:
+    """(exit code, what was printed) of each process; none is left, whatever happens. No exit code is asked for before all have
+    ended, as torchrun asks a moment later than a process ends: others may see it meanwhile."""
     try:
-        return [(process.returncode, output) for process in processes for output in process.communicate(timeout=timeout)[:1]]
+        printed = [process.stdout.read() for process in processes]
+        return [(process.wait(), output) for process, output in zip(processes, printed, strict=True)]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -152,6 +154,8 @@ if may_make_namespaces():
         here, there = run.settings["hosts"]
         assert (here["ranks"], there["ranks"], here["offset_ns"]) == ([0, 1], [2, 3], 0)
         assert abs(there["offset_ns"] - APART_S * 10**9) <= 1e9 * there["error_s"]
+        assert here["moved_s"] < there["error_s"] < there["moved_s"]  # both readings of one clock are right, each to its error
+        assert "By the end they had moved apart by" in " ".join(output.split())
         crossing = [t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}]
         measured = run.trace("measured")
         unsure = measured.ticks_per_unit * there["error_s"]  # a busy machine answers late, and says how late
@@ -276,13 +280,13 @@ FAULTS = {
         if rank.index == 1: group.recv(2, name="x")''', "Rank 2 failed: ValueError: the loss is bad"),
     "killed": ('''
         if rank.index == 1: os.kill(os.getpid(), 9)
-        group.barrier()''', "Rank 1 ended before its program returned (killed, or os._exit?)"),
+        group.barrier()''', "Rank 1 was killed by signal 9 (SIGKILL; out of memory?); rank 1 had done work."),
     "rank 0 killed, and with it the store": ('''
         if rank.index == 0: os.kill(os.getpid(), 9)
-        group.barrier()''', "Rank 0 ended before its program returned (killed, or os._exit?)"),
+        group.barrier()''', "Rank 0 was killed by signal 9 (SIGKILL; out of memory?); rank 0 had done work."),
     "left": ('''
         if rank.index == 2: os._exit(0)
-        group.barrier()''', "Rank 2 ended before its program returned (killed, or os._exit?)"),
+        group.barrier()''', "Rank 2 exited with code 0 before its program returned (os._exit?); rank 2 had done work."),
     "deadlock": ('''
         if rank.index: group.recv(3 - rank.index, name="x")''', "Deadlock: rank 1 waits for x from rank 2; rank 2 waits for x from rank 1"),
     "hang": ('''

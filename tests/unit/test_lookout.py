@@ -1,15 +1,24 @@
 """What the lookout of a rank of torchrun decides, without a torchrun: how an end is told once, and what must never keep a rank waiting."""
 
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from bigtrain_lab.core import Mesh
-from bigtrain_lab.runtime import lookout
+from bigtrain_lab.runtime import diagnose, lookout, progress
+from bigtrain_lab.runtime.beside import Beside
+from bigtrain_lab.runtime.end import End
+from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.runtime.lookout import Lookout
 from bigtrain_lab.runtime.process import Job
+from bigtrain_lab.runtime.run import this_process
 
-END = {"state": "failed", "diagnosis": "Rank 1 failed.", "waits": [], "teller": 1}
+END = End("failed", "Rank 1 failed.", teller=1)
 
 
 class Notes:
@@ -29,6 +38,10 @@ class Notes:
     def first(self, key, value):
         return self.notes.setdefault(key, value)
 
+    def count(self, key, more=0):
+        self.notes[key] = self.notes.get(key, 0) + more
+        return self.notes[key]
+
 
 def lookout_of(directory, index=0, size=2, board=None, mates=None) -> Lookout:
     member = SimpleNamespace(host="a")
@@ -39,15 +52,14 @@ def lookout_of(directory, index=0, size=2, board=None, mates=None) -> Lookout:
 
 def test_the_end_that_two_lookouts_find_has_one_teller(tmp_path):
     first, second = lookout_of(tmp_path, 0), lookout_of(tmp_path, 1)
-    assert first._publish(END)["teller"] == second._publish(END)["teller"] == 1
+    assert first._publish(END).teller == second._publish(END).teller == 1
     assert second.words(second._publish(END)).endswith(f"kept in {tmp_path}.") and first.words(END) == "Rank 1 failed."
 
 
 def test_the_end_that_was_kept_first_counts(tmp_path):
-    first, second = lookout_of(tmp_path, 0), lookout_of(tmp_path, 1)
-    first._write_end({**END, "teller": 0})
-    found = second._write_end({**END, "diagnosis": "Something else."})
-    assert (found["diagnosis"], found["teller"]) == ("Rank 1 failed.", 0)
+    END._replace(teller=0).note(tmp_path, by=0)
+    assert END._replace(diagnosis="Something else.").note(tmp_path, by=1) == END._replace(teller=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["end.json"]
 
 
 @pytest.mark.parametrize("kept", ["[1]", "{", "{}", "null"])
@@ -55,17 +67,17 @@ def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkey
     monkeypatch.setattr(lookout.time, "sleep", lambda _: None)
     (tmp_path / "end.json").write_text(kept)
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
-    assert run(ours)["diagnosis"].startswith("Rank 1 lost the connection to the machine of rank 0")
+    assert run(ours).diagnosis.startswith("Rank 1 lost the connection to the machine of rank 0")
 
 
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(lookout.time, "sleep", lambda _: None)
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
     monkeypatch.setattr(ours, "_told", lambda *_: 1 / 0)
-    assert run(ours)["diagnosis"] == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+    assert run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
 
 
-def run(ours: Lookout) -> dict:
+def run(ours: Lookout) -> End:
     """What its thread does, once the rank's own work is over."""
     ours._came.set()
     ours._listen = set
@@ -76,12 +88,132 @@ def run(ours: Lookout) -> dict:
 
 def test_a_lookout_looks_as_far_as_the_next_rank_that_lives(tmp_path, monkeypatch):
     looked = []
-    monkeypatch.setattr(lookout, "is_alive", lambda process: looked.append(process) or process not in (4, 5))
+    monkeypatch.setattr(lookout, "is_alive", lambda process: looked.append(process[1] - 2**22) or looked[-1] not in (4, 5))
     (tmp_path / "status-4.json").write_text('{"state": "done"}')
-    ours = lookout_of(tmp_path, 3, 8, mates={rank: rank for rank in range(8) if rank != 3})
+    ours = lookout_of(tmp_path, 3, 8, mates={rank: ["a", 2**22 + rank, 0] for rank in range(8) if rank != 3})
     ours._look_beside()
-    assert looked == [4, 5, 6] and ours._board.notes == {"gone": 5}
-    last = lookout_of(tmp_path, 7, 8, mates={rank: rank for rank in range(7)})
+    assert looked == [4, 5, 6] and ours._board.notes == {"gone": [5, None]}
+    last = lookout_of(tmp_path, 7, 8, mates={rank: ["a", 2**22 + rank, 0] for rank in range(7)})
     looked.clear()
     last._look_beside()
     assert looked == [0] and last._board.notes == {}
+
+
+LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere only its parent knows how a process ended")
+
+
+@LINUX
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 3, 0])
+def test_a_lookout_sees_how_the_rank_beside_it_ended_before_its_parent_asks(code, tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "import os; os._exit(int(input()))"], stdin=subprocess.PIPE)
+    ours = lookout_of(tmp_path, 0, mates={1: [this_process()[0], child.pid, psutil.Process(child.pid).create_time()]})
+    ours._read, write = os.pipe()
+    ours._look_beside()
+    assert ours._listen() == set() and ours._codes == {} and ours._board.notes == {}
+    if code < 0:
+        child.kill()
+    else:
+        child.stdin.write(b"%d\n" % code)
+        child.stdin.flush()
+    while not ours._codes:
+        assert ours._listen() == set()
+    child.wait()
+    assert ours._codes == {1: code} and ours._beside.fd is None
+    ours._look_beside()
+    assert ours._board.notes == {"gone": [1, code]}
+    told = diagnose.failure(tmp_path, ours._progress.doings(), {1: diagnose.Exit(code, 0)})
+    assert told.startswith("Rank 1 was killed by signal 9 (SIGKILL; out of memory?)" if code < 0 else f"Rank 1 exited with code {code} before")
+    os.close(ours._read)
+    os.close(write)
+
+
+@LINUX
+def test_a_rank_that_ends_between_listening_and_looking_is_asked_then(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "import os; os._exit(3)"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not buried
+    ours = lookout_of(tmp_path, 0, mates={1: [this_process()[0], child.pid, psutil.Process(child.pid).create_time()]})
+    ours._look_beside()
+    child.wait()
+    assert ours._board.notes == {"gone": [1, 3]}
+    ours._beside.close()
+
+
+@LINUX
+def test_of_a_process_that_is_buried_nobody_knows_how_it_ended():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    beside = Beside(1, ["here", child.pid, 0])
+    assert beside.exit_code() is None  # it lives
+    child.communicate(b"\n")
+    assert beside.exit_code() is None
+    beside.close()
+
+
+# -- progress: one rule for a watch and a lookout --------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def following(tmp_path, monkeypatch):
+    """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times that stacks were asked for)"""
+    clock, asked, printed = Clock(), [], []
+    monkeypatch.setattr(progress, "time", clock)
+    found = progress.Progress(Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(printed))
+    logs = [EventLog(tmp_path / f"events-{rank}.jsonl", rank) for rank in range(2)]
+
+    def grows(what: str, *line):
+        if what == "print":
+            printed.append(line)
+        elif what == "output":
+            with open(tmp_path / "rank-1.log", "a") as file:
+                file.write("x\n")
+        else:
+            logs[int(what)].write(*line)
+
+    def look(after_s: float) -> str | None:
+        clock.now += after_s
+        return found.trouble(lambda: asked.append(clock.now))
+
+    yield look, grows, asked
+    for log in logs:
+        log.close()
+
+
+@pytest.mark.parametrize("what", ["0", "output", "print"])
+def test_a_run_that_logs_or_prints_goes_on(what, following):
+    look, grows, asked = following
+    for second in range(1, 9):
+        grows(what, "@enter", 0, f"step {second}")
+        assert look(4.9) is None and look(0.2) is None  # at the next look, what grew is older than the limit
+    assert look(4.7) is None and asked == []
+    assert look(0.2).startswith("Rank 0 hangs: no progress for 5 s" if what == "0" else "Rank 0 hangs: no progress for 5 s (rank 0 had not begun)")
+    assert len(asked) == 1
+
+
+def test_a_deadlock_is_told_when_it_is_seen_twice_with_nothing_written_between(following):
+    look, grows, asked = following
+    for rank in (0, 1):
+        grows(str(rank), "@wait", 0, 1 - rank, 7, "x")
+    assert look(1) is None  # logs have grown
+    assert look(1) is None  # seen once
+    grows("output")
+    assert look(1) is None and look(1) is None  # once again
+    assert look(1).startswith("Deadlock: rank 0 waits for x from rank 1") and len(asked) == 1
+
+
+def test_what_a_rank_prints_is_counted_and_told_to_all_lookouts(tmp_path, monkeypatch):
+    notes = Notes()
+    ours, before = lookout_of(tmp_path, 1, board=notes), sys.stdout
+    monkeypatch.setattr(ours, "_look_out", lambda: None)
+    with ours:
+        print("a word")
+        assert sys.stdout.encoding == before.encoding
+    assert sys.stdout is before and sum(output.writes for output in ours._outputs) > 0
+    ours._tell_of_prints()
+    ours._tell_of_prints()  # nothing more
+    assert notes.notes == {"printed": 1}

@@ -49,6 +49,8 @@ def test_clocks_are_told_where_there_are_several():
     there = {"name": "b", "ranks": [2, 3], "offset_ns": 7, "ahead_s": 0.0013, "error_s": 5e-5}
     assert offset.told([here, there]) == ("Clocks of 2 machines: that of rank 2 (b) is 1.3 ms ahead of rank 0's, known to 50 µs. "
                                           "Measured times are corrected by what was found at the start.")
+    moved = [here | {"moved_s": 2e-9}, there | {"moved_s": 3.2e-4}]
+    assert offset.told(moved) == offset.told([here, there]) + " By the end they had moved apart by 320 µs at most."
     assert "is 1.3 ms behind rank 0's" in offset.told([here, {**there, "ahead_s": -0.0013}])
     assert "that of rank 2 (b) agrees with rank 0's to 50 µs." in offset.told([here, {**there, "ahead_s": -4e-5}])
 

@@ -1,5 +1,7 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
 
+import errno
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -19,8 +21,9 @@ import torch.distributed as dist
 import bigtrain_lab
 from bigtrain_lab.core import Impossible, Span
 from bigtrain_lab.runtime import RankFailed, Run, launch
-from bigtrain_lab.runtime.launch import hidden_main
+from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.run import is_alive, this_process
+from bigtrain_lab.runtime.server import hidden_main
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import after, ranks_alive, until, warm_up
 
@@ -103,14 +106,14 @@ def script(tmp_path, text: str) -> Path:
 
 @pytest.fixture
 def tmp_path():
-    """A short one: the ranks' server makes a socket below TMPDIR, and a socket's path has at most 107 characters."""
+    """A short one: a kernel that is killed leaves the socket of its server, below TMPDIR where that is short enough, and it goes with this."""
     path = Path(tempfile.mkdtemp(prefix="bt-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
-def started(tmp_path, text: str, PYTHONPATH=ROOT, **options) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)}
+def started(tmp_path, text: str, PYTHONPATH=ROOT, TMPDIR=None, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(TMPDIR or tmp_path)}
     return subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
@@ -253,6 +256,45 @@ def test_a_server_outlives_a_library_that_does_not_import(tmp_path):
         print(int(launch(lambda rank: {"x": 1}, 1, directory="run").result["x"]))
     """, PYTHONPATH=str(tmp_path))
     assert kernel.communicate(timeout=500)[0] == "1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+def test_a_long_name_of_the_directory_for_temporary_files_keeps_no_run_from_starting(used, tmp_path):
+    """A socket's name may have 107 bytes. `used`: multiprocessing has a directory in there already."""
+    long = tmp_path / ("ü" * 60) / ("x" * 60)
+    long.mkdir(parents=True)
+    kernel = started(tmp_path, f"""
+        import os
+        from multiprocessing import forkserver, util
+        {used} and util.get_temp_dir()
+        from bigtrain_lab.runtime import launch
+        print(int(launch(lambda rank: {{"x": rank.size}}, 2, directory="run").result["x"]))
+        socket = forkserver._forkserver._forkserver_address
+        print(os.path.dirname(socket), oct(os.stat(os.path.dirname(socket)).st_mode), len(socket) <= 103)
+    """, TMPDIR=long)
+    ranks, place, mode, short = kernel.communicate(timeout=500)[0].split()
+    assert (ranks, mode, short) == ("2", "0o40700", "True") and kernel.returncode == 0
+    assert not os.path.exists(place)
+    assert [path.name for path in long.iterdir() if path.name.startswith(("bigtrain-", "pymp-"))] == []  # torch leaves a folder of its own
+
+
+def test_where_no_socket_can_be_the_variable_to_set_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server, "SHORT", (str(tmp_path / "no"),))
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: "/" + "x" * 100)
+    with pytest.raises(Impossible, match="too long a name for a socket to be in, .*: let TMPDIR name a directory with a shorter one"):
+        launch(lambda rank: None, 2, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_cannot_start_is_a_sentence(tmp_path, monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", full)
+    with pytest.raises(Impossible, match=r"cannot start \(No space left on device\): let TMPDIR name"):
+        launch(lambda rank: None, 2, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_main_is_hidden_only_while_ranks_start():

@@ -12,8 +12,8 @@ import torch
 
 from bigtrain_lab.runtime import Run, launch
 from bigtrain_lab.runtime.diagnose import Doing, deadlock
+from bigtrain_lab.runtime.end import End
 from bigtrain_lab.runtime.log import EventLog
-from bigtrain_lab.runtime.waits import noted
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import after, fails, last_mark, step, until, warm_up
 
@@ -199,7 +199,7 @@ def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
     other = {**SOUND, "rank": 1, "on": []}
     for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
         (tmp_path / "end.json").write_text(json.dumps({"state": "failed", "diagnosis": "", "waits": states}))
-        assert len(noted(tmp_path)) == told
+        assert len(End.noted(tmp_path).waits) == told
 
 
 def test_messages_on_their_way_are_no_deadlock(tmp_path):
