@@ -118,7 +118,7 @@ def test_of_an_action_that_takes_no_time_every_reading_is_told():
 
 def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):
     run = started(tmp_path / "run", clock=False)
-    assert run.wait(60).clock == "measured" and peak(run.trace(), 0).bytes == PEAK and inside(run.trace())
+    assert run.wait().clock == "measured" and peak(run.trace(), 0).bytes == PEAK and inside(run.trace())
 
 
 def test_too_little_memory_by_a_byte_ends_the_rank_at_that_operator(runs):
