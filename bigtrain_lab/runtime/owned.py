@@ -7,7 +7,7 @@ program of an experiment declares to the one of its rank.
 Names are those of the prediction (models/peak.py): "mlp.up.weight", "mlp.up.weight gradient", "mlp.up.weight exp_avg".
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -21,26 +21,32 @@ PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ROWS, torc
 
 def of(watched: Iterable) -> dict[str, dict[str, torch.Tensor]]:
     """{kind: {name: tensor}} of modules and optimizers."""
-    held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
-    names: dict[nn.Parameter, str] = {}
     watched = list(watched)
     modules = [thing for thing in watched if isinstance(thing, nn.Module)]
-    for i, module in enumerate(modules):
-        of_which = f" of module {i}" if len(modules) > 1 else ""
+    return named({f" of module {i}" if len(modules) > 1 else "": module for i, module in enumerate(modules)},
+                 [thing for thing in watched if not isinstance(thing, nn.Module)])
+
+
+def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mapping[nn.Parameter, nn.Parameter] = {}) -> dict[str, dict[str, torch.Tensor]]:
+    """The same, where one knows more: what to put behind the names of each module, and which weight a master is of."""
+    held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
+    names: dict[nn.Parameter, str] = {}
+    for of_which, module in modules.items():
         names |= {parameter: name + of_which for name, parameter in module.named_parameters() if parameter not in names}
         held["buffers"] |= {name + of_which: buffer for name, buffer in module.named_buffers()}
     held["weights"] = {name: parameter for parameter, name in names.items()}
+    held["master"] = {names[weight]: master for weight, master in masters.items()}
     low = {tuple(p.shape) for p in names if p.element_size() < 4}
-    for optimizer in watched:
-        if not isinstance(optimizer, nn.Module):
-            for parameter in parameters_of(optimizer):
-                if parameter not in names:
-                    names[parameter] = f"parameter {len(names)}"
-                    kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
-                    held[kind][names[parameter]] = parameter
-            for parameter, state in optimizer.state.items():
-                whose = f"{names[parameter]} " if parameter in names else ""
-                held["optimizer"] |= {f"{whose}{what}": value for what, value in state.items() if isinstance(value, torch.Tensor)}
+    names |= {master: names[weight] for weight, master in masters.items()}
+    for optimizer in optimizers:
+        for parameter in parameters_of(optimizer):
+            if parameter not in names:
+                names[parameter] = f"parameter {len(names)}"
+                kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
+                held[kind][names[parameter]] = parameter
+        for parameter, state in optimizer.state.items():
+            whose = f"{names[parameter]} " if parameter in names else ""
+            held["optimizer"] |= {f"{whose}{what}": value for what, value in state.items() if isinstance(value, torch.Tensor)}
     held["gradients"] = {f"{name} gradient": parameter.grad for parameter, name in names.items() if parameter.grad is not None}
     return held
 

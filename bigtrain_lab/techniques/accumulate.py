@@ -21,7 +21,7 @@ Cost   memory: activations of one micro-batch, not k; a gradient that lives thro
        multiplications, in k smaller and so less efficient pieces, but one update instead of k. No bytes are sent.
 Not the same as the large batch   whatever looks across samples: batch norm (below), a loss with in-batch negatives.
 
-Everything here works in a script of your own; see `update`, which is the whole idea in one loop.
+`update` is the whole idea in one loop.
 """
 
 import math
@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ..core import Impossible
 from ..schedule import Action
+from .loss_scaler import DynamicLossScaler
 
 # -- what each micro-batch's summed loss is multiplied by ---------------------------------------------------------------
 
@@ -70,14 +71,10 @@ def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
 
 def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
     """k micro-batches at a time; the last window holds what is left: ceil(n / k) windows of n micro-batches."""
-    try:
-        count = 0 if isinstance(k, bool) else index(k)
-    except TypeError:
-        count = 0
-    if count < 1:
+    if isinstance(k, bool) or not hasattr(k, "__index__") or index(k) < 1:
         raise Impossible(f"k is {k!r}: accumulate a whole number of micro-batches, at least 1.")
     stream = iter(micro_batches)
-    return iter(lambda: tuple(islice(stream, count)), ())
+    return iter(lambda: tuple(islice(stream, index(k))), ())
 
 
 def accumulate(micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options) -> list[float]:
@@ -109,25 +106,26 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
     if clip is not None and not clip > 0:  # a negative one would turn the gradient round
         raise Impossible(f"clip is {clip!r}: give the largest norm that the gradient may have, above 0, or None: it is not clipped.")
     window = tuple(window)
-    factors = rule(counted(window, tokens))
+    factors = list(rule(counted(window, tokens)))
+    if len(factors) != len(window):
+        raise Impossible(f"The rule gave {len(factors)} factors for {len(window)} micro-batches: let it return one for each.")
+    if not hasattr(optimizer, "step") or isinstance(optimizer, torch.optim.LBFGS):
+        raise Impossible(f"The optimizer is a {type(optimizer).__name__}: give one of torch.optim that steps without a closure, such as AdamW.")
+    scaler = DynamicLossScaler(enabled=False) if scaler is None else scaler  # which passes all on as it is
     optimizer.zero_grad()
     loss = 0.0
     for number, (micro_batch, factor) in enumerate(zip(window, factors)):
         with span(Action("F", 0, number)):
             part = scalar(loss_sum(micro_batch), number) * factor
         with span(Action("B", 0, number)):
-            (part if scaler is None else scaler.scale(part)).backward()  # frees the graph: the next forward finds it gone
+            scaler.scale(part).backward()  # frees the graph: the next forward finds it gone
         loss += part.detach()  # a number; a sum of `part`s themselves would hold k graphs
     with span(Action("U", 0, len(window) - 1)):
-        if scaler is not None:
-            scaler.unscale_(optimizer)  # once, and before the norm is taken
+        scaler.unscale_(optimizer)  # once, and before the norm is taken
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters(optimizer), clip)  # the sum, once: parts have other norms
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
     return float(loss)
 

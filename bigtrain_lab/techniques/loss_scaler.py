@@ -6,12 +6,12 @@
     update                S <- backoff S and streak <- 0 after a skip;  S <- growth S after `growth_interval` good steps in a row
 
 So S stays just below what overflows. Clip between `unscale_` and `step`: a norm means nothing while S is in it.
-Cost: two passes over the gradients (torch's kernel takes one), and one number that the device sends to the host in `step`.
+Cost: two passes over the gradients, tensor by tensor (torch's kernel takes one), and one number from the device to the host.
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2; the rule of S and its four numbers as torch.amp.GradScaler.
 """
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class DynamicLossScaler:
         self._enabled, self.half_gradients = bool(enabled), half_gradients
         self._rule(growth_factor, backoff_factor, growth_interval)
         self._scale, self._streak = usable(init_scale), 0  # the streak: good steps since the last change
-        self._found: dict[Optimizer, Tensor] = {}  # unscaled since the last update -> whether any gradient was not finite
+        self._found: dict[Optimizer, Tensor | bool] = {}  # unscaled since the last update -> whether any gradient was not finite
         self._stepped: set[Optimizer] = set()
         self._scaled = False  # whether any loss was
 
@@ -46,7 +46,7 @@ class DynamicLossScaler:
         """S times the loss, in float32; losses in a list, a tuple or any other iterable likewise."""
         if not self._enabled:
             return loss
-        if not isinstance(loss, Tensor) and isinstance(loss, Iterable):
+        if isinstance(loss, Iterable) and not isinstance(loss, (Tensor, Mapping, str)):
             scaled = map(self.scale, loss)
             return type(loss)(scaled) if isinstance(loss, (list, tuple)) else scaled
         if not isinstance(loss, Tensor):
@@ -64,22 +64,20 @@ class DynamicLossScaler:
         if optimizer in self._found:
             raise Impossible("These gradients were unscaled since the last update(): a second division would make them "
                              f"{self._scale:g} times too small. Call unscale_ once a step, before clipping.")
+        if self._found and held_by(self._found) & held_by([optimizer]):
+            raise Impossible("Two optimizers hold one parameter, whose gradient would be divided twice: give each weight, a tied one too, to one.")
         gradients = list(self._gradients(optimizer))
         if not gradients:
-            raise Impossible("None of the optimizer's parameters has a gradient: call scale(loss).backward() before, and give the optimizer "
-                             "the parameters that the loss depends on.")
+            raise Impossible("None of the optimizer's parameters has a gradient: call scale(loss).backward() before, of a loss that depends on them.")
         if not self._scaled:
             raise Impossible(f"No loss was scaled yet, so dividing these gradients by {self._scale:g} would all but stop the training: call "
                              "scale(loss).backward() instead of loss.backward().")
-        extremes = [each.to(gradients[0].device, torch.float32) for values in gradients if values.numel()
-                    for each in torch.aminmax(values)] or [torch.zeros(())]  # a gradient of no elements is finite
-        self._found[optimizer] = ~torch.stack(extremes).isfinite().all()  # inf and nan both show in a tensor's extremes
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
-        for values in gradients:
-            if values.dtype == torch.float32:
-                values.mul_(inverse)
-            else:
-                values.copy_(values.float() * inverse)
+        extremes = [torch.zeros((), device=gradients[0].device)]
+        for values in (each for each in gradients if each.numel()):
+            extremes += (each.to(extremes[0]) for each in torch.aminmax(values))  # inf and nan both show in a tensor's extremes
+            values.mul_(inverse) if values.dtype == torch.float32 else values.copy_(values.float() * inverse)
+        self._found[optimizer] = ~torch.stack(extremes).isfinite().all()
 
     def step(self, optimizer: Optimizer, *args, **kwargs):
         """optimizer.step(...), and what it returns; None, with every weight untouched, where a gradient was not finite."""
@@ -103,11 +101,16 @@ class DynamicLossScaler:
     @property
     def stepped(self) -> set[torch.nn.Parameter]:
         """The parameters of the optimizers that stepped, or skipped, since the last update."""
-        return {p for optimizer in self._stepped for group in optimizer.param_groups for p in group["params"]}
+        return held_by(self._stepped)
 
     def skips(self, optimizer: Optimizer) -> bool:
         """Between `unscale_` and `update`: whether this optimizer's step is skipped."""
-        return self._enabled and bool(self._found[optimizer])
+        if not self._enabled:
+            return False
+        if optimizer not in self._found:
+            raise Impossible("Whether this optimizer skips is not known: ask between unscale_(optimizer) or step(optimizer) and update().")
+        self._found[optimizer] = skipped = bool(self._found[optimizer])  # a number now: the device is waited for once
+        return skipped
 
     def update(self, new_scale: float | None = None) -> None:
         """Once a step, after all optimizers: one that skipped makes the scale back off for all."""
@@ -157,8 +160,8 @@ class DynamicLossScaler:
     def load_state_dict(self, state: dict) -> None:
         if not self._enabled:
             return
-        if not state:
-            raise Impossible("The scaler's state is empty: it was saved where scaling was off. Start with a new scaler instead.")
+        if lacking := self.state_dict().keys() - state.keys():
+            raise Impossible(f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off, or by something else. Start anew.")
         self._rule(state["growth_factor"], state["backoff_factor"], state["growth_interval"])
         self._scale, self._streak = usable(state["scale"]), state["_growth_tracker"]
 
@@ -172,6 +175,10 @@ class DynamicLossScaler:
             if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # a sum of rows that each fit may overflow
             yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+
+
+def held_by(optimizers: Iterable[Optimizer]) -> set[torch.nn.Parameter]:
+    return {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 def in_float32(value: float) -> float:

@@ -37,10 +37,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core import Impossible
+from ..runtime import owned
 from .loss_scaler import DynamicLossScaler
 from .precision_levels import LEVELS, Level
 from .precision_policy import Policy
-from .prepared_model import adapt, held, load
+from .prepared_model import adapt, load
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 # Their few weights stay in float32: they are used by operators that run in float32, and so are their running statistics.
@@ -84,6 +85,8 @@ class MixedPrecision:
     def prepare(self, model: nn.Module) -> nn.Module:
         """The same model with its weights rounded to half and their float32 values kept as masters. Tied weights stay tied;
         frozen ones get no master; buffers (running statistics, position tables) stay float32 where a policy is in force."""
+        if not isinstance(model, nn.Module):
+            raise Impossible(f"prepare() got a {type(model).__name__}: give it the model, an nn.Module, before the optimizer is made.")
         if self._model is not None:
             raise Impossible("This MixedPrecision has a model: put several into one nn.ModuleDict, or make another.")
         for name, weight in model.named_parameters():
@@ -184,12 +187,12 @@ class MixedPrecision:
         load(self, state)
 
     def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
-        """The tensors that are held now, by kind of memory and by the name of their weight."""
-        return held(self, *optimizers)
+        """The tensors that are held now, by kind of memory and by name: a master has its weight's."""
+        return owned.named({"": self.model}, optimizers, self.masters)
 
 
-@torch.no_grad()
 def to_master(weight: nn.Parameter, master: nn.Parameter) -> None:
     """A weight's half gradient is complete: it moves to the master, in float32, and is added to what is there."""
-    gradient, weight.grad = weight.grad.float(), None
-    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    with torch._C.DisableTorchFunction():  # the policy has no say here, and asking it took longer than the cast
+        gradient, weight.grad = weight.grad.detach().float(), None
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)

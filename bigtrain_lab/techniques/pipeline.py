@@ -25,6 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..core import Impossible
 from ..footprint import holds_copies, uses_of_versions
 from ..plan import Compute, Recv, Send, lower
+from ..runtime import owned
 from ..runtime.group import Group, Handle
 from ..schedule import Action, Schedule
 from .split_backward import WeightGradientsLater
@@ -152,19 +153,18 @@ class Pipeline:
     def _update(self, action: Action) -> None:
         self.versions[action.stage].update(self.optimizers.get(action.stage))
 
-    def holdings(self) -> dict[str, list[Tensor]]:
-        """The tensors that this rank holds now, by kind; what autograd saved belongs to the graphs and is not listed."""
-        parameters = [p for m in self.modules.values() for p in m.parameters()]
-        states = [v for o in self.optimizers.values() for state in o.state.values() for v in state.values()]
-        return {
-            "weights": parameters,
-            "stashed": [tensor for versions in self.versions.values() for tensor in versions.stashed()],
-            "queued": [tensor for later in self.later.values() for tensor in later.tensors()],
-            "gradients": [gradient for versions in self.versions.values() for gradient in versions.gradients()],
-            "optimizer": [v for v in states if isinstance(v, Tensor)],
-            "inputs": [*self.inputs, *self.targets, *(x for x, _, _ in self.graphs.values()),
-                       *(value for action, value in self.values.items() if action.stage not in self.modules)],
-            "buffers": [b for m in self.modules.values() for b in m.buffers()],
+    def holdings(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors that this rank holds now, by kind and name; what autograd saved belongs to the graphs and is not listed."""
+        whose = {stage: f" of stage {stage}" if len(self.modules) > 1 else "" for stage in self.modules}
+        held = owned.named({whose[stage]: module for stage, module in self.modules.items()}, self.optimizers.values())
+        for stage, versions in self.versions.items():
+            held["gradients"] |= {f"{name}{whose[stage]} gradient": gradient for name, gradient in versions.gradients().items()}
+        return held | {
+            "stashed": {name + whose[stage]: weight for stage, versions in self.versions.items() for name, weight in versions.stashed().items()},
+            "queued": {f"{name} of {Action('W', *place)}": value for place, later in self.later.items() for name, value in later.tensors().items()},
+            "inputs": {**{f"inputs {i}": x for i, x in enumerate(self.inputs)}, **{f"targets {i}": y for i, y in enumerate(self.targets)},
+                       **{f"input of {Action('F', *place)}": x for place, (x, _, _) in self.graphs.items()},
+                       **{f"result of {action}": value for action, value in self.values.items() if action.stage not in self.modules}},
         }
 
     # -- numbers, messages, batches -------------------------------------------------------------------------

@@ -66,9 +66,9 @@ class Policy(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in self.rule and kwargs.get("out") is None:
             to = self.rule[name] or widest((args, kwargs))
-            return func(*(cast(a, to) for a in args), **{key: cast(value, to) for key, value in kwargs.items()})
-        if type(func) is FunctionType and (func.__module__ in COMPOSED or func is Tensor.backward):
-            return self.inside(func)(*args, **kwargs)
+            args, kwargs = [cast(each, to) for each in args], {key: cast(value, to) for key, value in kwargs.items()}
+        elif type(func) is FunctionType and (func.__module__ in COMPOSED or func is Tensor.backward):
+            func = self.inside(func)
         return func(*args, **kwargs)
 
     def inside(self, func):
@@ -91,9 +91,11 @@ class Policy(TorchFunctionMode):
 
 
 def cast(value, to: torch.dtype | None):
-    """A floating tensor in that type; tensors inside lists and tuples likewise; everything else, float64 too, as it is."""
+    """A floating tensor in that type (None where there is none to cast); tensors inside lists and tuples likewise; everything
+    else, float64 too, as it is."""
     if isinstance(value, Tensor):
-        return value.to(to) if to and value.dtype != to and value.is_floating_point() and value.dtype != torch.float64 else value
+        own = value.dtype
+        return value if own is to or own is torch.float64 or not own.is_floating_point else value.to(to)
     if type(value) in (list, tuple):
         return type(value)(cast(each, to) for each in value)
     return value

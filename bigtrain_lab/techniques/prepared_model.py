@@ -5,19 +5,22 @@
     state_dict        weights first follow their masters, whoever stepped them
     zero_grad         the gradients are the masters': they are cleared too
     nn.LSTM, GRU, RNN compare the type of their input with their weights' before any operator runs: it is cast before that
+    a call outside `with mp:`, where operators would refuse to mix types or run in half, is refused in one sentence
 
 A copy of the model (deepcopy, torch.save of the whole module) has half weights that are its own and no masters: a copy that
 is to be trained is made of the float32 model, and prepared by a MixedPrecision of its own.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
 
 from ..core import Impossible
+from .precision_policy import Policy
 
 
 def adapt(model: nn.Module, mp) -> None:
@@ -30,6 +33,22 @@ def adapt(model: nn.Module, mp) -> None:
     if mp.level.policy:
         for module in (m for m in model.modules() if isinstance(m, nn.RNNBase)):
             module.register_forward_pre_hook(cast_input)
+        for module in entrances(model):
+            module.register_forward_pre_hook(partial(refuse_outside, mp.level.name), prepend=True)
+
+
+def entrances(module: nn.Module) -> Iterator[nn.Module]:
+    """What a script calls: the model, or the parts of a container that has no forward of its own."""
+    if isinstance(module, (nn.ModuleDict, nn.ModuleList)):
+        for child in module.children():
+            yield from entrances(child)
+    else:
+        yield module
+
+
+def refuse_outside(level: str, module: nn.Module, _) -> None:
+    if not any(isinstance(mode, Policy) for mode in _get_current_function_mode_stack()):
+        raise Impossible(f"{type(module).__name__} was prepared at level {level} and called where its policy is not in force: call it inside `with mp:`.")
 
 
 @torch.no_grad()
@@ -72,21 +91,15 @@ def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
 @torch.no_grad()
 def load(mp, state: dict) -> None:
     own, scales = mp.state_dict()["masters"], mp.scaler is not None
+    if lacking := {"masters", "scaler"} - state.keys():
+        raise Impossible(f"The state lacks {' and '.join(sorted(lacking))}: give what mp.state_dict() returned, not the model's.")
     if own.keys() != state["masters"].keys() or scales != (state["scaler"] is not None):
         raise Impossible(f"The state has {len(state['masters'])} masters and {'no' if state['scaler'] is None else 'a'} scaler, {mp.level.name} of this "
                          f"model has {len(own)} and {'a' if scales else 'no'} scaler: prepare the same model at the level that saved it.")
+    if strange := [name for name, master in own.items() if master.shape != state["masters"][name].shape]:
+        raise Impossible(f"Master {strange[0]} has another shape in the state than in this model: prepare the same model that was saved.")
     for name, master in own.items():
         master.copy_(state["masters"][name])
     mp._round()
     if scales:
         mp.scaler.load_state_dict(state["scaler"])
-
-
-def held(mp, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
-    weights = dict(mp.model.named_parameters())
-    names = {p: name for each in (weights, dict(mp.named_parameters())) for name, p in each.items()}
-    states = {f"{names.get(p, '')} {key}".strip(): value for optimizer in optimizers for p, state in optimizer.state.items()
-              for key, value in state.items() if isinstance(value, Tensor)}
-    return {"weights": weights, "master": {names[w]: master for w, master in mp.masters.items()},
-            "gradients": {name: p.grad for p, name in names.items() if p.grad is not None}, "optimizer": states,
-            "buffers": dict(mp.model.named_buffers())}

@@ -31,9 +31,10 @@ class WeightGradientsLater(TorchFunctionMode):
             return LATER[function](self.queue, *arguments, **keywords)
         return function(*arguments, **keywords)
 
-    def tensors(self) -> list[Tensor]:
-        """What the queue keeps alive; ids are the stage's own input, which lives anyway."""
-        return [tensor for x, dy, _ in self.queue for tensor in (x, dy) if tensor.is_floating_point()]
+    def tensors(self) -> dict[str, Tensor]:
+        """What the queue keeps alive, numbered as W will take them; ids are the stage's own input, which lives anyway."""
+        return {f"{what} {number}": tensor for number, (x, dy, _) in enumerate(self.queue)
+                for what, tensor in (("input", x), ("output gradient", dy)) if tensor.is_floating_point()}
 
     @torch.no_grad()
     def run(self) -> None:

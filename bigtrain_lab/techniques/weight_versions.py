@@ -78,13 +78,14 @@ class WeightVersions:
         if not self.in_use(old):
             del self.held[old]
 
-    def stashed(self) -> list[Tensor]:
-        """The tensors of all versions but the newest."""
-        return [tensor for version, weights in self.held.items() if version != self.newest for tensor in weights.values()]
+    def stashed(self) -> dict[str, Tensor]:
+        """The tensors of all versions but the newest, by name and version."""
+        return {f"{name}, version {version}": tensor for version, weights in self.held.items() if version != self.newest
+                for name, tensor in weights.items()}
 
-    def gradients(self) -> list[Tensor]:
-        """What has been summed since the last update."""
-        return [weight.grad for weight in self.summing.values() if weight.grad is not None]
+    def gradients(self) -> dict[str, Tensor]:
+        """What has been summed since the last update, by the weights' names."""
+        return {name: weight.grad for name, weight in self.summing.items() if weight.grad is not None}
 
 
 def leaves(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Every schedule on real processes: the same clock as predicted, the same numbers as one process, the same bytes."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -73,6 +74,15 @@ def test_predicted_bytes_are_the_measured_bytes(schedule, optimizer, tmp_path):
     versions = max(predicted.peak_bytes(r, "stashed") // predicted.peak_bytes(r, "weights") + 1 for r in range(4))
     assert versions == {"pipedream": 4, "pipedream-vertical-sync": 4, "pipedream-2bw": 2}.get(schedule, 1)
     assert any(predicted.peak_bytes(r, "queued") for r in range(4)) == schedule.startswith("zb")
+
+
+@pytest.mark.parametrize("schedule, kind, name", [
+    ("pipedream", "stashed", r"layers\.\S+, version \d+"), ("1f1b", "gradients", r"layers\.\S+ gradient"), ("zb-h1", "optimizer", r"layers\.\S+ (step|exp_avg|exp_avg_sq)"),
+    ("zb-h1", "queued", r"(input|output gradient) \d+ of [01]W\d"), ("interleaved", "weights", r"layers\.\S+ of stage [0-3]")])
+def test_the_peak_names_what_a_pipeline_holds(schedule, kind, name, tmp_path):
+    trace = experiment(schedule, ranks=4 if kind == "stashed" else 2, micro_batches=4, steps=2).run(directory=tmp_path / "run", ledger=True).wait()
+    names = [alive.name for rank in range(4) for alive in trace.at_peak(rank) if alive.kind == kind]
+    assert names and [each for each in names if not re.fullmatch(name, each)] == []
 
 
 def gradients(rank, schedule, config, inputs, targets):

@@ -282,6 +282,18 @@ def test_bad_input_is_a_sentence(micro_batches, k, sentence, rule):
     assert run.gradients == [] and all(p.grad is None for p in run.model.parameters())
 
 
+def test_an_optimizer_or_a_rule_that_cannot_be_meant():
+    weight = torch.ones(1, requires_grad=True)
+    def told(optimizer, **options):
+        with pytest.raises(Impossible) as caught:
+            update([torch.ones(1)] * 2, lambda x: (weight * x).sum(), len, optimizer, **options)
+        assert weight.grad is None and weight.item() == 1
+        return str(caught.value)
+    for wrong, name in (([], "list"), (torch.nn.Linear(1, 1), "Linear"), (torch.optim.LBFGS([weight]), "LBFGS")):
+        assert told(wrong).startswith(f"The optimizer is a {name}: give one of torch.optim that steps without a closure")
+    assert told(torch.optim.SGD([weight], lr=1.0), rule=lambda tokens: [0.5]).startswith("The rule gave 1 factors for 2 micro-batches")
+
+
 def test_an_empty_window_and_a_momentum_out_of_range():
     with pytest.raises(Impossible, match="holds no micro-batches"):
         update((), None, tokens, None)

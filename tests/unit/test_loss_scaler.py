@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
@@ -116,6 +117,47 @@ def test_a_new_scale_keeps_the_streak_as_torch_does():
     assert ours.scaler.get_scale() == 200
 
 
+def test_a_device_is_waited_for_once_a_step():
+    """To know whether to skip; clipping between unscale_ and step, and update after it, wait for nothing."""
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **kwargs or {})
+
+    training, counts = Training(DynamicLossScaler()), []
+    training.scaler.scale(torch.ones(()))
+    for parameter in training.parameters:
+        parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD(training.parameters, lr=1.0)  # (torch's Adam reads its own step counts)
+    with Reads() as reads:
+        for act in (training.scaler.unscale_, training.scaler.step, training.scaler.skips, lambda _: training.scaler.update()):
+            act(optimizer)
+            counts.append(reads.count)
+    assert counts == [0, 1, 1, 1]
+
+
+def test_misuse_that_torch_s_lets_pass_or_words_badly():
+    """A parameter of two optimizers is divided by the scale twice in torch, and its second step is too small by as much."""
+    tied = torch.nn.Parameter(torch.ones(2))
+    one, other, scaler = torch.optim.SGD([tied], lr=0.1), torch.optim.Adam([tied]), DynamicLossScaler(8.0)
+    scaler.scale(tied.sum()).backward()
+    with pytest.raises(Impossible, match="ask between unscale_"):
+        scaler.skips(one)
+    scaler.step(one)
+    with pytest.raises(Impossible, match="Two optimizers hold one parameter"):
+        scaler.step(other)
+    assert tied.grad.tolist() == [1, 1]
+    for loss in ({"a": tied.sum()}, "loss"):
+        with pytest.raises(Impossible, match="scale the tensor that has the graph"):
+            scaler.scale(loss)
+    with pytest.raises(Impossible, match="The state lacks _growth_tracker, backoff_factor"):
+        scaler.load_state_dict({"scale": 4.0})
+    off = DynamicLossScaler(enabled=False)
+    assert off.skips(one) is False and not off.learnt
+
+
 def test_sparse_gradients_whose_rows_repeat():
     table = torch.nn.Embedding(5, 2, sparse=True)
     optimizer, scaler = torch.optim.SGD(table.parameters(), lr=1.0), DynamicLossScaler(init_scale=4.0)
@@ -220,7 +262,7 @@ def test_gradients_of_no_elements_are_finite():
     (lambda s, o: s.scale(torch.ones((), dtype=torch.float64)), "The loss is float64"),
     (lambda s, o: s.step(with_gradient(1.0, torch.float64)[1]), "A gradient is float64"),
     (lambda s, o: s.step(with_gradient(1.0, torch.float16)[1]), "Keep float32 master weights"),
-    (lambda s, o: s.load_state_dict({}), "state is empty"),
+    (lambda s, o: s.load_state_dict({}), "saved where scaling was off"),
     (lambda s, o: DynamicLossScaler(init_scale=0), "positive number"),
     (lambda s, o: DynamicLossScaler(growth_factor=1.0), "factor above 1"),
     (lambda s, o: DynamicLossScaler(backoff_factor=1.0), "between 0 and 1"),

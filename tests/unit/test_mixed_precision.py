@@ -715,10 +715,13 @@ def test_holdings_by_kind_in_bytes():
     with mp:
         mp.backward(model(torch.ones(1, 10)).sum())
     mp.step(optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})  # of no module
     held = mp.holdings(optimizer)
     found = {kind: sum(t.nbytes for t in tensors.values()) for kind, tensors in held.items()}
     assert set(held["optimizer"]) == {f"{name} {key}" for name in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")}
-    assert found == {"weights": 220, "master": 440, "gradients": 440, "optimizer": 880 + 2 * 4, "buffers": 0}  # 4: each weight's step count
+    assert {kind: [*tensors] for kind, tensors in held.items() if kind != "optimizer"} == {
+        "weights": ["weight", "bias", "parameter 4"], "master": ["weight", "bias"], "gradients": ["weight gradient", "bias gradient"], "buffers": []}
+    assert found == {"weights": 220 + 12, "master": 440, "gradients": 440, "optimizer": 880 + 2 * 4, "buffers": 0}  # 4: each weight's step count
 
 
 def test_mistakes_are_sentences():
@@ -745,10 +748,54 @@ def test_mistakes_are_sentences():
         mp.prepare(nn.Linear(2, 2))
     with pytest.raises(Impossible, match="build it from mp.parameters"):
         mp.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(Impossible, match="got a SGD: give it the model"):
+        MixedPrecision("fp16").prepare(torch.optim.SGD(mp.parameters(), lr=0.1))
+    with pytest.raises(Impossible, match="lacks masters and scaler: give what mp.state_dict"):
+        mp.load_state_dict(model.state_dict())
+    with pytest.raises(Impossible, match="Master weight has another shape"):
+        other = MixedPrecision("fp16")
+        other.prepare(nn.Linear(3, 2))
+        mp.load_state_dict(other.state_dict())
     with pytest.raises(Impossible, match="0 masters and no scaler"):
         other = MixedPrecision("fp32")
         other.prepare(nn.Linear(2, 2))
         mp.load_state_dict(other.state_dict())
+
+
+def test_a_call_outside_the_policy_is_refused_in_a_sentence():
+    """Where torch would say "expected mat1 and mat2 to have the same dtype", or a softmax would run in half and nobody say a word."""
+    mp, again = MixedPrecision("bf16"), MixedPrecision("bf16")
+    model, parts = mp.prepare(nn.Linear(2, 2)), again.prepare(nn.ModuleDict({"a": nn.ModuleList([nn.Embedding(2, 2)])}))
+    with mp:
+        assert model(torch.ones(1, 2)).dtype == copy.deepcopy(model)(torch.ones(1, 2)).dtype == parts["a"][0](torch.tensor([1])).dtype == BF16
+    for call in (lambda: model(torch.ones(1, 2)), lambda: copy.deepcopy(model)(torch.ones(1, 2)), lambda: parts["a"][0](torch.tensor([1]))):
+        with pytest.raises(Impossible, match="prepared at level bf16 .* call it inside `with mp:`"):
+            call()
+    for level in ("fp32", "fp16-pure"):  # no policy, nothing to be inside of
+        model = MixedPrecision(level).prepare(nn.Linear(2, 2))
+        assert model(torch.ones(1, 2, dtype=model.weight.dtype)).isfinite().all()
+
+
+def test_gradients_come_to_their_masters_without_asking_the_policy():
+    """It is in force during mp.backward, and 7 questions a weight took longer than the cast."""
+    asked, mp = [], MixedPrecision("bf16")
+    model = mp.prepare(nn.Linear(2, 2))
+
+    class Watch(Policy):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            asked.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    mp.policy = Watch(BF16)
+    with mp:
+        loss = model(torch.ones(1, 2)).sum()
+    counts = []
+    for again in (1, 2):
+        asked.clear()
+        mp.backward(loss, retain_graph=True)
+        assert [p.grad.unique().tolist() for p in mp.parameters()] == [[again], [again]]
+        counts.append([func for func in asked if getattr(func, "__name__", "") in ("float", "detach", "__set__", "add_")])
+    assert counts == [[], []]
 
 
 def test_levels_say_what_they_leave_out():

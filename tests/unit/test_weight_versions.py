@@ -64,11 +64,20 @@ def test_gradients_add_up_across_versions_and_what_was_there_before():
         y = versions.call(weights, x)
         versions.sum_gradients_on(weights)
         y.sum().backward()
-        assert len(versions.gradients()) == len(once) and all(p.grad is None for p in stage.parameters())
+        assert versions.gradients().keys() == once.keys() and all(p.grad is None for p in stage.parameters())
     versions.update()
     for name, p in stage.named_parameters():
         torch.testing.assert_close(p.grad, 3 * once[name], rtol=1e-12, atol=1e-12)
     assert all(weight.grad is None for weight in (*older.values(), *newer.values()))
+
+
+def test_versions_that_are_kept_have_names():
+    stage, versions, _ = stage_and_versions()
+    versions.uses[0] = 1
+    versions.update(torch.optim.SGD(stage.parameters(), lr=1.0))
+    assert versions.stashed().keys() == {f"{name}, version 0" for name, _ in stage.named_parameters()}
+    versions.release(0)
+    assert versions.stashed() == {}
 
 
 def test_a_version_that_is_dropped_leaves_its_gradients():
