@@ -30,7 +30,7 @@ def underflow(trace: Trace) -> go.Figure:
                                                              list(range(len(figure.data)))]) for s in SCALES]
     most = max(max(line) for several in found.values() for line in lost(several, 0))  # a larger scale loses less
     late = " and ".join(f"{percent(several[-1].shares('fp16').zero)} of {kind}s" for kind, several in found.items())
-    figure.update_layout(**look(f"{trace.clock}: at the last look, without a further scale, fp16 turns {late} into 0", 400))
+    figure.update_layout(**look(f"{trace.clock}, last look: fp16 zeroes {late}", 400))
     figure.update_layout(autosize=True, hovermode="x unified", margin=dict(l=8, r=12, t=84, b=112), legend=dict(y=1.08), sliders=[dict(
         active=0, steps=steps, x=0.02, len=0.96, y=0, pad=dict(t=52, b=0), ticklen=4, font_size=10,
         currentvalue=dict(prefix=prefix(trace), font_size=13, xanchor="left"))])
