@@ -13,8 +13,8 @@ PATIENCE_S = 0.4  # a prediction that takes longer goes on in a thread
 GRID = dict(grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))", grid_gap="0 14px", width="auto", overflow="hidden")
 
 
-class Settings(widgets.VBox):
-    """`.controls` by name. The first ones in view, the others folded away.
+class Settings(widgets.GridBox):
+    """`.controls` by name, in one grid. The first ones in view, the others folded away.
 
     `answered(prediction or sentence, offer)` is called after each move, `waiting()` before it where the answer takes long;
     the offer is {setting: value} that mends what cannot be.
@@ -24,10 +24,10 @@ class Settings(widgets.VBox):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved = False, None
-        self.main = widgets.GridBox([], layout=widgets.Layout(**GRID)).add_class("btl-controls")
-        self.more = widgets.GridBox([], layout=widgets.Layout(display="none", **GRID)).add_class("btl-controls")
+        self.main = widgets.Box([]).add_class("btl-controls")  # without a box of its own, by the style: the controls are the grid's
+        self.more = widgets.Box([], layout=widgets.Layout(display="none")).add_class("btl-controls")
         self.fit(experiment)
-        super().__init__([self.main, self.more], layout=widgets.Layout(width="auto", overflow="hidden"))
+        super().__init__([self.main, self.more], layout=widgets.Layout(**GRID))
 
     def fit(self, experiment) -> None:
         """Controls for this experiment's class, at its values."""
