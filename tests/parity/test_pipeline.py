@@ -127,7 +127,7 @@ def test_fifty_steps_keep_the_loss_of_one_process(schedule, tmp_path):
 def test_delayed_schedules_are_their_recurrences(schedule, stashing, optimizer, tmp_path):
     """At a rate at which the recurrence without delay is off by far more than the tolerance."""
     rate = {"sgd": 1.0, "adam": 0.01}[optimizer]
-    asked = experiment(schedule, stashing=stashing, steps=3, **{**EXACT, "optimizer": optimizer, "learning_rate": rate})
+    asked = experiment(schedule, stashing=stashing, steps=3, **{**EXACT, "layers": 4, "optimizer": optimizer, "learning_rate": rate})
     found, expected = finish(asked.run(directory=tmp_path / "run")).result, asked.reference()
     if optimizer == "adam":  # it divides the rounding noise of a zero gradient (a key's bias) by eps: compare what it does
         found, expected = {"loss": found["loss"]}, {"loss": expected["loss"]}
