@@ -313,9 +313,10 @@ def test_a_panel_shows_the_cut_below_the_player_and_follows_each_move():
     from bigtrain_lab.panel import show
 
     def chosen(panel):
-        (figure,) = panel.picture._others.children
-        (steps,) = [bar for bar in figure.data if bar.orientation == "h"]
-        return {name for name, colour in zip(steps.y, steps.marker.color) if colour == figures.palette.CLOCKS["predicted"]}, len(figure.data)
+        (shown,) = panel.picture._others.children
+        bars = shown.outputs[0]["data"]["application/vnd.plotly.v1+json"]["data"]
+        (steps,) = [bar for bar in bars if bar.get("orientation") == "h"]
+        return {name for name, colour in zip(steps["y"], steps["marker"]["color"]) if colour == figures.palette.CLOCKS["predicted"]}, len(bars)
 
     panel = show("partition")
     assert chosen(panel) == ({"equal"}, 2 * 4 + 1)
