@@ -48,7 +48,7 @@ def modelled_cases():
                 yield pytest.param(schedule, hardware, p, m, marks=() if hardware == "unit" and at == 0 else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("schedule,hardware,p,m", modelled_cases())
+@pytest.mark.parametrize("schedule,hardware,p,m", list(modelled_cases()))
 def test_modelled_equals_predicted_event_for_event(schedule, hardware, p, m, tmp_path):
     """With random sleeps in the ranks: the modelled clock depends on the program only."""
     asked = experiment(schedule, ranks=p, micro_batches=m, hardware=hardware, steps=2, dropout=0.1)
