@@ -1,7 +1,7 @@
 """What is wrong with an `accumulate` of one's own: the mistake, then the mend.
 
 The check holds the model still (learning rate 0). Every micro-batch i then has one gradient g_i of its summed loss, and the
-gradient that reaches the optimizer at update t can be taken apart, exactly, into
+gradient that reaches the optimizer at update t can be taken apart, exactly (taken_apart.py), into
 
     G_t = sum_i c_ti g_i          right: c_ti = 1 / (tokens of window t) for i in window t, and 0 for all others
 
@@ -10,7 +10,6 @@ curves would hide most of them: Adam's weights do not notice a gradient that is 
 """
 
 import math
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -18,13 +17,13 @@ from torch import nn
 
 from ..core import Impossible
 from ..techniques.accumulate import parameters
-from .parity import tensors_differ
+from .parity import relative_errors, tensors_differ
+from .taken_apart import CLOSE, SCALE, K, Bench, Scaler, near, share, taken_apart
 
 LENGTHS = (16, 32, 64, 256, 8, 40, 24, 120, 12, 48)
 EQUAL = (16,) * 10
-K = 4
-SCALE = 1024.0
-CLOSE = 1e-6  # of the largest number in a row
+RATE, CLIP = 0.1, 0.5  # of the run that moves
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 10, 13)  # k of that run: numbers that divide 10 and do not, 10 itself, and more
 
 
 def accumulation_findings(accumulate: Callable) -> list[str]:
@@ -45,236 +44,233 @@ def accumulation_findings(accumulate: Callable) -> list[str]:
         return [f"Your function raised {type(error).__name__}: {error}. Call it alone, with two micro-batches and k=2."]
 
 
-# -- taking a gradient apart --------------------------------------------------------------------------------------------
+def times(ratio: float) -> str:
+    """A number against the right one: "1,024 times too small"."""
+    if ratio < 0:
+        return f"{-ratio:,.6g} times the right one and points the other way"
+    return f"{ratio:,.6g} times too large" if ratio > 1 else f"{1 / ratio:,.6g} times too small"
 
 
-class Bench:
-    """A model, its micro-batches, and what an `accumulate` did with them."""
-
-    def __init__(self, lengths: tuple[int, ...], rate: float = 0.0):
-        draw = torch.Generator().manual_seed(0)
-        self.lengths = lengths
-        self.micro_batches = [tuple(torch.randint(7, (2, length), generator=draw)) for length in lengths]
-        self.model = nn.Sequential(nn.Embedding(7, 5, dtype=torch.float64), nn.Linear(5, 7, dtype=torch.float64))
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=draw, dtype=torch.float64) / 10)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), rate, momentum=0.9)
-        self.parts = torch.stack([self.gradient(self.summed(each)) for each in self.micro_batches], dim=1)
-        self.rows: list[torch.Tensor] = []  # of each update: how much each micro-batch's gradient counts in it
-        if not rate:  # gradients of weights that have moved are others than `parts`
-            self.optimizer.register_step_pre_hook(lambda *_: self.rows.append(self.counts()))
-        self.graphs: weakref.WeakSet = weakref.WeakSet()
-        self.most_graphs = 0
-
-    def summed(self, micro_batch) -> torch.Tensor:
-        ids, targets = micro_batch
-        return nn.functional.cross_entropy(self.model(ids), targets, reduction="sum")
-
-    def loss_sum(self, micro_batch) -> torch.Tensor:
-        """The summed loss, whose graph is counted for as long as anyone keeps it."""
-        self.most_graphs = max(self.most_graphs, len(self.graphs) + 1)
-        return Witnessed.apply(self.summed(micro_batch), self.graphs)
-
-    def tokens(self, micro_batch) -> int:
-        return len(micro_batch[1])
-
-    def gradient(self, loss: torch.Tensor) -> torch.Tensor:
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.model.parameters()))])
-
-    def counts(self) -> torch.Tensor:
-        """c of this moment's .grad = sum_i c_i g_i."""
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters(self.optimizer)]
-        whole = torch.cat([g.flatten() for g in found]).unsqueeze(1)
-        if not whole.isfinite().all():
-            raise Impossible(f"The gradient of update {len(self.rows)} is not finite: you divided by 0.")
-        c = torch.linalg.lstsq(self.parts, whole).solution
-        if (self.parts @ c - whole).norm() > CLOSE * whole.norm():
-            raise Impossible(f"The gradient of update {len(self.rows)} is no weighted sum of the micro-batches' gradients: "
-                             "let backward() add them up, and change them only by a factor.")
-        return c.flatten()
-
-    def window(self, update: int) -> range:
-        return range(update * K, min((update + 1) * K, len(self.lengths)))
-
-    def right(self, update: int) -> torch.Tensor:
-        row, window = torch.zeros(len(self.lengths), dtype=torch.float64), self.window(update)
-        row[list(window)] = 1 / sum(self.lengths[i] for i in window)
-        return row
+def listed(numbers) -> str:
+    return ", ".join(f"{number:.3g}" for number in numbers)
 
 
-class Witnessed(torch.autograd.Function):
-    """The identity; its node in the graph is in `alive` for as long as the graph is."""
-
-    @staticmethod
-    def forward(ctx, loss, alive):
-        alive.add(ctx)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
+# -- the gradient -------------------------------------------------------------------------------------------------------
 
 
-class Scaler:
-    """A loss scaler with torch's methods that writes down what it is asked, and lets itself be misused."""
-
-    def __init__(self):
-        self.unscaled, self.steps, self.updates, self.most = 0, 0, 0, 0
-
-    def scale(self, loss):
-        return loss * SCALE
-
-    def unscale_(self, optimizer):
-        self.unscaled += 1
-        self.most = max(self.most, self.unscaled)
-        for parameter in parameters(optimizer):
-            if parameter.grad is not None:
-                parameter.grad /= SCALE
-
-    def step(self, optimizer):
-        if not self.unscaled:
-            self.unscale_(optimizer)
-        self.steps += 1
-        optimizer.step()
-
-    def update(self):
-        self.updates += 1
-        self.unscaled = 0
-
-
-def taken_apart(accumulate, lengths, **options) -> Bench:
-    bench = Bench(lengths)
-    accumulate(bench.micro_batches, K, bench.loss_sum, bench.tokens, bench.optimizer, **options)
-    return bench
-
-
-def near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool((a - b).abs().max() <= CLOSE * b.abs().max())
-
-
-# -- the findings -------------------------------------------------------------------------------------------------------
+def how_many(bench: Bench) -> list[str]:
+    n, found, expected = len(bench.lengths), len(bench.gradients), bench.updates
+    if found == n // bench.k < expected:
+        left = [str(i) for i in range(n // bench.k * bench.k, n)]
+        which = f"micro-batches {', '.join(left[:-1])} and {left[-1]}" if len(left) > 1 else f"micro-batch {left[0]}"
+        return [f"{found} update{'s' * (found != 1)} for {n} micro-batches, not {expected}: {which} never reached the optimizer. "
+                "Let the last window be short."]
+    if found != expected:
+        return [f"{found} update{'s' * (found != 1)} for {n} micro-batches, not {expected}: step once after every {bench.k}, and once for what is left."]
+    return []
 
 
 def structure(bench: Bench) -> list[str]:
     """On equal lengths, where a mean of means is right: how many updates, of which micro-batches, how large."""
-    n, expected = len(bench.lengths), math.ceil(len(bench.lengths) / K)
-    if len(bench.rows) == n // K < expected:
-        left = " and ".join(map(str, range(n // K * K, n)))
-        return [f"{n // K} updates for {n} micro-batches, not {expected}: micro-batches {left} never reached the optimizer. "
-                "Let the last window be short."]
-    if len(bench.rows) != expected:
-        return [f"{len(bench.rows)} updates for {n} micro-batches, not {expected}: step once after every {K}, and once for what is left."]
+    if findings := how_many(bench):
+        return findings
     for update, row in enumerate(bench.rows):
         window, right = bench.window(update), bench.right(update)
         size = row.abs().max()
         if not size:
             return [f"The gradient of update {update} is zero: call zero_grad after the step, or before the first backward."]
         if update and row[:window.start].abs().max() > CLOSE * size:
-            return [f"Update {update} holds the sum of all gradients since the start: call zero_grad after every step."]
-        if len(window) > 1 and row[window.start:window.stop - 1].abs().max() <= CLOSE * size:
+            if near(row[:window.start], row[window.start] * torch.ones(window.start, dtype=row.dtype)):
+                return [f"Update {update} holds the sum of all gradients since the start: call zero_grad after every step."]
+            return [f"Update {update} holds gradients of micro-batches before its window, {window.start} to {window.stop - 1}: call zero_grad after every "
+                    "step, and step before the next backward."]
+        if row[window.stop:].abs().sum() > CLOSE * size:
+            return [f"Update {update} holds gradients of micro-batches after its window, {window.start} to {window.stop - 1}: step before the next backward."]
+        own = row[window.start:window.stop]
+        if len(window) > 1 and own[:-1].abs().max() <= CLOSE * size:
             return ["Only the last micro-batch of each window counts: call zero_grad once a window, not before each backward."]
-        ratio = float(row @ right / (right @ right))
-        if not near(row, ratio * right):
-            return [f"In update {update} micro-batches of equal length count {', '.join(f'{c:.3g}' for c in row[window.start:window.stop])}: "
+        ratio = share(row, right)
+        if ratio is None:
+            return [f"In update {update} micro-batches of equal length count {listed(own / right[window.start])} times what they should: "
                     "give each of their tokens the same weight."]
-        tokens = sum(bench.lengths[i] for i in window)
         if abs(ratio - 1) > CLOSE:
-            return [too_large(ratio, len(window), tokens, update)]
+            return [of_another_size(ratio, len(window), bench.in_window(update), update)]
     return []
 
 
-def too_large(ratio: float, size: int, tokens: int, update: int) -> str:
+def of_another_size(ratio: float, size: int, tokens: int, update: int) -> str:
     """Every micro-batch counts alike, but the sum is so many times what it should be."""
-    if math.isclose(ratio, size / K):
-        return (f"The last gradient is exactly {ratio:g} of the right one: that window holds {size}, you divided by {K}. Divide by "
-                "what is in the window.")
-    if math.isclose(ratio, size):
-        return f"Exactly {size} times too large: you added means and never divided. Divide each sum by the window's tokens."
-    if math.isclose(ratio, tokens):
-        return f"Exactly {tokens} times too large: you added sums and never divided. Divide each sum by the window's tokens."
-    return f"The gradient of update {update} is {ratio:.6g} times the right one: divide each sum by the window's tokens, once."
+    mend = "Divide each sum by the window's tokens"
+    known = [(size, f"Exactly {size} times too large: you added means and never divided. {mend}."),
+             (tokens, f"Exactly {tokens} times too large: you added sums and never divided. {mend}."),
+             (tokens / size, f"Exactly {tokens / size:g} times too large: you divided sums by the number of micro-batches alone. {mend}."),
+             (size / K, f"The last gradient is exactly {size / K:g} of the right one: that window holds {size}, you divided by {K}. Divide by what is "
+                        "in the window."),
+             (1 / size, f"Exactly {size} times too small: you divided by the window's tokens and by its number of micro-batches too. {mend}, once."),
+             (1 / tokens, f"Exactly {tokens} times too small: you divided by the window's tokens twice. {mend}, once.")]
+    for factor, sentence in known:
+        if math.isclose(ratio, factor):
+            return sentence
+    return f"The gradient of update {update} is {times(ratio)}: divide each sum by the window's tokens, once."
 
 
 def weighting(bench: Bench) -> list[str]:
     """On unequal lengths: what a token counts."""
     for update, row in enumerate(bench.rows):
-        right = bench.right(update)
-        if not near(row, right):
-            true = bench.parts @ right
-            off = float((bench.parts @ row - true).norm() / true.norm())
-            counts = [float(row[i] / right[i]) for i in bench.window(update)]
-            return [f"Off by {off:.0%} here: short micro-batches count as much as long ones (a token of the first window's "
-                    f"counts {', '.join(f'{c:.2f}' for c in counts)} times). Divide each *sum* by the window's tokens."]
+        right, window = bench.right(update), bench.window(update)
+        if near(row, right):
+            continue
+        if ratio := share(row, right):
+            return [f"The gradient of update {update} is {times(ratio)}, and all its tokens count alike: you divided by {bench.in_window(update) / ratio:.4g}, "
+                    f"as an average or another window would have it. This window holds {bench.in_window(update)} tokens: divide by them."]
+        true = bench.right_gradient(update)
+        off = float((bench.gradients[update] - true).norm() / true.norm())
+        counts = [float(row[i] / right[i]) for i in window]
+        told = f"a token of {'the first' if not update else 'this'} window's counts {', '.join(f'{c:.2f}' for c in counts)} times"
+        means = torch.tensor([row[i] * bench.lengths[i] for i in window])
+        if near(means, means.mean() * torch.ones_like(means)):
+            return [f"Off by {off:.0%} here: short micro-batches count as much as long ones ({told}). Divide each *sum* by the window's tokens."]
+        return [f"Off by {off:.0%} here: in update {update} tokens do not count alike ({told}). Divide each *sum* by the window's tokens, all by "
+                "the same number, known before the first backward."]
     return []
+
+
+# -- what comes before the step -----------------------------------------------------------------------------------------
 
 
 def clipping(accumulate, **options) -> list[str]:
-    """With a limit that every partial sum exceeds."""
+    """With a limit that every partial sum exceeds, then with one that none reaches."""
     sound = Bench(LENGTHS)
-    norms = [float((sound.parts @ sound.right(update)).norm()) for update in range(math.ceil(len(LENGTHS) / K))]
+    norms = [float(sound.right_gradient(update).norm()) for update in range(sound.updates)]
     clip = 0.05 * min(norms)
     bench = taken_apart(accumulate, LENGTHS, clip=clip, **options)
-    for update, row in enumerate(bench.rows):
-        right = bench.right(update)
+    if findings := how_many(bench):
+        return findings
+    for update in range(len(bench.gradients)):
+        if findings := of_each_tensor(bench, update, clip):
+            return findings
+        row, right, true = bench.counts(update), bench.right(update), bench.right_gradient(update)
         if near(row, right):
             return [f"The gradient of update {update} has norm {norms[update]:.3g} and the limit is {clip:.3g}: you never clipped."]
-        ratio = float(row @ right / (right @ right))
-        if not near(row, ratio * right):
+        ratio = share(row, right)
+        if ratio is None:
             return ["You clipped the parts; clip the sum, once, just before the step."]
-        if not math.isclose(ratio * norms[update], clip, rel_tol=CLOSE + 2e-6 / norms[update]):  # torch adds 1e-6 to the norm
-            scaled = " You clipped the scaled gradient: unscale before clipping." if options else ""
-            return [f"The clipped gradient has norm {ratio * norms[update]:.3g}, and the limit is {clip:.3g}.{scaled}"
-                    + ("" if scaled else " Divide first, then clip.")]
+        found = ratio * norms[update]
+        if not same(found, clip, norms[update]):
+            return [f"The clipped gradient has norm {found:.3g}, and the limit is {clip:.3g}. "
+                    + why_another_norm(found / clip, true, len(bench.window(update)), bench.in_window(update), bool(options))]
+    roomy = taken_apart(accumulate, LENGTHS, clip=10 * max(norms), **options)
+    if any(not near(row, roomy.right(update)) for update, row in enumerate(roomy.rows)):
+        return [f"Under a limit of {10 * max(norms):.3g} gradients of norm {listed(norms)} need no clipping, and you changed them: clip after dividing"
+                f"{' and unscaling' if options else ''}, and only what is longer than the limit."]
     return []
+
+
+def same(norm: float, clip: float, before: float) -> bool:
+    return math.isclose(norm, clip, rel_tol=CLOSE + 2e-6 / before)  # torch adds 1e-6 to the norm before
+
+
+def of_each_tensor(bench: Bench, update: int, clip: float) -> list[str]:
+    """Tensors or groups of the optimizer that were clipped each by itself, or left out."""
+    found, true, sizes = bench.gradients[update], bench.right_gradient(update), [p.numel() for p in parameters(bench.optimizer)]
+    shares = [share(a, b) for a, b in zip(found.split(sizes), true.split(sizes))]
+    if None in shares or max(shares) - min(shares) <= CLOSE * max(shares):
+        return []
+    whole = "The norm is that of the whole gradient: clip the parameters of all groups in one call."
+    if all(math.isclose(one, 1, rel_tol=CLOSE) for one in shares[1:]):  # the first group is one tensor
+        return [f"You clipped the first group of the optimizer and not the others. {whole}"]
+    return [f"You clipped each tensor, or each group, by its own norm. {whole}"]
+
+
+def why_another_norm(times_clip: float, true: torch.Tensor, size: int, tokens: int, scaled: bool) -> str:
+    """`times_clip`: the norm that was left, of the limit."""
+    norm = float(true.norm())
+    if scaled and math.isclose(times_clip, 1 / SCALE, rel_tol=1e-3):
+        return "You clipped the scaled gradient: unscale before clipping."
+    for which in (1, math.inf):
+        if math.isclose(times_clip, norm / float(torch.linalg.vector_norm(true, which)), rel_tol=1e-3):
+            return f"That is the limit of the norm of type {which}: leave out norm_type, and it is the Euclidean one."
+    if any(math.isclose(times_clip, 1 / divisor, rel_tol=1e-3) for divisor in (size, tokens)):
+        return "Divide first, then clip."
+    return "Clip once, to this limit, by the norm of the whole divided gradient, just before the step."
 
 
 def scaling(accumulate) -> list[str]:
     """With a loss scaler, without and with clipping."""
     scaler = Scaler()
     bench = taken_apart(accumulate, LENGTHS, scaler=scaler)
-    if scaler.steps != len(bench.rows):
-        return [f"The optimizer stepped {len(bench.rows)} times and the scaler {scaler.steps}: call scaler.step(optimizer), which "
-                "skips a step whose gradient overflowed."]
-    if scaler.updates != len(bench.rows):
-        return [f"{len(bench.rows)} updates and {scaler.updates} calls of scaler.update(): call it after each step."]
-    if scaler.most > 1:
-        return [unscaled_often(scaler)]
+    if findings := of_calls(scaler, len(bench.gradients)) or how_many(bench):
+        return findings
+    under = f"Under a loss scale of {SCALE:,g}"
     for update, row in enumerate(bench.rows):
         right = bench.right(update)
-        if not near(row, right):
-            ratio = float(row @ right / (right @ right))
-            return [f"Under a loss scale of {SCALE:g} update {update} is {ratio:.3g} times too large: call backward on scaler.scale(loss), "
-                    "each micro-batch's, and unscale once."]
+        if near(row, right):
+            continue
+        mend = "call backward on scaler.scale(loss), each micro-batch's, and unscale once"
+        ratio = share(row, right)
+        if ratio is None:
+            counts = [float(row[i] / right[i]) for i in bench.window(update)]
+            off = [i for i, c in zip(bench.window(update), counts) if math.isclose(c, 1 / SCALE, rel_tol=1e-3)]
+            what = (f"micro-batch{'es' * (len(off) > 1)} {' and '.join(map(str, off))} of update {update} {'count' if len(off) > 1 else 'counts'} "
+                    f"{SCALE:,g} times too little, unscaled without having been scaled" if off
+                    else f"the micro-batches of update {update} count {listed(counts)} times what they should")
+            return [f"{under} {what}: {mend}."]
+        if math.isclose(ratio, 1 / SCALE, rel_tol=1e-3):
+            return [f"{under} update {update} is {times(ratio)}: you never scaled the loss. {mend[0].upper()}{mend[1:]}."]
+        return [f"{under} update {update} is {times(ratio)}: {mend}."]
     scaler = Scaler()
-    findings = clipping(accumulate, scaler=scaler)
-    return [unscaled_often(scaler)] if scaler.most > 1 else findings
+    bench = taken_apart(accumulate, LENGTHS, clip=1e-3, scaler=scaler)
+    return of_calls(scaler, len(bench.gradients)) or clipping(accumulate, scaler=Scaler())
 
 
-def unscaled_often(scaler: Scaler) -> str:
-    return f"Gradients were unscaled {scaler.most} times; unscale once, just before clipping."
+def of_calls(scaler: Scaler, updates: int) -> list[str]:
+    """What a scaler was asked, in which order and how often."""
+    if scaler.steps != updates:
+        return [f"The optimizer stepped {updates} times and the scaler {scaler.steps}: call scaler.step(optimizer), which skips a step whose gradient "
+                "overflowed."]
+    if scaler.early:
+        return ["You called scaler.update() before scaler.step(optimizer): the step then unscales by another number, or again. Step, then update."]
+    if scaler.updates != updates:
+        return [f"{updates} updates and {scaler.updates} calls of scaler.update(): call it once after each step."]
+    if scaler.most > 1:
+        return [f"Gradients were unscaled {scaler.most} times; unscale once, just before clipping."]
+    return []
+
+
+# -- memory, and the weights --------------------------------------------------------------------------------------------
 
 
 def memory(bench: Bench) -> list[str]:
-    """The last micro-batch's graph may wait for its name to be taken by the next one."""
-    if bench.most_graphs > 2:
-        return [f"{bench.most_graphs} graphs alive at the peak: call backward on each micro-batch's loss at once, and store loss.item(), "
+    """When a forward begins, the last graph's name may still be there; its backward has run, and what it saved is gone."""
+    waiting, saved, alive = (1 + max(column) for column in ([entry[place] for entry in bench.entries] for place in (1, 2, 0)))
+    if waiting > 1:
+        return [f"{waiting} graphs alive at the peak: call backward on each micro-batch's loss at once, before the next forward, and store loss.item(), "
                 "not loss."]
+    if saved > 1:
+        return [f"{saved} graphs alive at the peak with all that they saved: leave out retain_graph=True."]
+    if alive > 2:
+        return [f"{alive} graphs alive at the peak: store loss.item(), not loss."]
     return []
 
 
 def parity(accumulate) -> list[str]:
-    """Weights after a run that does move, for k = 1 to 7, with everything switched on."""
-    for k in range(1, 8):
-        bench, large = Bench(LENGTHS, rate=0.1), Bench(LENGTHS, rate=0.1)
-        accumulate(bench.micro_batches, k, bench.loss_sum, bench.tokens, bench.optimizer, clip=0.5, scaler=Scaler())
+    """Weights after a run that does move, for each k, with everything switched on."""
+    for k in COUNTS:
+        large = Bench(LENGTHS, RATE)
+        bench = taken_apart(accumulate, LENGTHS, k, RATE, clip=CLIP, scaler=Scaler())
         for start in range(0, len(LENGTHS), k):
             batch = tuple(torch.cat(each) for each in zip(*large.micro_batches[start:start + k]))
             (large.summed(batch) / large.tokens(batch)).backward()
-            nn.utils.clip_grad_norm_(large.model.parameters(), 0.5)
+            nn.utils.clip_grad_norm_(large.model.parameters(), CLIP)
             large.optimizer.step()
             large.optimizer.zero_grad()
+        if findings := how_many(bench):
+            return [f"With k={k}: {findings[0]}"]
+        if bench.rates != {RATE}:
+            return [f"You changed the learning rate, {RATE} to {max(bench.rates, key=lambda rate: abs(rate - RATE)):g}: leave it. The gradient is that of "
+                    "the large batch, and so is its step."]
         found, expected = ({name: p.detach() for name, p in each.model.named_parameters()} for each in (bench, large))
         if findings := tensors_differ(found, expected):
-            return [f"With k={k} the weights are not those of the large batch: {findings[0]}."]
+            single = " Keep factors as Python numbers: a tensor of theirs is float32." if max(relative_errors(found, expected).values()) < 1e-6 else ""
+            return [f"With k={k} the weights are not those of the large batch: {findings[0]}.{single}"]
     return []

@@ -1,4 +1,4 @@
-"""k micro-batches make the large batch's update: to 1e-12, for each k; and what makes another one is told from it by the check."""
+"""k micro-batches make the large batch's update: to 1e-12, for each k."""
 
 import math
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bigtrain_lab.checks import accumulation_findings, tensors_differ
+from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig
 from bigtrain_lab.runtime.meter import Meter
@@ -338,114 +338,3 @@ def test_no_counts_have_no_error(rule):
             of(rule, ())
         with pytest.raises(Impossible, match="Micro-batch 1 of a window of 2 has 0 tokens"):
             of(rule, (3, 0))
-
-
-# -- the check of one's own accumulate ------------------------------------------------------------------------------------
-
-
-def test_the_library_s_own_passes():
-    assert accumulation_findings(accumulate) == []
-
-
-def mistaken(mistake):
-    """A student's accumulate; right unless it makes the mistake."""
-    def accumulate(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
-        n, kept = len(micro_batches), []
-        scale = scaler.scale if scaler else lambda loss: loss
-
-        def clipped():
-            return clip and nn.utils.clip_grad_norm_(parameters(optimizer), clip)
-
-        for start in range(0, n // k * k if mistake == "last_window_dropped" else n, k):
-            window = micro_batches[start:start + k]
-            if mistake != "zero_grad_missing":
-                optimizer.zero_grad()
-            for micro_batch in window:
-                if mistake == "zero_grad_each_micro":
-                    optimizer.zero_grad()
-                loss = loss_sum(micro_batch)
-                match mistake:
-                    case "mean_of_means": loss = loss / tokens(micro_batch) / len(window)
-                    case "last_window_over_k": loss = loss / tokens(micro_batch) / k
-                    case "no_division": loss = loss / tokens(micro_batch)
-                    case "sums_not_divided": pass
-                    case _: loss = loss / sum(map(tokens, window))
-                if mistake == "one_backward":
-                    kept.append(loss)
-                    continue
-                if mistake == "keeps_losses_alive":
-                    kept.append(loss)
-                (loss if mistake == "never_scales" else scale(loss)).backward()
-                if mistake == "unscale_each_micro" and scaler:
-                    scaler.unscale_(optimizer)
-                if mistake == "clip_each_micro":
-                    clipped()
-                if mistake == "steps_each_micro":
-                    optimizer.step()
-            if mistake == "one_backward":
-                scale(sum(kept)).backward()
-                kept.clear()
-            if mistake == "zero_grad_before_step":
-                optimizer.zero_grad()
-            if scaler and mistake not in ("unscale_each_micro", "clip_before_unscale"):
-                scaler.unscale_(optimizer)
-            if mistake not in ("never_clips", "clip_each_micro"):
-                clipped()
-            if scaler and mistake != "steps_past_scaler":
-                scaler.step(optimizer)
-            elif mistake != "steps_each_micro":
-                optimizer.step()
-            if scaler and mistake != "never_updates":
-                scaler.update()
-        return 1 / 0 if mistake == "raises" else None
-    return accumulate
-
-
-@pytest.mark.parametrize("mistake,sentence", [
-    ("mean_of_means", "Off by 145% here: short micro-batches count as much as long ones .*5.75, 2.88, 1.44, 0.36 times.*. Divide each .sum. by the window's"),
-    ("no_division", "Exactly 4 times too large: you added means and never divided."),
-    ("sums_not_divided", "Exactly 64 times too large: you added sums and never divided."),
-    ("last_window_dropped", "2 updates for 10 micro-batches, not 3: micro-batches 8 and 9 never reached the optimizer."),
-    ("last_window_over_k", "The last gradient is exactly 0.5 of the right one: that window holds 2, you divided by 4."),
-    ("zero_grad_missing", "Update 1 holds the sum of all gradients since the start"),
-    ("zero_grad_each_micro", "Only the last micro-batch of each window counts"),
-    ("zero_grad_before_step", "The gradient of update 0 is zero"),
-    ("steps_each_micro", "10 updates for 10 micro-batches, not 3"),
-    ("clip_each_micro", "You clipped the parts; clip the sum, once"),
-    ("never_clips", "you never clipped"),
-    ("clip_before_unscale", "You clipped the scaled gradient: unscale before clipping"),
-    ("unscale_each_micro", "Gradients were unscaled 4 times; unscale once, just before clipping."),
-    ("never_scales", "Under a loss scale of 1024 update 0 is 0.000977 times"),
-    ("steps_past_scaler", "The optimizer stepped 3 times and the scaler 0"),
-    ("never_updates", "3 updates and 0 calls of scaler.update"),
-    ("one_backward", "4 graphs alive at the peak: .*store loss.item"),
-    ("keeps_losses_alive", "10 graphs alive at the peak: .*store loss.item"),
-    ("raises", "Your function raised ZeroDivisionError: division by zero. Call it alone"),
-])
-def test_each_mistake_has_its_sentence(mistake, sentence):
-    import re
-    findings = accumulation_findings(mistaken(mistake))
-    assert len(findings) == 1 and re.search(sentence, findings[0]), findings
-
-
-def test_a_student_s_right_answer_passes():
-    assert accumulation_findings(mistaken("none")) == []
-
-
-def test_what_shows_only_for_another_k_is_found_by_the_large_batch():
-    def right_for_four(micro_batches, k, *rest, **options):
-        return accumulate(micro_batches, 4 if k == 5 else k, *rest, **options)
-
-    assert accumulation_findings(right_for_four)[0].startswith("With k=5 the weights are not those of the large batch")
-
-
-def test_a_gradient_that_is_no_sum_is_told():
-    def by_value(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
-        for window in windows(micro_batches, k):
-            for micro_batch in window:
-                (loss_sum(micro_batch) / sum(map(tokens, window))).backward()
-            nn.utils.clip_grad_value_(parameters(optimizer), 1e-3)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    assert "no weighted sum" in accumulation_findings(by_value)[0]
