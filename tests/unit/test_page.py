@@ -178,6 +178,7 @@ def test_a_run_still_at_work_says_so(done, monkeypatch):
     assert "Its ranks were still at work when this page was written." in said and "a step" not in said
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page_and_a_long_one_stays_small(done):
     bodies = json.loads(Elements(page(traces_of(*done), *done)).text("script", id="btl-run"))["bodies"]
     assert all(b64decode(body)[4:8] == bytes(4) for body in bodies), "the time of packing is in it"
