@@ -28,10 +28,6 @@ function choose(model, bodies, clock) {
     if (on) place.setAttribute("aria-label", `the run, ${clock}: ${CLOCKS[clock]}`);
   }
   model.set("data", new TextEncoder().encode(`{"clock":"${clock}",${bodies[told.clocks[clock]]}`));
-  requestAnimationFrame(() => {  // behind the player's own frame: of a long run the first step is in view, and the playhead at the end
-    const player = place.querySelector(".btl-player"), { time, to } = player.dataset;
-    if (Number(time) > Number(to)) press(player, "Home");
-  });
 }
 
 function press(player, key) { return player.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true })); }

@@ -125,7 +125,7 @@ document.addEventListener("focusin", ({ target }) => { if (target.matches?.(".bt
 function render({ model, el }) {
   const d = buildDom(el), c = d.canvas.getContext("2d"), data = d.root.dataset;
   const v = { scene: null, look: model.get("look"), layer: document.createElement("canvas"), t: 0, from: 0, to: 1, lens: false, under: null };
-  let playing = false, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0, page = Infinity;
+  let playing = false, rested = true, speed = 3, mode = "auto", asked = 0, last = 0, frames = 0, since = 0, told = 0, dirty = true, revision = 0, page = Infinity;
 
   function readTheme() {
     const style = getComputedStyle(d.root), colour = (name) => style.getPropertyValue(name).trim();
@@ -194,10 +194,10 @@ function render({ model, el }) {
   }
   const act = {
     frame,
-    toggle() { if (!v.scene) return; if (!playing && v.t >= v.scene.end) act.seek(0); setPlaying(!playing); },
+    toggle() { if (!v.scene) return; if (!playing && (rested || v.t >= v.scene.end)) act.seek(0); setPlaying(!playing); },
     seek(t) {
       if (!v.scene) return;
-      v.t = Math.max(0, Math.min(v.scene.end, t));
+      v.t = Math.max(0, Math.min(v.scene.end, t)); rested = false;
       if (mode !== "all" && (v.t > v.to || v.t < v.from)) act.window(v.t - (v.to - v.from) / 2, v.to - v.from);
       frame();
     },
@@ -226,9 +226,11 @@ function render({ model, el }) {
       mode = wanted;
       const step = v.scene.end / v.scene.steps, whole = wanted === "all" || (wanted === "auto" && (v.scene.steps === 1 || readable(v.scene.end)));
       page = whole ? Infinity : step;
+      const about = wanted === "auto" ? (v.scene.peaks[highest(v.scene)]?.tick ?? 1) - 1  // a peak at a step's very end is that step's
+        : Math.min(v.t, v.scene.end) - (rested || v.t >= v.scene.end);
       if (whole) act.window(0, v.scene.end);
-      else act.window(v.scene.unfinished && wanted === "auto" ? v.scene.end - step  // where it broke
-        : Math.floor(Math.min(v.t, v.scene.end - 1) / step) * step * (wanted === "step"), step);
+      else act.window(v.scene.unfinished && wanted === "auto" ? v.scene.end - step : Math.floor(Math.max(0, about) / step) * step, step);  // where it broke
+      if (rested) v.t = v.to;  // nothing in sight is veiled
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
   };
@@ -250,7 +252,7 @@ function render({ model, el }) {
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
     const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;
-    if (!same || live || (v.t >= old.end && !playing)) { if (playing) setPlaying(false); v.t = v.scene.end; } else v.t = Math.min(v.t, v.scene.end);
+    if (!same || live || ((rested || v.t >= old.end) && !playing)) { if (playing) setPlaying(false); v.t = v.scene.end; rested = true; } else v.t = Math.min(v.t, v.scene.end);
     if (!resize()) return;
     if (live) act.window(v.scene.end - page, page); else if (same && mode === "own") act.window(from, to - from); else act.show(mode);
     frame();

@@ -281,16 +281,26 @@ function paintMemory(c, v, look) {
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
-/** The markers of the peaks: where, and of which rank; of ranks whose strips are thin the highest peak's alone. */
+/** The markers of the peaks: where, and of which rank; of ranks whose strips are thin the highest peak's alone. Of a peak before
+ * (`off` -1) or behind (1) the view, at the view's edge. */
 function marksOf(v) {
   const { scene, layout: L } = v, thin = L.strip < 12, most = highest(scene);
-  return scene.peaks.slice(0, L.ranks).flatMap((peak, rank) => peak && (!thin || rank === most) && peak.tick >= v.from && peak.tick <= v.to
-    ? [{ rank, x: xOf(v, peak.tick), y: Math.max(memoryY(v, rank, peak.bytes), L.stripY(rank) + 2) }] : []);
+  return scene.peaks.slice(0, L.ranks).flatMap((peak, rank) => {
+    if (!peak || (thin && rank !== most)) return [];
+    const off = (peak.tick > v.to) - (peak.tick < v.from);
+    return [{ rank, off, x: xOf(v, off > 0 ? v.to : off ? v.from : peak.tick), y: Math.max(memoryY(v, rank, peak.bytes), L.stripY(rank) + 2) }];
+  });
 }
 
 function paintMarks(c, v) {
-  for (const { rank, x, y } of marksOf(v)) {
+  for (const { rank, off, x, y } of marksOf(v)) {
     const on = v.under?.peak === rank || v.listed === rank;
+    if (off) {  // an arrow that points to it
+      const r = on ? 6 : 4.5;
+      c.beginPath(); c.moveTo(x, y); c.lineTo(x - off * 1.6 * r, y - r); c.lineTo(x - off * 1.6 * r, y + r); c.closePath();
+      c.fillStyle = on ? v.theme.accent : v.theme.ink; c.fill();
+      continue;
+    }
     const { tick } = v.scene.peaks[rank], drawn = [tick, tick - 0.5].map((t) => sum(levelAt(v.scene.levels[rank], t) ?? []));  // ticks are whole
     const below = memoryY(v, rank, Math.max(...drawn));
     if (below > y + 4) {  // higher than what is drawn, which was read at the ends of actions: its action's last level is left of it

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Alive, Memory, Span, Trace
+from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.page import page
 from tests.browser.lab import LAPTOP
@@ -238,7 +239,37 @@ def test_part_of_a_run_opens_where_it_broke(browser, tmp_path):
         shown.wait_for_selector(".btl-player[data-to]")
         about = shown.locator(".btl-player").evaluate("player => ({ ...player.dataset })")
         assert float(about["to"]) - float(about["from"]) < float(about["end"]) and (about["to"] == about["end"]) is at_end
-        shown.wait_for_function("at => document.querySelector('.btl-player').dataset.time === at", arg=about["end"] if at_end else "0")  # in view
+        assert about["time"] == about["to"], "nothing in view is veiled"
+    shown.close()
+
+
+def test_of_many_steps_the_one_of_the_peak_is_in_view_and_an_arrow_points_to_it_from_elsewhere(browser, tmp_path):
+    experiment = PipelineExperiment(steps=60)
+    trace = experiment.predict()
+    at = max((peak(trace, rank) for rank in range(4)), key=lambda one: one.bytes).start / trace.ticks_per_unit
+    assert at > trace.step_time, "the first step holds no moments yet"
+    (tmp_path / "long.html").write_text(page({"predicted": trace}, experiment))
+    shown = browser.new_page(viewport=LAPTOP)
+    shown.goto((tmp_path / "long.html").as_uri())
+    shown.wait_for_selector(".btl-player[data-to]")
+    player = shown.locator(".btl-player")
+    seen = player.evaluate("player => [Number(player.dataset.from), Number(player.dataset.to)]")
+    assert seen[0] < at <= seen[1]
+    shown.keyboard.press("End")
+    shown.wait_for_function("() => document.querySelector('.btl-player').dataset.to === document.querySelector('.btl-player').dataset.end")
+    box, top = shown.locator("canvas").bounding_box(), None
+    for below in range(0, int(box["height"]), 4):  # the arrow at the left edge
+        shown.mouse.move(box["x"] + 100, box["y"] + below)
+        if shown.locator(".btl-tip").inner_text().startswith("peak of rank"):
+            top = below
+            break
+    assert top is not None
+    shown.mouse.down()
+    shown.mouse.up()
+    shown.wait_for_function("() => 'peak' in document.querySelector('.btl-player').dataset")
+    time, begin, end = player.evaluate("player => [player.dataset.time, player.dataset.from, player.dataset.to].map(Number)")
+    assert begin <= time <= end < float(player.get_attribute("data-end")), "the view goes there"
+    shown.keyboard.press("Escape")
     shown.close()
 
 
