@@ -98,8 +98,8 @@ class Panel(widgets.VBox):
         self._write_commands()
         self.bar.date(self.stale)
         if not self._refusal:
+            self._tabulate()  # first: other figures take long to draw
             self._draw("predicted" if changed else None)
-            self._tabulate()
         self._press.settled()
 
     @property

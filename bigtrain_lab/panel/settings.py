@@ -9,7 +9,7 @@ from .controls import controls_of, grey, members, put, refresh
 from .nearest import Prediction, attempt, nearest
 from .newest import Newest
 
-PATIENCE_S = 0.4  # a prediction that takes longer goes on in a thread
+PATIENCE_S = 0.1  # a prediction that takes longer goes on in a thread, and what is shown is greyed meanwhile
 GRID = dict(grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))", grid_gap="0 14px", width="auto", overflow="hidden")
 
 

@@ -155,7 +155,7 @@ def test_a_move_costs_one_message_to_the_player_and_one_to_the_table(panel):
         if part is not panel.controls["micro_batches"]:
             part.comm.send = lambda *args, part=part, **kwargs: sent.append(type(part).__name__)
     panel.controls["micro_batches"].value = 4
-    assert sent == ["Player", "HTML"]
+    assert sent == ["HTML", "Player"]
 
 
 def test_the_question_is_escaped(panel):
