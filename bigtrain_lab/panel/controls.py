@@ -1,4 +1,4 @@
-"""A control for each knob: its type, range and menu say which; one line of help is its tooltip."""
+"""A control for each knob: its type, range and menu say which; one line of help, and the range, is its tooltip."""
 
 import math
 import weakref
@@ -15,7 +15,7 @@ STYLE = {"description_width": "104px"}
 
 def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
     """The widget of one setting, of Python type `kind`."""
-    about = dict(description=name.replace("_", "-"), tooltip=knob.help + (f" ({knob.unit})" if knob.unit else ""), style=STYLE, layout=CELL)
+    about = dict(description=name.replace("_", "-"), tooltip=told(knob), style=STYLE, layout=CELL)
     if kind is bool:
         return widgets.Checkbox(value, indent=True, **about)
     if (menu := knob.menu()) is not None:
@@ -25,13 +25,19 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
         return typed(value, continuous_update=False, **about)
     if knob.logarithmic and kind is int:
         return widgets.SelectionSlider(options=doublings(int(knob.low), int(knob.high), value), value=value, **about)
-    if not by_hand(knob, kind):
-        typed = widgets.BoundedIntText if kind is int else widgets.BoundedFloatText
-        return typed(value, min=kind(knob.low), max=kind(knob.high), step=kind(knob.step or 1), continuous_update=False, **about)
+    if not by_hand(knob, kind):  # what is out of range is refused in a sentence: a bounded box would take the nearest number, and say nothing
+        typed = widgets.IntText if kind is int else widgets.FloatText
+        return typed(value, step=kind(knob.step or 1), continuous_update=False, **about)
     if kind is float:
         return Graded(value, knob, **about)
     low, step = int(knob.low), int(knob.step or 1)
     return widgets.IntSlider(value, min=low, max=int(knob.high), step=math.gcd(step, value - low), **about)
+
+
+def told(knob: Knob) -> str:
+    """The knob's help, its unit and its range."""
+    ends = "" if knob.low is None or knob.high is None else f", {knob.low:,.13g} to {knob.high:,.13g}"
+    return knob.help + (f" ({knob.unit})" if knob.unit else "") + ends
 
 
 def by_hand(knob: Knob, kind: type) -> bool:
@@ -94,10 +100,12 @@ def refresh(controls: dict, knobs: dict[str, Knob]) -> None:
 
 
 def nearby(knob: Knob, kind: type, value) -> list:
-    """Other values of a setting, the nearest first."""
+    """Other values of a setting, the nearest first; of a number out of range the end of it."""
     if kind is bool:
         return [not value]
     menu = knob.menu()
+    if menu is None and kind in (int, float) and None not in (knob.low, knob.high) and not knob.low <= value <= knob.high:
+        return [kind(min(max(value, knob.low), knob.high))]
     if menu is None and kind is int and knob.low is not None and knob.high is not None:
         step = int(knob.step or 1)
         low, high = max(int(knob.low), value - 64 * step), min(int(knob.high), value + 64 * step)

@@ -49,7 +49,7 @@ def family():
 
 @pytest.mark.parametrize("about,kind,value,expected", [
     (dict(low=1, high=8), int, 4, widgets.IntSlider),
-    (dict(low=0, high=2**31 - 1), int, 0, widgets.BoundedIntText),
+    (dict(low=0, high=2**31 - 1), int, 0, widgets.IntText),
     (dict(low=16, high=1024, step=16), int, 64, widgets.IntSlider),
     (dict(low=1, high=1024, logarithmic=True), int, 64, widgets.SelectionSlider),
     (dict(low=0, high=0.9), float, 0.0, Graded),
@@ -63,7 +63,8 @@ def family():
 def test_a_control_fits_its_knob(about, kind, value, expected):
     made = control("micro_batches", Knob("pieces", unit="bytes", **about), kind, value)
     assert type(made) is expected and made.value == value and type(made.value) is kind
-    assert made.description == "micro-batches" and made.tooltip == "pieces (bytes)"
+    assert made.description == "micro-batches" and made.tooltip.startswith("pieces (bytes)")
+    assert ("low" in about) == (", " in made.tooltip)
 
 
 def test_doublings_hold_the_ends_and_the_default():
@@ -256,6 +257,18 @@ def test_nearby_values_come_nearest_first():
     assert nearby(Knob(""), bool, True) == [False]
     assert nearby(Knob("", low=0, high=1, step=0.25), float, 0.5) == [0.25, 0.75, 0.0, 1.0]
     assert nearby(Knob("", low=0, high=10**6, step=0.001), float, 0.5) == []
+    assert nearby(Knob("", low=256, high=32000), int, 0) == [256] and nearby(Knob("", low=256, high=32000), int, 10**11) == [32000]
+    assert nearby(Knob("", low=0, high=10**6, step=0.001), float, -1.0) == [0.0]
+
+
+@pytest.mark.parametrize("typed,offered", [(0, 256), (10**11, 32000)])
+def test_a_number_out_of_range_is_refused_in_a_sentence_and_its_range_is_under_the_pointer(typed, offered):
+    shown = show("memory")
+    shown.controls["vocabulary"].value = typed
+    assert shown.problem == f"vocabulary is {typed}: it must be a whole number from 256 to 32,000." and shown.controls["vocabulary"].value == typed
+    shown.picture._mend.click()
+    assert not shown.problem and shown.experiment.vocabulary == offered
+    assert shown.controls["vocabulary"].tooltip.endswith(", 256 to 32,000")
 
 
 def test_copy_command_shows_only_what_differs(panel):
