@@ -126,7 +126,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
-        """The settings that have no effect beside these values of the others: a panel greys them."""
+        """The settings that have no effect beside these values of the others: a panel hides them."""
         fault = settings.get("fault", "none")
         used = {"none": set(), "straggler": {"fault_rank", "fault_factor"}}.get(fault, {"fault_rank", "fault_at"})
         return {"fault_rank", "fault_at", "fault_factor"} - used

@@ -9,6 +9,7 @@ from ..core import Knob
 from .graded import Graded, positions
 
 TYPED_BEYOND = 2000  # a slider with more positions than this cannot be set by hand
+IDLE = "btl-idle"
 CELL = widgets.Layout(width="auto", min_width="0", margin="1px 0")
 STYLE = {"description_width": "104px"}
 
@@ -76,10 +77,10 @@ def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
             for name, knob in type(experiment).knobs().items()}
 
 
-def grey(controls: dict, idle: set[str]) -> None:
-    """Disable the settings that have no effect now."""
+def hide(controls: dict, idle: set[str]) -> None:
+    """Take the settings that have no effect now out of view."""
     for name, made in controls.items():
-        made.disabled = name in idle
+        (made.add_class if name in idle else made.remove_class)(IDLE)
 
 
 def members(knobs: dict[str, Knob]) -> list:

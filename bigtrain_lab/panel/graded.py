@@ -39,10 +39,9 @@ def round_step(least: float) -> float:
 
 
 class Graded(widgets.HBox):
-    """`value`, `disabled` and `description` as of any control."""
+    """`value` and `description` as of any control."""
 
     value = traitlets.Float()
-    disabled = traitlets.Bool(False)
     description = traitlets.Unicode().tag(sync=True)  # a view that has a tooltip asks for it
 
     def __init__(self, value: float, knob: Knob, description: str = "", tooltip: str = "", style=None, **more):
@@ -73,10 +72,6 @@ class Graded(widgets.HBox):
             self.slider.value, self.box.value = self.positions.index(near), self.value
         finally:
             self._fitting = False
-
-    @traitlets.observe("disabled")
-    def _grey(self, change) -> None:
-        self.slider.disabled = self.box.disabled = change["new"]
 
     def _on_slide(self, change) -> None:
         if not self._fitting:

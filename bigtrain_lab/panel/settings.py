@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import ipywidgets as widgets
 
-from .controls import controls_of, grey, members, put, refresh
+from .controls import controls_of, hide, members, put, refresh
 from .nearest import Prediction, attempt, nearest
 from .newest import Newest
 
@@ -76,7 +76,7 @@ class Settings(widgets.GridBox):
     def predict(self, patience_s: float | None = None) -> None:
         """Predict what the controls say; what takes longer than `patience_s` comes later, unless a control moves on."""
         settings, first, moved = {name: made.value for name, made in self.controls.items()}, self.experiment, self._moved
-        grey(self.controls, first.idle_settings(settings))
+        hide(self.controls, first.idle_settings(settings))
         self._asked = asked = self._asked + 1
 
         def compute():

@@ -8,7 +8,7 @@ from ..core import CLOCKS, Trace
 SHOWN, NAMED = 5, 4  # sentences; settings that have changed
 STYLE = """<style>
 .btl-question { font-size: 16px; font-weight: 600; line-height: 1.3; margin: 2px 0 4px; color: var(--jp-ui-font-color0, #111); }
-.btl-panel .btl-controls { display: contents; }
+.btl-panel .btl-controls { display: contents; } .btl-panel .btl-idle { display: none; }
 body[data-jp-theme-light="false"] .btl-panel select { color-scheme: dark; --jp-widgets-dropdown-arrow: url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'\
   viewBox='0 0 18 18'%3E%3Cpath fill='%23ccc' d='M5.2 5.9 9 9.7l3.8-3.8L14 7.1l-5 5-5-5z'/%3E%3C/svg%3E"); }
 .btl-controls .widget-label { text-align: left; min-width: max-content; } .btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
