@@ -5,12 +5,13 @@ Every check returns a list of findings, empty when all is well, so that a caller
 
 from .accumulation import accumulation_findings
 from .clocks import clocks_differ
+from .loss_scaler import scaler_findings
 from .memory import peak_findings
-from .mixed_precision import policy_findings, scaler_findings
 from .parity import TOLERANCE, tensors_differ
 from .recompute import checkpoint_findings
 from .recompute_plans import plan_findings
 from .precision import update_findings
+from .precision_policy import policy_findings
 from .schedules import schedule_findings
 
 __all__ = ["TOLERANCE", "accumulation_findings", "checkpoint_findings", "clocks_differ", "peak_findings", "plan_findings", "policy_findings", "scaler_findings",
