@@ -4,6 +4,7 @@
 
 g is all tensors together: a tensor that is zero up to rounding (the gradient of an attention key's bias) has a
 relative error that is noise. Bit equality across orders of summation would be the wrong test, and 1e-2 too.
+A training that diverged is the same where both are nan, or the same inf, in the same places; the rest is measured as above.
 """
 
 import math
@@ -22,15 +23,16 @@ def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERAN
     findings += [f"{name} has shape {a}, expected {b}" for name, (a, b) in shapes.items() if a != b]
     errors = relative_errors({name: found[name] for name, (a, b) in shapes.items() if a == b}, expected)
     allowed = tolerance if any(np.any(exact(b)) for b in expected.values()) else 0.0
-    return findings + [f"{name} is off by {off:.2e}, allowed {tolerance:.0e}{factor(exact(found[name]), exact(expected[name]))}"
+    return findings + [f"{name} {told(exact(found[name]), exact(expected[name]), off, tolerance)}"
                        for name, off in errors.items() if not off <= allowed]  # nan fails too
 
 
 def relative_errors(found: Mapping, expected: Mapping) -> dict[str, float]:
-    """|a - b| / max(|b|, 1e-3 |g|) of each tensor of `found`, whose shapes must be those expected; |a - b| where all of g is zero."""
-    whole = math.sqrt(sum(float(np.linalg.norm(exact(b))) ** 2 for b in expected.values()))
-    sizes = {name: max(float(np.linalg.norm(exact(expected[name]))), 1e-3 * whole) for name in found}
-    return {name: float(np.linalg.norm(exact(found[name]) - exact(expected[name]))) / (size or 1.0) for name, size in sizes.items()}
+    """|a - b| / max(|b|, 1e-3 |g|) of each tensor of `found`, whose shapes must be those expected; |a - b| where all of g is zero.
+    Norms are of the numbers that are finite; an error is nan or inf where one of the two alone is no finite number."""
+    sizes = {name: norm(exact(b)) for name, b in expected.items()}
+    whole = math.hypot(*sizes.values())
+    return {name: float(np.linalg.norm(apart(exact(a), exact(expected[name])))) / (max(sizes[name], 1e-3 * whole) or 1.0) for name, a in found.items()}
 
 
 def exact(tensor) -> np.ndarray:
@@ -38,8 +40,29 @@ def exact(tensor) -> np.ndarray:
     return np.asarray(tensor, dtype=np.float64)
 
 
+def norm(b) -> float:
+    return float(np.linalg.norm(b[np.isfinite(b)]))
+
+
+def apart(a, b):
+    """a - b, and 0 where both are nan or the same inf."""
+    return np.subtract(a, b, out=np.zeros_like(b), where=~((a == b) | (np.isnan(a) & np.isnan(b))))
+
+
+def told(a, b, off: float, tolerance: float) -> str:
+    """What is wrong with a, in words: the first place where one of the two alone is no finite number, else how far it is off."""
+    places = np.argwhere(~np.isfinite(apart(a, b)))
+    if len(places):
+        place = tuple(places[0].tolist())
+        where, others = f" at {list(place)}" * bool(place), f", and so in {len(places)} places" * (len(places) > 1)
+        return f"is {a[place]:.6g}{where}, expected {b[place]:.6g}{others}"
+    return f"is off by {off:.2e}, allowed {tolerance:.0e}{factor(a, b)}"
+
+
 def factor(a, b) -> str:
     """ ": exactly 4 times too large", where that is what happened; the sign of a forgotten mean."""
+    fits = np.isfinite(b)
+    a, b = a[fits], b[fits]
     norm = float(np.sum(b * b))
     ratio = float(np.sum(a * b)) / norm if norm else 0.0
     if ratio and ratio != 1 and np.allclose(a, ratio * b, rtol=1e-6, atol=1e-12 * math.sqrt(norm)):
