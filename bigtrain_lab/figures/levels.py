@@ -1,12 +1,12 @@
 """Levels of precision side by side: how each one learns, and the table of the field: speed, F1, bytes to keep, peak of memory.
 
-Above, the loss of each training, a mean over a twentieth of it: the first level wide and pale, so that what lies upon it is seen;
-a cross is where it stopped being a number. Below, one column a
-quantity, one bar a level, in the colour of its curve; a level without a bar has no such number.
+Above, one small chart a level, on the same axes: the loss of its training, a mean over a twentieth of it, and behind it, wide and
+grey, the first level's, to compare with; a cross is where it stopped being a number. Below, one column a quantity, one bar a level,
+in the colour of its curve; a level without a bar has no such number. The hardware that the clocks charge for is named above.
 """
 
 from collections.abc import Callable, Iterable
-from math import isfinite
+from math import isfinite, lcm
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -18,32 +18,48 @@ from . import palette
 from .timeline import look
 
 COLOURS = (*palette.VERSIONS[:6], "#7B61D6")  # no yellow: a thin line of it is lost on white
-DASHES = "solid", "solid", "9px,9px", "9px,4px,2px,4px", "6px,3px", "2px,5px", "4px,10px"
-ALIKE = 0.05  # of the highest loss: curves that end nearer are named together
-ROW, CURVES, FRAME = 34, 230, 176  # heights in pixels: a level's bar, the curves, titles and axes
+ROW, CURVES, FRAME = 34, 150, 228  # heights in pixels: a level's bar, the curves, titles and axes
 
 
 def levels(traces: Iterable[Trace]) -> go.Figure:
     """Of traces of the experiment `precision`, modelled, measured or both of each level."""
-    rows = field([traces] if isinstance(traces, Trace) else traces)
+    traces = [traces] if isinstance(traces, Trace) else list(traces)
+    rows = field(traces)
     if not rows:
         raise Impossible("There is nothing to compare: give at least one trace of the experiment precision.")
-    columns, learned = columns_of(rows), any(row.losses for row in rows)
-    heights = [CURVES] * learned + [ROW * len(rows) + 20]
-    above = [[{"colspan": len(columns)}, *[None] * (len(columns) - 1)]] * learned
-    figure = make_subplots(rows=len(heights), cols=len(columns), specs=[*above, [{}] * len(columns)], row_heights=heights,
-                           vertical_spacing=0.22 * learned, horizontal_spacing=0.022, shared_yaxes=True,
-                           subplot_titles=[*[""] * learned, *(title for title, _, _ in columns)])
-    if learned:
-        draw_curves(figure, rows)
+    columns, curves = columns_of(rows), rows if any(row.losses for row in rows) else []
+    heights = [CURVES] * bool(curves) + [ROW * len(rows) + 20]
+    grid = lcm(len(columns), len(curves) or 1)  # fine enough for both rows; a cell spans some of its columns
+
+    def cells(count: int) -> list[dict | None]:
+        return [each for _ in range(count) for each in ({"colspan": grid // count}, *[None] * (grid // count - 1))]
+
+    figure = make_subplots(rows=len(heights), cols=grid, specs=[*([cells(len(curves))] if curves else []), cells(len(columns))], row_heights=heights,
+                           vertical_spacing=0.26 * bool(curves), horizontal_spacing=0.9 / max(grid, 40), shared_yaxes=True,
+                           subplot_titles=[*map(heading, range(len(curves)), curves), *(title for title, _, _ in columns)])
+    draw_curves(figure, curves, grid // (len(curves) or 1))
     figure.update_annotations(font_size=11, yshift=2)
-    for column, (_, value, words) in enumerate(columns, 1):
-        draw_bars(figure, rows, value, words, len(heights), column)
-    title = "how they learn, and what they come to" if learned else "what they come to"
-    figure.update_layout(**look(f"levels of precision: {title}", sum(heights) + (FRAME if learned else FRAME - 40)), showlegend=learned)
-    figure.update_layout(margin=dict(l=118, r=14, t=74 if learned else 110, b=16),
-                         legend=dict(orientation="h", x=0, xanchor="left", y=1.01, yanchor="bottom", font_size=12))
+    for column, (_, value, words) in enumerate(columns):
+        draw_bars(figure, rows, value, words, len(heights), 1 + column * (grid // len(columns)))
+    title = "how they learn, and what they come to" if curves else "what they come to"
+    figure.update_layout(**look(f"levels of precision: {title}", sum(heights) + (FRAME if curves else FRAME - 50)), showlegend=False)
+    figure.update_layout(margin=dict(l=118, r=14, t=104 if curves else 130, b=16),
+                         title=dict(subtitle=dict(text=sources(traces), font_size=12), y=1, yref="container", yanchor="top", pad_t=14))
     return figure
+
+
+def sources(traces: list[Trace]) -> str:
+    """Where each clock's numbers come from, in words."""
+    clocks = {trace.clock for trace in traces}
+    charged = [clock for clock in ("predicted", "modelled") if clock in clocks]
+    hardware = sorted({trace.settings["hardware"] for trace in traces})
+    return "; ".join([f"{' and '.join(charged)}: what the profile {', '.join(hardware)} would take"] * bool(charged)
+                     + ["measured: the machine that ran it"] * ("measured" in clocks))
+
+
+def heading(number: int, row: Level) -> str:
+    """A level's name in its colour, with a cross where its loss stopped being a number."""
+    return f'<span style="color:{colour(number)}">{"✕ " * (len(means(row)) < len(row.losses))}<b>{row.name}</b></span>'
 
 
 def columns_of(rows: list[Level]) -> list[tuple[str, Callable[[Level], float | None], Callable[[float], str]]]:
@@ -58,29 +74,23 @@ def columns_of(rows: list[Level]) -> list[tuple[str, Callable[[Level], float | N
     return [each for each in (*rates, *scores, *states) if any(each[1](row) is not None for row in rows)]
 
 
-def draw_curves(figure: go.Figure, rows: list[Level]) -> None:
-    """The first level wide and pale, the others upon it, ever thinner and in other dashes; at the right each bundle's names, and a cross where a curve ends in nan."""
-    curves = {row.name: means(row) for row in rows}
-    colours = {row.name: colour(number) for number, row in enumerate(rows)}
-    for number, row in enumerate(rows):
-        y, first = curves[row.name], number == 0 and len(rows) > 1
-        line = dict(width=9 if first else max(2, 6 - number), dash=DASHES[number % len(DASHES)])
-        figure.add_scatter(x=list(range(1, len(y) + 1)), y=y, mode="lines", name=row.name, legendgroup=row.name, opacity=0.5 if first else 1,
-                           line=dict(color=colours[row.name], **line), hovertemplate=f"{row.name}, step %{{x}}: loss %{{y:.3f}}<extra></extra>", row=1, col=1)
-    steps = max(len(row.losses) for row in rows)
-    scale = max((loss for y in curves.values() for loss in y), default=1)
-    for names in bundles(curves, ALIKE * scale):
-        end = len(curves[names[0]])
-        broken = end < len(next(row for row in rows if row.name == names[0]).losses)
-        texts = [f'<span style="color:{colours[name]}">{"✕ " * broken}<b>{name}</b></span>' for name in names]
-        figure.add_annotation(x=max(end, 1), y=curves[names[0]][-1] if end else 0, showarrow=False, font_size=11, row=1, col=1,
-                              text=(",  ".join(texts) if broken else "<br>".join(texts)) + ": no number from " * broken + f"step {end + 1} on" * broken,
-                              xanchor="left" if not broken or end < steps / 2 else "right", yanchor="bottom" if broken or curves[names[0]][-1] < 0.3 * scale else "middle", xshift=6,
-                              align="left")
-    apart = float(f"{max(1, steps / 8):.0e}")
-    figure.update_xaxes(title=dict(text="training step", standoff=2), zeroline=False, range=[0, 1.16 * steps], row=1, col=1,
-                        tickvals=[apart * n for n in range(int(steps / apart) + 1)])
-    figure.update_yaxes(title="loss", rangemode="tozero", row=1, col=1)
+def draw_curves(figure: go.Figure, rows: list[Level], span: int) -> None:
+    """A chart a level, `span` columns of the grid wide: its curve upon the first level's; in words where it ends in nan."""
+    curves, steps = [means(row) for row in rows], max((len(row.losses) for row in rows), default=0)
+    for number, (row, y) in enumerate(zip(rows, curves)):
+        place = dict(row=1, col=1 + number * span)
+        if number:
+            figure.add_scatter(x=list(range(1, len(curves[0]) + 1)), y=curves[0], mode="lines", name="", hoverinfo="skip", showlegend=False,
+                               line=dict(color=palette.IDLE, width=6), **place)
+        figure.add_scatter(x=list(range(1, len(y) + 1)), y=y, mode="lines" if len(y) > 1 else "markers+lines", name=row.name,
+                           line=dict(color=colour(number), width=2), hovertemplate=f"{row.name}, step %{{x}}: loss %{{y:.3f}}<extra></extra>", **place)
+        if len(y) < len(row.losses):
+            figure.add_annotation(text=f"nan from<br>step {len(y) + 1} on", x=steps, y=max(curves[0], default=1), xanchor="right", yanchor="top",
+                                  showarrow=False, **place)
+        figure.update_xaxes(title=dict(text="step", standoff=2), zeroline=False, range=[0, 1.05 * steps], nticks=3, **place)
+        figure.update_yaxes(rangemode="tozero", **place)
+    if rows:
+        figure.update_yaxes(title="loss", row=1, col=1)
 
 
 def means(row: Level) -> list[float]:
@@ -88,19 +98,6 @@ def means(row: Level) -> list[float]:
     width = max(1, len(row.losses) // 20)
     good = next((i for i, loss in enumerate(row.losses) if not isfinite(loss)), len(row.losses))
     return [sum(row.losses[max(0, i + 1 - width):i + 1]) / min(i + 1, width) for i in range(good)]
-
-
-def bundles(curves: dict[str, list[float]], near: float) -> list[list[str]]:
-    """Names whose curves end together: at the same step, no further from the first of them than `near`."""
-    found: list[list[str]] = []
-    for name, curve in curves.items():
-        for names in found:
-            if len(curves[names[0]]) == len(curve) and abs((curves[names[0]] or [0])[-1] - (curve or [0])[-1]) <= near:
-                names.append(name)
-                break
-        else:
-            found.append([name])
-    return found
 
 
 def colour(number: int) -> str:

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from plotly.subplots import make_subplots
 
 from bigtrain_lab import figures
 from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.figures.exponents import LOSSES, SCALES, SHOWN, losses, percent, told
-from bigtrain_lab.figures.levels import COLOURS, draw_curves
+from bigtrain_lab.figures.levels import COLOURS, levels
 from bigtrain_lab.formats import ACTIVATIONS, WEIGHTS, Station, layers, looks
-from bigtrain_lab.rates import Level
 from bigtrain_lab.runtime.exponents import exponents
 from bigtrain_lab.techniques.mixed_precision import LEVELS, DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.precision_flow import flow
@@ -183,14 +181,20 @@ def test_the_slider_says_that_gradients_of_a_scaled_loss_hold_its_scale(draw):
 # -- levels side by side ---------------------------------------------------------------------------------------------------
 
 
-def test_curves_that_lie_on_each_other_are_all_seen_and_named():
+def test_each_level_learns_in_a_chart_of_its_own_upon_the_first_one():
     sinking = [3 - 2.9 * step / 40 for step in range(40)]
-    losses = {"fp32": sinking, "bf16": [x + 0.01 for x in sinking], "high": [3.0] * 40, "a": [3.0] + [float("nan")] * 39, "b": [3.0] + [float("nan")] * 39}
-    figure = make_subplots(rows=1, cols=1)
-    draw_curves(figure, [Level(name, {}, {}, None, None, 0, 0, tuple(values), 0) for name, values in losses.items()])
-    widths = [line.line.width for line in figure.data]
-    assert widths == sorted(widths, reverse=True) and figure.data[0].opacity < 1 and len({(line.line.dash, line.line.width) for line in figure.data}) == 5
-    named = [[name for name in losses if f"<b>{name}</b>" in each.text] for each in figure.layout.annotations]
-    assert named == [["fp32", "bf16"], ["high"], ["a", "b"]]
-    assert figure.layout.annotations[2].text.count("✕") == 2 and "no number from step 2 on" in figure.layout.annotations[2].text
+    losses = {"fp32": sinking, "bf16": [x + 0.01 for x in sinking], "broken": [3.0] + [float("nan")] * 39}
+    figure = levels(Trace.of([Scalar(0, "compute", "loss", "loss", step, loss) for step, loss in enumerate(values)], "modelled",
+                             settings={"level": name, "hardware": "a100-nvlink"}) for name, values in losses.items())
+    charts = {}
+    for line in (each for each in figure.data if each.type == "scatter"):
+        charts.setdefault(line.xaxis, []).append(line)
+    own, first = [lines[-1] for lines in charts.values()], charts["x"][0]
+    assert [line.name for line in own] == list(losses) and [len(lines) for lines in charts.values()] == [1, 2, 2]
+    assert all(lines[0].y == first.y and lines[0].line.width > lines[1].line.width for lines in list(charts.values())[1:])
+    assert len({line.yaxis for line in own}) == 3 and figure.layout.yaxis2.matches == figure.layout.yaxis3.matches == "y"
+    texts = [each.text for each in figure.layout.annotations]
+    assert [name for name in losses if any("✕" in text and name in text for text in texts)] == ["broken"]
+    assert sum("nan from<br>step 2 on" in text for text in texts) == 1 and len(own[2].y) == 1
+    assert "modelled" in figure.layout.title.subtitle.text and "a100-nvlink" in figure.layout.title.subtitle.text
     assert "#F0E442" not in COLOURS and len(set(COLOURS)) == 7
