@@ -98,7 +98,7 @@ def others(make: Callable, dtype: torch.dtype) -> None:
     with make(dtype):
         kept = {name: operator(full, full).dtype for name, operator in OTHERS.items()}
         mixed = {name: OTHERS[name](half, full).dtype for name in ("x + y", "x * y")}
-        whole = torch.tensor([2049]).sum().dtype, torch.tensor([True]).sum().dtype, (torch.tensor([2049]) * 2).dtype
+        whole = torch.tensor([2049]).sum().dtype, torch.tensor([True]).sum().dtype, (torch.tensor([[2049]]) @ torch.tensor([[2]])).dtype
         row = F.embedding(torch.tensor([3]), torch.ones(4, 4)).dtype
     if wrong := {name: found for name, found in (kept | {"F.embedding": row}).items() if found != torch.float32}:
         name, found = next(iter(wrong.items()))
@@ -111,8 +111,18 @@ def others(make: Callable, dtype: torch.dtype) -> None:
 
 
 def ended(make: Callable, dtype: torch.dtype) -> None:
-    with make(dtype):
-        pass
+    """After a block that ran to its end, and after one that raised."""
     x, y = pair(torch.float32)
-    if (x @ y).dtype != torch.float32 or F.linear(x, y).dtype != torch.float32 or y.to(dtype).exp().dtype != dtype:
-        raise Wrong("After the with block the policy is still in force: undo in __exit__ what __enter__ did.")
+    for fails in (False, True):
+        reached = False
+        try:
+            with make(dtype):
+                if fails:
+                    raise Wrong
+            reached = True
+        except Wrong:
+            pass
+        if fails and reached:
+            raise Wrong("An error inside the with block was swallowed: return nothing from __exit__.")
+        if (x @ y).dtype != torch.float32 or F.linear(x, y).dtype != torch.float32 or y.to(dtype).exp().dtype != dtype:
+            raise Wrong("After the with block the policy is still in force: undo in __exit__, or in finally, what __enter__ did, also after an error.")

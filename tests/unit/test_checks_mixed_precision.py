@@ -211,7 +211,7 @@ class Widens(Plain):
 
 
 @contextmanager
-def patching(dtype, undo=True):
+def patching(dtype, undo=lambda error: True):
     """The functions of torch replaced, and put back."""
     plain = Plain(dtype)
     owners = [(owner, name) for owner in (torch, torch.Tensor, F) for name in plain.low | plain.full if hasattr(owner, name)]
@@ -223,10 +223,14 @@ def patching(dtype, undo=True):
         patches.append(patch.object(owner, name, stand_in))
     for each in patches:
         each.start()
+    error = None
     try:
         yield
+    except BaseException as raised:
+        error = raised
+        raise
     finally:
-        for each in patches if undo else ():
+        for each in patches if undo(error) else ():
             each.stop()
 
 
@@ -312,6 +316,18 @@ class Narrowest(Plain):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+class Swallows(Plain):
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        return True
+
+
+class CastsIdsInProducts(Plain):
+    def call(self, func, args, kwargs, dtype):
+        return func(*(each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype == torch.int64 and dtype != torch.float32 else self.cast(each, dtype)
+                      for each in args), **{name: self.cast(each, dtype) for name, each in kwargs.items()})
+
+
 @pytest.mark.parametrize("make, sentence", [
     (without(*Plain.low - {"matmul"}), "torch.mm, stayed in float32: nothing is gained"), (without("linear"), "F.linear, stayed"), (without("bmm"), "torch.bmm, stayed"),
     (without("conv1d"), "F.conv1d, stayed"), (without("conv2d"), "F.conv2d, stayed"), (without("einsum"), "torch.einsum, stayed"),
@@ -330,7 +346,8 @@ class Narrowest(Plain):
     (Rounds, "of float32 numbers came out in float16"), (type("Wrong", (Rounds,), {"rounded": ("embedding",)}), "F.embedding of float32"),
     (Narrowest, "x + y of float16 and float32 came out in float16: take the widest"),
     (CastsIds, "Ids were cast"), (CastsLabels, "Under your policy torch raised"),
-    (lambda dtype: patching(dtype, undo=False), "After the with block the policy is still in force"),
+    (lambda dtype: patching(dtype, undo=lambda error: error is None), "undo in __exit__, or in finally"), (Swallows, "An error inside the with block was swallowed"), (CastsIdsInProducts, "Ids were cast"),
+    (lambda dtype: patching(dtype, undo=lambda error: False), "After the with block the policy is still in force"),
 ], ids=lambda each: each if isinstance(each, str) else "")
 def test_a_policy_s_mistake_is_named(make, sentence):
     try:
