@@ -12,6 +12,7 @@ from .figures.words import labels as labels_of
 from .words import duration, size
 
 TIMES = ("slot", "s")
+THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
 
 
 class Amount(NamedTuple):
@@ -54,9 +55,14 @@ class Row(NamedTuple):
 Column = dict[str, Amount]  # quantity -> what a trace says of it
 
 
-def rows(quantities, *traces: Trace | None) -> list[Row]:
-    """A row a quantity of an experiment; each trace goes into the column of its clock."""
-    return lined_up(quantities, {trace.clock: column(quantities, trace) for trace in traces if trace is not None})
+def rows(quantities, *traces: Trace | None, here: bool = True) -> list[Row]:
+    """A row a quantity of an experiment; each trace goes into the column of its clock. `here`: see `priced_here`."""
+    return lined_up(quantities, {trace.clock: column(quantities, trace) for trace in traces if trace is not None}, here=here)
+
+
+def priced_here(experiment) -> bool:
+    """Whether the hardware that prices an experiment is the machine that runs it. An A100's seconds compare with no CPU's."""
+    return getattr(getattr(experiment, "profile", None), "name", THIS_MACHINE) == THIS_MACHINE
 
 
 def column(quantities, trace: Trace) -> Column:
@@ -67,24 +73,26 @@ def column(quantities, trace: Trace) -> Column:
     return {q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit) for q, value in values.items()}
 
 
-def lined_up(quantities, columns: dict[str, Column], pinned: Column | None = None) -> list[Row]:
+def lined_up(quantities, columns: dict[str, Column], pinned: Column | None = None, here: bool = True) -> list[Row]:
     """A row a quantity, from the columns of the clocks."""
     table = []
     for quantity in quantities:
         amounts = [columns.get(clock, {}).get(quantity.name) for clock in CLOCKS]
-        table.append(Row(quantity.name, quantity.unit, *amounts, differences(*amounts, quantity.exact), (pinned or {}).get(quantity.name)))
+        table.append(Row(quantity.name, quantity.unit, *amounts, differences(*amounts, quantity.exact, here), (pinned or {}).get(quantity.name)))
     return table
 
 
-def differences(predicted: Amount | None, modelled: Amount | None, measured: Amount | None, exact: bool = True) -> tuple[Difference, ...]:
-    """Modelled against predicted (where `exact`, they must be equal), then measured, where its unit is the same."""
+def differences(predicted: Amount | None, modelled: Amount | None, measured: Amount | None, exact: bool = True,
+                here: bool = True) -> tuple[Difference, ...]:
+    """Modelled against predicted (where `exact`, they must be equal), then measured, where its unit is the same; a time where the
+    prediction is of the machine that is `here`."""
     told = []
     if predicted is not None and modelled is not None:
         if modelled == predicted:
             told.append(Difference("✓ equal", True))
         else:
             told.append(Difference(f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}", False if exact else None))
-    if predicted is not None and measured is not None and measured.unit == predicted.unit:
+    if predicted is not None and measured is not None and measured.unit == predicted.unit and (here or measured.unit not in TIMES):
         told.append(Difference(f"measured {gap(predicted, measured)}"))
     return tuple(told)
 

@@ -43,7 +43,7 @@ def results(experiment, traces) -> Table:
     shown = [clock for clock in CLOCKS if clock in given] + (["difference"] if len(given) > 1 else [])
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("quantity", no_wrap=True)
-    rows = report.rows(experiment.quantities, *given.values())
+    rows = report.rows(experiment.quantities, *given.values(), here=report.priced_here(experiment))
     for name in shown:
         numbers = name != "difference"  # which gives way, over two lines, where the screen is narrow
         widest = max(len(cell(row, name)) for row in rows) if numbers else None

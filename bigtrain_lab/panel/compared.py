@@ -62,7 +62,8 @@ class Compared:
         return self.ran is not None and identity(self.ran) != identity(self.experiment)
 
     def rows(self) -> list[report.Row]:
-        return report.lined_up(self.experiment.quantities, self.columns, self.pinned.column if self.pinned else None)
+        return report.lined_up(self.experiment.quantities, self.columns, self.pinned.column if self.pinned else None,
+                               report.priced_here(self.experiment))
 
     def pin(self, tab: str) -> None:
         """Keep what this tab shows; where it shows nothing yet, the run that belongs to the settings, else the prediction."""

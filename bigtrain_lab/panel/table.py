@@ -6,12 +6,14 @@ from .. import report
 from ..core import CLOCKS, Trace
 
 SHOWN, NAMED = 5, 4  # sentences; settings that have changed
-STYLE = """<style>
-.btl-question { font-size: 16px; font-weight: 600; line-height: 1.3; margin: 2px 0 4px; color: var(--jp-ui-font-color0, #111); }
+CONTROLS = """<style>
 .btl-panel .btl-controls { display: contents; } .btl-panel .btl-idle { display: none; }
 body[data-jp-theme-light="false"] .btl-panel select { color-scheme: dark; --jp-widgets-dropdown-arrow: url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'\
   viewBox='0 0 18 18'%3E%3Cpath fill='%23ccc' d='M5.2 5.9 9 9.7l3.8-3.8L14 7.1l-5 5-5-5z'/%3E%3C/svg%3E"); }
 .btl-controls .widget-label { text-align: left; min-width: max-content; } .btl-controls .widget-readout { min-width: 34px; max-width: none; flex: 0 0 auto; width: auto; }
+</style>"""
+STYLE = """<style>
+.btl-question { font-size: 16px; font-weight: 600; line-height: 1.3; margin: 2px 0 4px; color: var(--jp-ui-font-color0, #111); }
 .btl-results { display: flex; flex-wrap: wrap; gap: 6px 28px; align-items: flex-start; font-size: 12px; line-height: 1.45;
   color: var(--jp-ui-font-color0, #111); }
 .btl-results table { border-collapse: collapse; font-variant-numeric: tabular-nums; flex: 0 0 auto; }
@@ -45,13 +47,13 @@ body[data-jp-theme-light="false"] .btl-equal { color: #4ADE9A; } body[data-jp-th
 
 
 def heading(question: str) -> str:
-    """The question, and the style of all that the panel says in HTML."""
-    return f'{STYLE}<div class="btl-question">{escape(question)}</div>'
+    """The question, and the style of the controls and of all that the panel says in HTML."""
+    return f'{CONTROLS}{STYLE}<div class="btl-question">{escape(question)}</div>'
 
 
-def results(quantities, traces: dict[str, Trace], sentences: list[str], stale: bool) -> str:
-    """Table and sentences of some traces as HTML; `stale` greys what the last run gave."""
-    return html(report.rows(quantities, *traces.values()), sentences, stale)
+def results(quantities, traces: dict[str, Trace], sentences: list[str], stale: bool, here: bool = True) -> str:
+    """Table and sentences of some traces as HTML; `stale` greys what the last run gave; `here` as of `report.rows`."""
+    return html(report.rows(quantities, *traces.values(), here=here), sentences, stale)
 
 
 def html(rows: list[report.Row], sentences: list[str], stale: bool = False, pinned: str = "", changes: list[str] = ()) -> str:

@@ -14,11 +14,11 @@ import pytest
 
 from bigtrain_lab import report
 from bigtrain_lab.cli import labs, main
-from bigtrain_lab.core import Hardware, Impossible, Scalar, Span, Trace, knob
+from bigtrain_lab.core import CLOCKS, Hardware, Impossible, Scalar, Span, Trace, knob
 from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.recompute import Recompute
-from bigtrain_lab.runtime import Run, launch
+from bigtrain_lab.runtime import Run, calibrate, launch
 from bigtrain_lab.schedule import F, Schedule
 
 SMALL = ["--ranks", "2", "--micro-batches", "2", "--steps", "1", "--layers", "2", "--width", "16", "--sequence", "8"]
@@ -223,7 +223,7 @@ def test_run_compares_the_three_clocks(cli):
 def test_run_tells_device_hours_and_energy_of_a_profile_that_states_watts(cli):
     out = cli("run", "pipeline", *SMALL, "--hardware", "a100-nvlink", "--directory", "here")[1]
     assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.]+ µs of device time, [\d.]+ m?J\.$", out, re.M)
-    assert row(out, "step time")[-1].startswith("✓ equal, measured x ")
+    assert row(out, "step time")[-1] == "✓ equal", "an A100 and this CPU compare in no ratio"
 
 
 def test_run_without_the_modelled_clock(cli):
@@ -571,6 +571,17 @@ def test_amounts_in_human_units(amount, text):
 def test_the_difference_says_first_whether_the_model_holds(predicted, modelled, measured, text):
     told = report.Row("q", "", None, None, None, report.differences(predicted, modelled, measured)).difference
     assert told == text
+
+
+def test_a_time_of_other_hardware_compares_with_no_wall_clock_here():
+    assert report.differences(A(1e-6, "s"), A(1e-6, "s"), A(2.0, "s"), here=False) == (report.Difference("✓ equal", True),)
+    assert len(report.differences(A(5, "B"), A(5, "B"), A(6, "B"), here=False)) == 2
+    assert report.THIS_MACHINE == calibrate.NAME
+    lab = Experiment.named("memory")
+    assert report.priced_here(lab(hardware=calibrate.NAME)) and not report.priced_here(lab(hardware="a100-nvlink"))
+    times = [Quantity("step time", "s", lambda trace: trace.step_time)]
+    traces = [Trace.of([Span(0, "compute", "F", "0F0", 0, 1000)], clock, unit="s", ticks_per_unit=10**9) for clock in CLOCKS]
+    assert [report.rows(times, *traces, here=here)[0].difference for here in (True, False)] == ["✓ equal, measured equal", "✓ equal"]
 
 
 def test_a_quantity_that_need_not_be_equal_differs_softly():
