@@ -22,12 +22,14 @@ HANGS_S = 5.0  # the stall limit of a run that is asked to hang: its actions las
 
 class Quantity(NamedTuple):
     """A row of the table predicted | modelled | measured. `exact`: predicted and modelled must be equal; `of` answers None
-    where a trace does not tell, as a prediction does not tell a loss."""
+    where a trace does not tell, as a prediction does not tell a loss. `apart` says what happened in a trace that the prediction,
+    which takes the plain path, knows nothing of; "" where nothing did."""
 
     name: str
     unit: str
     of: Callable[[Trace], float | None]
     exact: bool = True
+    apart: Callable[[Trace], str] = lambda trace: ""
 
 
 class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):

@@ -162,14 +162,18 @@ class Precision(OneDevice):
         return (
             Quantity("training step", unit, lambda t: 1 / rate if (rate := training_rate(t)) else None),
             Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
-            Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
+            Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade),
             Quantity("peak memory", "B", lambda t: None if t.clock == "predicted" else peak_bytes(t), exact=False),
             Quantity("activations saved", "B", lambda t: t.peak_bytes(0, "activations")),
-            Quantity("checkpoint", "B", checkpoint_bytes),
+            Quantity("checkpoint", "B", checkpoint_bytes, apart=self.unmade),
             Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
             Quantity("macro F1", "", lambda t: last(t, "macro F1"), exact=False),
             Quantity("skipped steps", "", lambda t: last(t, "skipped steps"), exact=False),
             Quantity("loss, last", "", last_loss, exact=False))
+
+    def unmade(self, trace: Trace) -> str:
+        """Why a run may hold less than was predicted."""
+        return "every step was skipped, so no optimizer state was made" if last(trace, "skipped steps") == self.steps else ""
 
     @property
     def relief(self) -> str:

@@ -594,6 +594,13 @@ def test_a_quantity_that_need_not_be_equal_differs_softly():
     assert row.difference == "modelled x 0.5"
 
 
+def test_a_quantity_that_says_why_it_is_apart_is_no_failure():
+    why = A(4, "B", "a step was skipped")
+    assert report.differences(A(5, "B"), why, why) == (report.Difference("modelled -1 B (a step was skipped)"), report.Difference("measured -1 B"))
+    same = A(5, "B", "a step was skipped")
+    assert report.differences(A(5, "B"), same, same) == (report.Difference("✓ equal", True), report.Difference("measured equal"))
+
+
 def test_the_whole_is_told_first(cli):
     out = cli("predict", "pipeline")[1]
     assert out.index("In all, 27.3%") < out.index("Rank 0 idles")

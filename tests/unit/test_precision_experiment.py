@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bigtrain_lab import report
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Histogram, Impossible, Scalar
 from bigtrain_lab.experiments.precision import READ, Precision
@@ -105,6 +106,16 @@ def test_a_run_says_what_it_learned(runs):
     assert len(list(trace.where(Scalar, name="loss"))) == len(list(trace.where(Scalar, name="loss scale"))) == 3
     assert last(trace, "loss scale") == 2**13 and last(trace, "skipped steps") == 0
     assert 0 <= last(trace, "micro F1") <= 1
+
+
+def test_where_every_step_was_skipped_the_table_says_why_less_is_held_than_was_predicted(tmp_path):
+    asked = Precision(level="fp16", loss_scale=2.0**40, **TINY)
+    run = asked.run(directory=tmp_path / "run")
+    run.wait()
+    rows = {row.quantity: row for row in report.rows(asked.quantities, asked.predict(), run.trace("modelled"))}
+    for name in ("peak memory, between actions", "checkpoint"):
+        (told,) = rows[name].differences
+        assert told.holds is None and told.text.startswith("modelled -") and told.text.endswith(" (every step was skipped, so no optimizer state was made)")
 
 
 @pytest.mark.parametrize("ask, mend", [
