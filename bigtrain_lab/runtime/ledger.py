@@ -10,11 +10,13 @@ Workspaces inside a kernel are not seen on the CPU; on CUDA the allocator knows 
 Nor is a storage that neither an operator returns nor autograd saves: a random state (torch.get_rng_state(), 5,056 bytes each,
 as kept to recompute a dropout), a torch.UntypedStorage without a tensor, a tensor over memory that others own (frombuffer,
 from_dlpack; from_numpy's is seen, since an operator returns it).
-What other threads allocate is not seen, but for the backwards that this one starts. Ledgers may look on inside one another, and
-inside a run: each sees all. Other hooks on saved tensors (torch's save_on_cpu) come between, since autograd asks the innermost ones
-alone: such hooks inside hide from the ledger what they keep, and such hooks around it rest while it looks. And an observer changes what it sees:
-where a dispatch mode looks on, torch's backward makes a few tensors anew that it else writes in place (the sum of two
-gradients of one tensor, the zeros behind a gather), so an unobserved peak may be a little lower.
+What other threads allocate is not seen, but for the backwards that this one starts. A function of torch.compile runs uncompiled, since
+torch compiles nothing under a dispatch mode (one first called there stays so). What torch.func's transforms save is a temporary.
+Ledgers may look on inside one another, and inside a run: each sees all. Other hooks on saved tensors (torch's save_on_cpu) come
+between, since autograd asks the innermost ones alone: such hooks inside hide from the ledger what they keep, and such hooks around
+it rest while it looks. And an observer changes what it sees: where a dispatch mode looks on, torch's backward makes a few tensors
+anew that it else writes in place (the sum of two gradients of one tensor, the zeros behind a gather), so an unobserved peak may be
+a little lower.
 
 Kinds, the first that holds:
     weights, master, stashed, gradients, optimizer, queued, communication, inputs, buffers     what the program declares to hold
@@ -42,7 +44,7 @@ from .balance import APART, Balance
 from .capacity import out_of_memory
 from .meter import held
 from .places import Places
-from .storages import Storage, Storages
+from .storages import Storage, Storages, storage_of
 
 MOST_EVENTS = 20_000  # before they are balanced, where nobody asks
 MOST_ROWS = 400  # of a list in a log
@@ -240,7 +242,7 @@ class Ledger:
         self._seen.action = self._seen.action.removeprefix("update")
 
     def _weight_name(self, weight: torch.Tensor) -> str:
-        known = self._seen.known.get(weight.untyped_storage()._cdata)
+        known = self._seen.known.get(storage._cdata) if (storage := storage_of(weight)) is not None else None
         return known.maker if known is not None and known.declared == "weights" and isinstance(known.maker, str) else ""
 
     # -- in a run, in place of a Meter ----------------------------------------------------------------------

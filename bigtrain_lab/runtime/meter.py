@@ -5,8 +5,7 @@
     other kinds    storages of the tensors that the program says it holds (Rank.watch)
 
 A storage counts once, whole, however many views, names or kinds share it; the first kind in core.MEMORY_KINDS' order
-has it. Precise and cheap: autograd is handed a small object for each tensor it saves, and that object's death, when the
-graph lets go of it, is the release; nothing is searched. Source: torch.autograd.graph.saved_tensors_hooks.
+has it. What torch.func's transforms save inside a span is not seen (saved.py says why).
 """
 
 import time
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from ..core import MEMORY_KINDS, Impossible
+from .owned import plain
+from .saved import Observer
 
 SILENT_KINDS = ("inputs", "buffers")  # known, hence no activations, but not reported
 READINGS = 32  # inside one span
@@ -25,7 +26,7 @@ HELD_KINDS = (*(kind for kind in MEMORY_KINDS if kind != "activations"), *SILENT
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """(address, bytes) of the tensor's storage; the address is its identity while it lives."""
     storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+    return 0 if storage.device.type == "meta" else storage.data_ptr(), storage.nbytes()
 
 
 def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -37,35 +38,6 @@ def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Ten
         for name, tensor in tensors.items() if isinstance(tensors, Mapping) else (("", tensor) for tensor in tensors):
             if tensor is not None:
                 yield kind, name, tensor
-
-
-class Saved:
-    """What autograd keeps in place of a saved tensor; calls `released(what)` when its graph lets go of it.
-
-    `beyond`: the same of an observer around this one, which autograd does not ask; it goes when this goes."""
-
-    __slots__ = ("tensor", "version", "released", "what", "beyond")
-
-    def __init__(self, tensor, released, what, beyond: "Saved | None" = None):
-        # Detached: an output that its own graph saves would hold that graph for ever. Autograd gives it its history back.
-        self.tensor, self.version, self.released, self.what, self.beyond = tensor.detach(), tensor._version, released, what, beyond
-
-    def unpack(self) -> torch.Tensor:
-        if self.tensor._version != self.version:  # autograd's own check is off where hooks pack
-            raise RuntimeError(f"A tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in place "
-                               "after its forward: write the result to a new tensor.")
-        return self.tensor
-
-    def __del__(self):
-        self.tensor = self.beyond = None  # first: a storage that ends now is not held a moment longer
-        self.released(self.what)
-
-
-def observer() -> Callable:
-    """What the observer (a Meter or a Ledger) that autograd asks now packs a saved tensor with: autograd asks the innermost hooks
-    alone, so an observer inside another passes on what it is told. Where there is none, of no effect."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return top[0] if top and top[1] is Saved.unpack else lambda tensor: None
 
 
 class Meter:
@@ -97,11 +69,11 @@ class Meter:
     def _measure(self) -> dict[str, int]:
         sizes, self._held = dict.fromkeys(MEMORY_KINDS, 0), set()
         for kind, _, tensor in held(self.holdings()):
-            address, size = storage_of(tensor)
-            if address not in self._held:
-                self._held.add(address)
-                if kind in sizes:
-                    sizes[kind] += size
+            for address, size in map(storage_of, plain(tensor)):
+                if address not in self._held:
+                    self._held.add(address)
+                    if kind in sizes:
+                        sizes[kind] += size
         sizes["activations"] = self._activations()
         return sizes
 
@@ -117,8 +89,7 @@ class Meter:
         self._measure()  # what arrived since the last boundary is held, not an activation
         self._counted = self._activations()
         self._readings = []
-        self._pass_on = observer()
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, Saved.unpack)
+        return Observer(self._saved, self._died)
 
     def end(self) -> dict[str, list[tuple[int, int]]]:
         """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest and lowest among them."""
@@ -136,23 +107,21 @@ class Meter:
             self._counted += change
             self._readings.append((self._wall(), self._counted))
 
-    def _pack(self, tensor: torch.Tensor):
-        address, size = storage_of(tensor)
-        if not address:  # nothing is stored: an empty or a fake tensor
-            return Saved(tensor, self._died, 0, self._pass_on(tensor))
+    def _saved(self, tensor: torch.Tensor) -> list[int]:
         self._settle()  # an address that was freed may be this one again
-        saved = Saved(tensor, self._died, address, self._pass_on(tensor))
-        if entry := self._alive.get(address):
-            entry[0] += 1
-        else:
-            self._alive[address] = [1, size]
-            self._bytes += size
-            self._read(address, size)
-        return saved
+        stored = [(address, size) for address, size in map(storage_of, plain(tensor)) if address]  # an empty or a fake tensor is nowhere
+        for address, size in stored:
+            if entry := self._alive.get(address):
+                entry[0] += 1
+            else:
+                self._alive[address] = [1, size]
+                self._bytes += size
+                self._read(address, size)
+        return [address for address, _ in stored]
 
-    def _died(self, address: int) -> None:
+    def _died(self, addresses: list[int]) -> None:
         """A saved tensor was let go, in whichever thread: queue it, since the counts may be in use right now."""
-        self._dead.append(address)
+        self._dead.extend(addresses)
         if not self._settling:
             self._settle()
 

@@ -3,20 +3,23 @@ program of an experiment declares to the one of its rank.
 
     weights, buffers   a module's parameters and buffers            gradients   every parameter's .grad
     master             an optimizer's own parameters that are float32 copies of a module's of lower precision
-    optimizer          all tensors of an optimizer's state
+    optimizer          all tensors of an optimizer's state, also those in lists, tuples and dictionaries there
 Names are those of the prediction (models/peak.py): "mlp.up.weight", "mlp.up.weight gradient", "mlp.up.weight exp_avg".
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..core import Impossible
 
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS,
          torch.sparse_bsc: COLUMNS}
+NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
 
 
 def of(watched: Iterable) -> dict[str, dict[str, torch.Tensor]]:
@@ -36,7 +39,7 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
         held["buffers"] |= {name + of_which: buffer for name, buffer in module.named_buffers()}
     held["weights"] = {name: parameter for parameter, name in names.items()}
     held["master"] = {names[weight]: master for weight, master in masters.items()}
-    low = {tuple(p.shape) for p in names if p.element_size() < 4}
+    low = {tuple(p.shape) for p in names if not is_lazy(p) and p.element_size() < 4}
     names |= {master: names[weight] for weight, master in masters.items()}
     for optimizer in optimizers:
         for parameter in parameters_of(optimizer):
@@ -45,10 +48,17 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
                 kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
                 held[kind][names[parameter]] = parameter
         for parameter, state in optimizer.state.items():
-            whose = f"{names[parameter]} " if parameter in names else ""
-            held["optimizer"] |= {f"{whose}{what}": value for what, value in state.items() if isinstance(value, torch.Tensor)}
+            held["optimizer"] |= tensors(state, names.get(parameter, ""))
     held["gradients"] = {f"{name} gradient": parameter.grad for parameter, name in names.items() if parameter.grad is not None}
     return held
+
+
+def tensors(value, name: str) -> dict[str, torch.Tensor]:
+    """All that are in it, however deep, by the way to them: "mlp.up.weight exp_avg", "mlp.up.weight old_dirs 3"."""
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple, deque)) else ()
+    return {path: tensor for key, part in inner for path, tensor in tensors(part, f"{name} {key}".strip()).items()}
 
 
 def device(watched: Iterable) -> torch.device:
@@ -74,7 +84,7 @@ def hooks(watched: Iterable, became_gradient: Callable, before_step: Callable, a
             yield thing.register_step_pre_hook(lambda *_: before_step())
             yield thing.register_step_post_hook(lambda *_: after_step())
     for parameter, name in named.items():
-        if parameter.is_leaf:
+        if not is_lazy(parameter) and parameter.is_leaf:
             yield parameter.register_post_accumulate_grad_hook(
                 lambda p, name=name: None if p.grad is None else became_gradient(name, p.grad))  # another hook may have taken it
 
@@ -87,9 +97,12 @@ def refuse_strange(watched: Iterable) -> None:
 
 
 def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The dense tensors that a tensor is made of: itself, a subclass's inner ones, a sparse one's indices and values."""
-    if tensor.layout is torch.strided:
-        if not hasattr(tensor, "__tensor_flatten__"):
-            return (tensor,)
+    """The dense tensors that a tensor is made of: itself, a subclass's inner ones, a sparse one's indices and values, a nested one's
+    values and sizes, what a transform of torch.func wraps; none, if it has no bytes: torch's zero tensor, a lazy module's weight."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return plain(torch._C._functorch.get_unwrapped(tensor))
+    if hasattr(tensor, "__tensor_flatten__"):
         return [part for name in tensor.__tensor_flatten__()[0] for part in plain(getattr(tensor, name))]
-    return [getattr(tensor, name)() for name in PARTS.get(tensor.layout, ())]
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return [getattr(tensor, name)() for name in (NESTED if tensor.is_nested else PARTS.get(tensor.layout, ()))]
+    return () if is_lazy(tensor) or tensor._is_zerotensor() else (tensor,)

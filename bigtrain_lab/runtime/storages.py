@@ -15,13 +15,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from .balance import APART
-from .meter import Saved, observer
 from .owned import plain
 from .places import Places
+from .saved import Observer, hooks_away, replaced
 
 SEES, GROWS, PASSES = "a new storage", "a storage that may be new or of another size", "nothing new"
 GROWING = ("set_", "resize_", "resize_as_", "_resize_output_")
@@ -68,11 +69,15 @@ class _Mode(TorchDispatchMode):
         return False  # the wrapper that torch would put around each operator costs a third of all
 
 
+# Torch's compiler is not to compile the ledger itself, nor what it calls: said of the code, that costs nothing.
+set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
 def effect_of(operator) -> str:
     """What an operator may return, by its schema: a view or an in-place result is marked as an alias there."""
     schema = operator._schema
-    name = schema.name.removeprefix("aten::")
-    if name in GROWING or any(argument.is_out for argument in schema.arguments):
+    name, written = schema.name.removeprefix("aten::"), [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    if name in GROWING or any(a.is_out for a in written) or written and operator.namespace != "aten":  # a user's may grow what it writes
         return GROWS
     if name == "lift_fresh" or any(value.alias_info is None for value in schema.returns):
         return SEES
@@ -95,52 +100,44 @@ class Storages:
         self._cuda = device.type == "cuda"
         self.returned: set[int] = set()
         self._mode = _Mode(self._returned, self._grown)
-        self._transforms = 0  # of torch.func that are at work: their backwards are recorded too, to be differentiated again
+        self._observer = Observer(self._saved, self._let_go)
 
     def start(self) -> ExitStack:
         """Begin; the stack's close ends it."""
         with ExitStack() as stack:
             stack.callback(self._places.stop)
             self._places.start()
-            stack.enter_context(replaced(torch.autograd.graph, "disable_saved_tensors_hooks", self._stepping_aside))
             stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
             stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
-            self._pass_on = observer()
-            stack.enter_context(saved_tensors_hooks(self._pack, Saved.unpack))
+            stack.enter_context(self._observer)
             stack.enter_context(self._mode)
             return stack.pop_all()
 
     # -- births, growth, ends -------------------------------------------------------------------------------
 
     def _returned(self, out, operator) -> None:
-        if type(out) is torch.Tensor:
-            self._meet(out, operator)
+        if isinstance(out, torch.Tensor):
+            for part in plain(out):
+                self._meet(part, operator)
         elif isinstance(out, (tuple, list)):
             for part in out:
                 self._returned(part, operator)
-        elif isinstance(out, torch.Tensor):
-            for part in plain(out):
-                self._meet(part, operator)
 
     def _meet(self, tensor: torch.Tensor, maker) -> None:
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse: made of dense ones
-            for part in plain(tensor):
-                self._meet(part, maker)
-            return
+        storage = tensor.untyped_storage()
         if storage._cdata not in self.known and (count := self.counts(storage)):
             running = torch._C._current_graph_task_id() != -1
             born = self.record(storage, tensor, maker)
-            born.own = "recomputed" if running and torch.is_grad_enabled() and not self._transforms else "temporaries"
+            recorded = running and torch.is_grad_enabled() and not self._observer.transforms  # whose backwards are recorded always
+            born.own = "recomputed" if recorded else "temporaries"
             born.module = self._places.path or (self._places.of_node() if running else "")
             born.made = self.action or ("backward" if running else "forward" if self._places.path else "")
             self._count(born, count)
 
     def counts(self, storage: torch.UntypedStorage) -> int:
-        """Its bytes if it is to be counted; a meta tensor's has no address."""
-        counted = storage.data_ptr() and (not self._cuda or storage.is_cuda)
-        return storage.nbytes() if counted else 0
+        """Its bytes if it is to be counted; one of a meta or a fake tensor has no address."""
+        counted = storage.is_cuda if self._cuda else storage.device.type != "meta"
+        return storage.nbytes() if counted and storage.data_ptr() else 0
 
     def record(self, storage: torch.UntypedStorage, tensor: torch.Tensor, maker) -> Storage:
         """A storage that is not known: its entry, of no bytes yet."""
@@ -170,18 +167,19 @@ class Storages:
         self.events.append((storage, storage.own, None, self._wall()))
 
     def _grown(self, operator, args, kwargs):
-        """`out=`, set_ and resize_: a storage that was there may have grown, and one that is not known may be new."""
-        sizes = {s._cdata: s.nbytes() for s in map(storage_of, (*args, *kwargs.values())) if s is not None}
+        """`out=`, set_, resize_, and what users write: a storage that was there may have grown, and one that is not known may be new."""
+        given = tree_leaves((args, kwargs))
+        sizes = {s._cdata: s.nbytes() for s in map(storage_of, given) if s is not None}
         out = operator(*args, **kwargs)
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            storage = storage_of(tensor)
+        for tensor in (*tree_leaves(out), *given):
+            storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
             if storage is None:
                 continue
             if known := self.known.get(storage._cdata):
                 if known.bytes != storage.nbytes():
                     self._count(known, storage.nbytes())
             elif sizes.get(storage._cdata) != storage.nbytes():  # one that was there, and is no larger, was made by someone else
-                self._meet(tensor, operator)
+                self._returned(tensor, operator)
         return out
 
     def _looking(self) -> bool:
@@ -207,13 +205,13 @@ class Storages:
             new = source is not None and torch._C._storage_Use_Count(source._cdata) == 1  # nothing has it but this Python object
             result = original(tensor, *args, **kwargs)
             if new and self._looking():
-                self._meet(tensor, "set_")
+                self._returned(tensor, "set_")
             return result
         return set_
 
     # -- what autograd saves --------------------------------------------------------------------------------
 
-    def _pack(self, tensor: torch.Tensor) -> Saved:
+    def _saved(self, tensor: torch.Tensor) -> list[Storage]:
         kept = []
         for part in plain(tensor):
             storage = part.untyped_storage()
@@ -228,7 +226,7 @@ class Storages:
                     known.own = "activations" if torch._C._current_graph_task_id() == -1 else "recomputed"
                     self.events.append((known, known.own, known.bytes, self._wall()))
                 kept.append(known)
-        return Saved(tensor, self._let_go, kept, self._pass_on(tensor))
+        return kept
 
     def _let_go(self, kept: list[Storage]) -> None:
         for storage in kept:
@@ -236,18 +234,6 @@ class Storages:
             if not storage.saved and not storage.before and self.known.get(storage.key) is storage:  # a name keeps it
                 storage.own = "temporaries"
                 self.events.append((storage, storage.own, storage.bytes, self._wall()))
-
-    def _stepping_aside(self, original):
-        """torch.func refuses to work where anyone has hooks on saved tensors: observers' are away meanwhile."""
-        @contextmanager
-        def disable_saved_tensors_hooks(message):
-            self._transforms += 1
-            try:
-                with hooks_away(), original(message):
-                    yield
-            finally:
-                self._transforms -= 1
-        return disable_saved_tensors_hooks
 
     @contextmanager
     def aside(self):
@@ -258,31 +244,7 @@ class Storages:
 
 def storage_of(value) -> torch.UntypedStorage | None:
     if isinstance(value, torch.Tensor):
-        return value.untyped_storage() if value.layout == torch.strided else None
+        parts = plain(value)
+        return parts[0].untyped_storage() if len(parts) == 1 else None
     value = getattr(value, "_untyped_storage", value)  # of torch.FloatStorage and its like
     return value if isinstance(value, torch.UntypedStorage) else None
-
-
-@contextmanager
-def hooks_away():
-    """Without the hooks on saved tensors of the innermost observers, this one and those right around it."""
-    away = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and top[1] is Saved.unpack:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        away.append(top)
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(away):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-@contextmanager
-def replaced(owner, name: str, around: Callable):
-    """While active, `owner` has around(its own) under that name."""
-    own, original = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, around(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original) if own else delattr(owner, name)

@@ -193,6 +193,22 @@ def out_new():
     return torch.add(torch.zeros(100), 1, out=torch.empty(0))
 
 
+@torch.library.custom_op("bigtrain_lab_tests::fill", mutates_args=("out", "outs"))
+def fill(source: torch.Tensor, out: torch.Tensor, outs: list[torch.Tensor]) -> None:
+    for each in (out, *outs):
+        each.resize_(source.shape).copy_(source)
+
+
+def grown_by_an_operator_of_ones_own():
+    out, outs = torch.empty(0), [torch.empty(2), OUTSIDE[:0].clone()]
+    fill(OUTSIDE, out, outs)
+    return out, outs
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(5, 4)], layout=layout)
+
+
 def out_known():
     a = torch.zeros(100)
     return torch.mul(a, 2, out=a)
@@ -298,6 +314,8 @@ WAYS = [
     (by_optimizer, 400 + 400 + 800 + 4), (lambda: by_optimizer(foreach=True), 1604), (lambda: by_optimizer(fused=True), 1604),
     (lambda: by_optimizer(amsgrad=True), 2004),
     (sparse, 16 + 8), (lambda: nn.Linear(10, 10), 440),
+    (grown_by_an_operator_of_ones_own, 1200), (lambda: nested(torch.strided), 4 * 32 + 8 * (2 * 4 + 2)),  # two sizes, two strides and an offset each
+    (lambda: nested(torch.strided) * 2, 4 * 32 + 8 * (2 * 4 + 2)), (lambda: nested(torch.jagged), 4 * 32 + 8 * 3),
     (lambda: Wrapped(torch.zeros(100)) + 1, 400), (lambda: [Wrapped(torch.zeros(100)).view(10, 10)], 400),
     (lambda: torch.func.grad(lambda x: (x ** 2).sum())(OUTSIDE), 400),
     (lambda: torch.func.vmap(torch.func.grad(lambda x: (x * x).sum()))(OUTSIDE.view(10, 10)), 400),
@@ -366,6 +384,50 @@ def test_what_was_there_before_and_is_saved_is_an_input():
         assert ledger.now("inputs") == 8 * 16 * 4 and ledger.bytes == ledger.now("temporaries") == 8 * 4 * 4
         assert "inputs 512 B" in ledger.table()
     assert y is not None
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_of_nested_tensors_that_are_saved_all_parts_are_activations(layout):
+    with Ledger() as ledger:
+        x = nested(layout).requires_grad_()
+        made = ledger.bytes
+        assert made > F32 * 32 and ledger.now("activations") == 0
+        y = x * x
+        assert ledger.now("activations") == made < ledger.bytes
+        del y
+        assert ledger.bytes == ledger.now("temporaries") == made
+
+
+def test_an_optimizer_s_state_counts_whatever_holds_it():
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 10)).square().sum()
+        loss.backward()
+        return loss
+
+    with Ledger(model, optimizer) as ledger:
+        optimizer.step(closure)
+        (state,) = optimizer.state.values()
+        lists = [tensor for value in state.values() if isinstance(value, list) for tensor in value if tensor is not None]
+        assert lists
+        state["mine"] = {"deep": (torch.zeros(1000),)}
+        held = lists + [torch.zeros(1000)] + [value for value in state.values() if isinstance(value, torch.Tensor)]
+        assert ledger.now("optimizer") == sum(t.untyped_storage().nbytes() for t in held)
+
+
+def test_a_lazy_module_s_weights_count_from_when_they_have_a_shape():
+    model, meter = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), Meter()
+    meter.holdings = lambda: {"weights": model.parameters()}
+    with Ledger(model) as ledger:
+        assert ledger.bytes == 0 and meter.changes() == []
+        for _ in range(2):
+            model(torch.ones(2, 5)).sum().backward()
+            assert ledger.now("weights") == ledger.now("gradients") == F32 * (3 * 5 + 3 + 3 + 3)
+            assert ledger.now("buffers") == F32 * (3 + 3) + 8
+            model.zero_grad()
 
 
 def test_recomputed_are_those_made_and_saved_inside_a_backward():
