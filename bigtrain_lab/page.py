@@ -21,6 +21,7 @@ from .panel import table
 from .panel.trouble import trouble
 from .player import LOOK, Player, pack
 from .runtime import Run
+from .words import counted
 
 HERE = Path(__file__).parent
 PAGE = Template("""<!doctype html>
@@ -70,7 +71,7 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
     name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
     written = PAGE.substitute(
         version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script), keys=escape(KEYS),
-        title=escape(f"{name}, {first.ranks} ranks"), heading=escape(experiment.question if experiment else name),
+        title=escape(f"{name}, {counted(first.ranks, 'rank')}"), heading=escape(experiment.question if experiment else name),
         about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
         trouble="\n".join([*ended, *map(trouble, notes), ""]),
         tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
@@ -83,7 +84,7 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
 def about(name: str, trace: Trace, run: Run | None) -> str:
     """Which run this is, in a line."""
     started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
-    what = f"{name} on {trace.ranks} rank{'' if trace.ranks == 1 else 's'}"
+    what = f"{name} on {counted(trace.ranks, 'rank')}"
     return f"{what}, started {started}: {run.state}" if run else f"{what}: a saved {trace.clock} trace"
 
 

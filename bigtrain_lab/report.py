@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .core import CLOCKS, Hardware, Scalar, Trace
 from .figures.timeline import row_name, rows_of
 from .figures.words import labels as labels_of
-from .words import duration, size
+from .words import counted, duration, size
 
 TIMES = ("slot", "s")
 THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
@@ -268,7 +268,7 @@ def strip(trace: Trace, columns: int) -> Strip:
             cells[first:first + room] = [Cell(character, span.kind[:1], odd) for character in text]
             odd = not odd
         lanes.append((row_name(lane), tuple(cells)))
-    of = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
+    of = counted(trace.steps, "step")
     shown = of if steps == trace.steps else f"the first of {of}" if steps == 1 else f"the first {steps} of {of}"
     told, blank = (shown, "idle") if not trace.settings.get("unfinished") else ("part of a run", "idle, or not known")
     return Strip(tuple(lanes), f"{trace.clock}: {told}, {duration(steps * trace.step_time, trace.unit)}; · is {blank}")

@@ -37,8 +37,13 @@ def by_kind(held: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {size(held[kind])}" for kind in kinds) or "nothing"
 
 
+def counted(count: int, word: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
 def exactly(count: int) -> str:
-    return f"{count:,} byte" + ("" if count == 1 else "s")
+    return counted(count, "byte")
 
 
 def duration(value: float, unit: str) -> str:

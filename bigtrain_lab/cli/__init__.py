@@ -105,6 +105,7 @@ def safeguards(level) -> str:
 def show(path: Asked = None) -> int:
     """Reopen a run or a saved trace: settings, state, table, timeline."""
     from .. import report
+    from ..words import counted
     from .reopen import reopen
     from .screen import results, screen, tell, timeline
 
@@ -112,7 +113,7 @@ def show(path: Asked = None) -> int:
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
-        console.print(f"{run.settings['name']} on {run.ranks} ranks, started {run.settings['started']}: {run.state}", style="bold")
+        console.print(f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started {run.settings['started']}: {run.state}", style="bold")
     if experiment:
         console.print(", ".join(f"{name} {value}" for name, value in report.in_effect(experiment).items() if value != ""))
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)

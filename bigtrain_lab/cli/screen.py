@@ -10,6 +10,7 @@ from rich.text import Text
 from .. import report
 from ..core import CLOCKS, Span, Trace
 from ..figures import palette
+from ..words import counted
 
 LEVELS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -102,7 +103,7 @@ def follow(run, spans: int, errors: Console) -> None:
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
                    console=errors, transient=True, disable=not errors.is_terminal)
     with bar:
-        task = bar.add_task(f"{run.ranks} ranks", total=spans)
+        task = bar.add_task(counted(run.ranks, "rank"), total=spans)
         for event in run.events():
             bar.advance(task, isinstance(event, Span))
 

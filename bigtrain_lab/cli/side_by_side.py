@@ -17,6 +17,7 @@ from ..checks import differences
 from ..core import Impossible, Trace
 from ..experiments.experiment import asked
 from ..runtime import Run
+from ..words import counted
 from .reopen import Reopened, reopen
 
 PREFERRED = ("modelled", "predicted", "measured")
@@ -44,7 +45,7 @@ class Side(NamedTuple):
         """Which run it is, in a line."""
         run = self.opened.run
         ranks = run.ranks if run else next(iter(self.opened.traces.values())).ranks
-        on = f"{self.name} on {ranks} rank{'' if ranks == 1 else 's'}"
+        on = f"{self.name} on {counted(ranks, 'rank')}"
         return f"{self.path}: {on}, " + (f"started {run.settings['started']}: {run.state}" if run else "a saved trace")
 
 

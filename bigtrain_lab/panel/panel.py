@@ -92,7 +92,7 @@ class Panel(widgets.VBox):
             changed = self._compared.predict(tried)
             self._failure = "" if changed else self._failure
             self.player.limit_bytes = tried.experiment.capacity_bytes
-            self.run_button.description = f"Run on {tried.experiment.ranks} rank{'s' if tried.experiment.ranks > 1 else ''}"
+            self.run_button.description = f"Run on {report.counted(tried.experiment.ranks, 'rank')}"
         self._enable()
         self._show_problem()
         self._write_commands()
@@ -148,7 +148,7 @@ class Panel(widgets.VBox):
             tab, trace, now = self.tabs.value, self._compared.of(self.tabs.value), None if self._refusal else self._compared.prediction
             note = STALE if tab in CLOCKS[1:] and self.stale else ""
             if trace is None and tab in CLOCKS[1:]:
-                note = f"Press Run: {self.experiment.ranks} real processes will fill this. It shows {TABS[tab]}."
+                note = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this. It shows {TABS[tab]}."
             self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures)
 
     def _tabulate(self) -> None:

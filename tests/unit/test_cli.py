@@ -237,6 +237,13 @@ def test_run_keeps_what_a_directory_holds(cli, done):
     assert {p.name: p.stat().st_mtime_ns for p in done.iterdir()} == before
 
 
+def test_one_rank_is_told_of_as_one(cli):
+    said = cli("run", "memory", "--layers", "1", "--width", "16", "--directory", "one")
+    assert said[0] == 0 and "1 ranks" not in "".join(map(str, said))
+    assert re.match(r"memory on 1 rank, started .*: done", cli("show", "one")[1])
+    assert cli("export", "one", "--html", "one.html")[0] == 0 and "<title>memory, 1 rank</title>" in Path("one.html").read_text()
+
+
 def test_show_reopens_a_run(cli, done):
     code, out, _ = cli("show", done)
     assert code == 0
