@@ -81,7 +81,7 @@ class _Reversible(torch.autograd.Function):
         ctx.blocks, ctx.conditions = blocks, []
 
         def called(fn, x):
-            conditions, y = Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None), checked(fn, x)
+            conditions, y = Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None, fn), checked(fn, x)
             ctx.conditions.append(conditions.after(fn, called_by(fn)))
             return y
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPTConfig
@@ -16,8 +17,10 @@ from bigtrain_lab.models.blocks import Block
 from bigtrain_lab.models.dropout import Noise
 from bigtrain_lab.models.gpt import initialise
 from bigtrain_lab.recompute import A, B, Chain, F, Op, held, live, peak_bytes, plan_of
+from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.ledger import Ledger
 from bigtrain_lab.runtime.meter import Meter
+from bigtrain_lab.schedule import Action
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -572,3 +575,53 @@ def test_one_square_at_a_time_is_alive_in_the_backward():
         y.sum().backward()
     highest = max(size for _, size in meter.end()["activations"])
     assert forward - chain.record(0) + square < highest < forward + square
+
+
+# -- in a run that only a meter looks at ------------------------------------------------------------------------
+
+
+def spanned(rank, how):
+    found = {}
+    for plan in ("keep-all", "sqrt", "keep-none"):
+        torch.manual_seed(0)
+        layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(6)])
+        x = torch.ones(4, 8, requires_grad=True)
+        rank.watch(lambda: {"weights": layers.parameters(), "inputs": [x]})
+        with Ledger(layers) if "inside a ledger" in how else nullcontext():
+            if "by the chain" in how:
+                checkpoint_sequential(layers, plan, x, span=rank.span).sum().backward()
+            else:
+                with rank.span(Action("F", 0, 0)):
+                    y = checkpoint_sequential(layers, plan, x).sum()
+                with rank.span(Action("B", 0, 0)):
+                    y.backward()
+        found[plan] = x.grad.numpy()
+    return found
+
+
+@pytest.mark.parametrize("how", ["by the chain", "around it", "by the chain, inside a ledger", "around it, inside a ledger"])
+def test_spans_of_a_run_around_its_operations(tmp_path, how):
+    """A meter's span sets hooks, which autograd sets anew between two of its nodes."""
+    run = launch(partial(spanned, how=how), 1, directory=tmp_path)
+    trace, found = run.wait(), run.result
+    assert np.array_equal(found["keep-all"], found["sqrt"]) and np.array_equal(found["keep-all"], found["keep-none"])
+    assert np.abs(found["sqrt"]).max() > 0
+    if "by the chain" in how:
+        assert sum(span.kind == "B" for span in trace.spans(0)) == 3 * 6
+
+
+def test_a_span_that_sets_hooks_leaves_those_around_it():
+    """Whether it is the only one, or another observer's are there: after the backward the same hooks are active as before."""
+    layers, x, seen = [torch.sin, torch.exp, torch.sin], torch.ones(3, requires_grad=True), []
+
+    @contextmanager
+    def span(action):
+        with saved_tensors_hooks(lambda t: t, lambda t: t):
+            yield
+        seen.append(str(action))
+    for around in (nullcontext(), saved_tensors_hooks(lambda t: t, lambda t: t)):
+        with around:
+            before = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            checkpoint_sequential(layers, "keep-none", x, span=span).sum().backward()
+            assert torch._C._autograd._top_saved_tensors_default_hooks(True) == before
+    assert sum("B" in action for action in seen) == 6

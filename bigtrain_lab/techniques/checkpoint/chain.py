@@ -30,7 +30,7 @@ from ...core import Impossible
 from ...recompute import Chain, Op, Recompute, is_read, named, plan_of, turn
 from .conditions import Conditions
 from .inside import selective_layers
-from .tickets import Tickets, keep
+from .tickets import Tickets, entered, keep
 from .weigh import tensors_of, weigh
 
 
@@ -41,7 +41,7 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
     budget_bytes   what the plan chooses by, or must stay within. With it the layers are weighed (`weigh`) in each call: in a
                    training loop make the operations once, by plan_of, and pass them
     span(action)   a context manager around each operation, such as Rank.span. A backward's is entered and left between autograd's nodes,
-                   which set grad mode and hooks anew: it must leave these alone
+                   which set grad mode anew: it must leave that alone
     Impossible for a plan that cannot be carried out, and a layer that changes its input in place or returns no tensor.
     """
     if not isinstance(layers, Iterable):
@@ -77,7 +77,7 @@ class _Execution:
         self.conditions, self.learns = [], []  # of each layer's first pass; which of its inputs have a gradient
         self.under_way = None  # in the forward: a layer, its input, and the conditions of its pass
         self.task, self.first_task, self.retained = None, None, False  # which backward runs, which was the first; whether the graph stays
-        self.backward = None  # the B that runs: its span, and what is kept after it
+        self.backward = None  # the B that runs: how to leave its span, and what is kept after it
 
     def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x = tuple([t.view_as(t) if t.requires_grad else t for t in x])  # a node of its own, where the backward of layer 0 ends
@@ -91,10 +91,10 @@ class _Execution:
     def first(self, op: Op, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (kind, layer, _), stays = op
         self.settle(layer, x, stays)
-        conditions = Conditions.now(x, self.conditions[-1] if layer else None)
+        conditions = Conditions.now(x, self.conditions[-1] if layer else None, self.layers[layer])
         self.learns.append([t.requires_grad for t in x])
         self.under_way = layer, x, conditions
-        with self.tickets[layer].first(partial(self.fill, layer)) if kind == "A" else nullcontext():
+        with self.tickets[layer].first(partial(self.fill, layer), x) if kind == "A" else nullcontext():
             y = self.run(layer, x)
         self.under_way = None
         self.conditions.append(conditions.after(self.layers[layer], f"layer {layer}"))
@@ -165,8 +165,7 @@ class _Execution:
             op, self.at = self.ops[self.at], self.at + 1
             self.end_backward()
             if op.action.kind == "B":
-                self.hand, self.backward = {}, (self.span(op.action), op.keep)
-                self.backward[0].__enter__()
+                self.hand, self.backward = {}, (entered(self.span(op.action)), op.keep)
             else:
                 with self.span(op.action):
                     self.again(op)
@@ -175,9 +174,9 @@ class _Execution:
 
     def end_backward(self) -> None:
         if self.backward:
-            (span, stays), self.backward = self.backward, None
+            (leave, stays), self.backward = self.backward, None
             self.let_go(stays)
-            span.__exit__(None, None, None)
+            leave()
 
     def again(self, op: Op) -> None:
         (kind, layer, _), stays = op

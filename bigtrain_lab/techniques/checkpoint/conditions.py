@@ -4,8 +4,9 @@
                       rerun is put back after it, so that numbers drawn later are those of training without recompute
     autocast          of every type of device: on or off, its number format, its cache
     function modes    torch's TorchFunctionModes, such as a precision policy or a default device
-    weights           of a module, or a functools.partial of one: how often each was changed in place. They cannot be set
-                      again, so a rerun after they moved is refused: its gradient would be that of neither point
+    modules, closures what the function finds beside its arguments (beside.py)
+    weights           of a module, or a functools.partial of one, and tensors in a closure: how often each was changed in place.
+                      That cannot be undone, so a rerun after they moved is refused: its gradient would be that of neither point
 
 Not noted: generators of one's own (seed them anew in each call), and state that fn changes, such as batch norm's
 running averages, which a rerun moves a second time.
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ...core import Impossible
+from .beside import Beside
 
 CPU = torch.device("cpu")
 KINDS = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
@@ -33,22 +35,23 @@ class Conditions(NamedTuple):
     random: dict[torch.device, Tensor]
     autocast: dict[str, tuple[torch.dtype, bool]]
     modes: list
+    beside: Beside
     weights: list[Tensor] = []
     versions: list[int] = []  # how often each had been changed
     name: str = ""  # whose they are
 
     @classmethod
-    def now(cls, tensors: Iterable[Tensor], last: "Conditions | None" = None) -> "Conditions":
-        """Before the first run, on these tensors. `last`: of the run before in a chain, whose random states serve again where they are equal."""
+    def now(cls, tensors: Iterable[Tensor], last: "Conditions | None" = None, fn: Callable | None = None) -> "Conditions":
+        """Before the first run of fn, on these tensors. `last`: of the run before in a chain, whose random states serve again where they are equal."""
         devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
         random = random_states((CPU, *devices))
         if last:
             random = {d: last.random[d] if d in last.random and same(state, last.random[d]) else state for d, state in random.items()}
-        return cls(random, autocast(), _get_current_function_mode_stack())
+        return cls(random, autocast(), _get_current_function_mode_stack(), Beside(fn))
 
     def after(self, fn: Callable, name: str) -> "Conditions":
-        """Beside these the weights of fn as its first run left them."""
-        weights = weights_of(fn)
+        """Beside these the weights of fn, and the tensors in its closure, as its first run left them."""
+        weights = weights_of(fn) + self.beside.tensors
         return self._replace(weights=weights, versions=versions_of(weights), name=name) if weights else self
 
     def again(self) -> "Conditions":
@@ -59,9 +62,10 @@ class Conditions(NamedTuple):
     def restored(self) -> Iterator[None]:
         """Inside, all is as it was noted; after it, as it was before. Impossible where a weight has moved."""
         if self.versions != (present := versions_of(self.weights)):
-            raise weight_moved(next(w.shape for w, a, b in zip(self.weights, self.versions, present) if a != b), self.name)
+            raise moved(next(w for w, a, b in zip(self.weights, self.versions, present) if a != b), self.name)
         before = random_states(self.random)
         with ExitStack() as stack:
+            stack.enter_context(self.beside.put_back())
             if self.autocast != (present := autocast()):
                 for kind in present.keys() - self.autocast.keys():
                     stack.enter_context(torch.autocast(kind, enabled=False))
@@ -136,6 +140,10 @@ def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
             or any(not isinstance(fn, nn.Module) or any(w.requires_grad for w in weights_of(fn)) for fn in fns))
 
 
-def weight_moved(shape: torch.Size, name: str) -> Impossible:
-    return Impossible(f"A weight of shape {tuple(shape)} was changed in place between the forward of {name} and its backward: "
-                      "call backward before the optimizer's step.")
+def moved(tensor: Tensor, name: str) -> Impossible:
+    what, instead = ("weight", "call backward before the optimizer's step") if is_weight(tensor) else ("tensor", "write the result to a new tensor")
+    return Impossible(f"A {what} of shape {tuple(tensor.shape)} was changed in place between the forward of {name} and its backward: {instead}.")
+
+
+def is_weight(tensor: Tensor) -> bool:
+    return tensor.is_leaf and tensor.requires_grad

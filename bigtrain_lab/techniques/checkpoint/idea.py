@@ -22,7 +22,7 @@ def checkpoint_by_function(fn, *inputs):
 class _Again(torch.autograd.Function):
     @staticmethod
     def forward(ctx, fn, *inputs):  # autograd turns gradients off here
-        ctx.fn, ctx.conditions = fn, Conditions.now(inputs)
+        ctx.fn, ctx.conditions = fn, Conditions.now(inputs, fn=fn)
         ctx.save_for_backward(*inputs)
         return fn(*inputs)
 

@@ -6,7 +6,8 @@ saved by the outer one, so a ticket of the outer stands for them).
 
 Memory: fn's arguments, kept through autograd, so that whoever counts what autograd saves counts them, and a random state
 of 5 kB, which a ledger does not see (conditions.py); during the backward all that fn saves. Time: one more forward at most.
-fn must do the same when it runs again on the same arguments; beside what the tickets check, that no weight of a module has changed is.
+fn must do the same when it runs again on the same arguments; beside what the tickets check, that no weight of a module has changed is,
+and the modules that it uses get the weights back that they had (beside.py).
 Source: Chen et al. 2016 (arXiv:1604.06174), by the hooks of torch.autograd.graph.
 """
 
@@ -34,13 +35,14 @@ def checkpoint(fn, /, *args, **kwargs):
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
     leaves, form = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     try:
         versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
     except RuntimeError:
         at = next(at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_inference())
         raise Impossible(f"{argument(at, args, kwargs)} was made in inference mode, so no backward can keep it: pass its clone().") from None
-    region = _Region(fn, leaves, form)
-    with region.tickets.first(region.fill):
+    region = _Region(fn, leaves, tensors, form)
+    with region.tickets.first(region.fill, tensors):
         result = fn(*args, **kwargs)
     region.in_forward, region.conditions = False, region.conditions.after(fn, called(fn))
     for at, (leaf, version) in enumerate(zip(leaves, versions)):
@@ -55,9 +57,8 @@ def checkpoint(fn, /, *args, **kwargs):
 class _Region:
     """One call of checkpoint. Its tickets hold it: it goes when the last of them goes."""
 
-    def __init__(self, fn, leaves: list, form):
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self.fn, self.form, self.conditions = fn, form, Conditions.now(tensors)
+    def __init__(self, fn, leaves: list, tensors: list[Tensor], form):
+        self.fn, self.form, self.conditions = fn, form, Conditions.now(tensors, fn=fn)
         self.leaves = [keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tickets, self.in_forward = Tickets(called(fn), RLock()), True  # fn's own forward may ask for gradients
 

@@ -7,21 +7,23 @@
 So the graph is the plain one, and everything that works on a graph works. A filled ticket holds its tensor as autograd would:
 until its node has run, or, where the graph is retained, until it is shown: the next backward runs the function again.
 
-That a rerun saves as many tensors, each of its shape, type and device, and that no weight among them has changed, is checked;
-values are not.
+That a rerun saves as many tensors, each of its shape, type and device, and the same weights among them, is checked; and that what was
+there before the first call, beside its arguments, was not changed in place since, as autograd would for what it saves. Values are not.
 Source: torch.autograd.graph.saved_tensors_hooks (torch 2.13, "Hooks for saved tensors").
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from weakref import ref
 
 import torch
-from torch import Tensor
-from torch._C._autograd import SavedTensor, _get_current_graph_task_keep_graph, _make_saved_tensor, _top_saved_tensors_default_hooks
+from torch import Tensor, nn
+from torch._C._autograd import (SavedTensor, _get_current_graph_task_keep_graph, _get_sequence_nr, _make_saved_tensor,
+                                _top_saved_tensors_default_hooks)
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core import Impossible
-from .conditions import weight_moved
+from .conditions import moved
 
 AGAIN = "Let it depend on its arguments and torch's random state only."
 
@@ -40,20 +42,38 @@ class Tickets:
     def __init__(self, name: str, lock):
         self.name, self.lock = name, lock
         self.given: list[ref[_Ticket]] = []
+        self.before: list[tuple[ref[Tensor], int]] = []  # what was there before the call, and how often it had been changed after it
 
-    def first(self, fill: Callable[[], None]) -> saved_tensors_hooks:
-        """The context of the first call. `fill()` will run the function again, by `again`."""
+    @contextmanager
+    def first(self, fill: Callable[[], None], inputs: Iterable[Tensor]) -> Iterator[None]:
+        """The context of the first call, on these inputs. `fill()` will run the function again, by `again`."""
+        own, begin, before = {id(owner(x)) for x in inputs}, _get_sequence_nr(), {}
+
         def pack(tensor: Tensor) -> _Ticket:
-            ticket = _Ticket(fill, self.lock, looks(tensor))
+            root = owner(tensor)
+            other = id(root) not in own and (root.grad_fn is None or root.grad_fn._sequence_nr() < begin)
+            ticket = _Ticket(fill, self.lock, looks(tensor), root if other and isinstance(root, nn.Parameter) else None)
             self.given.append(ref(ticket))
+            if other:
+                before[id(root)] = ref(root)
             return ticket
-        return saved_tensors_hooks(pack, _Ticket.unpack)
+
+        with saved_tensors_hooks(pack, _Ticket.unpack):
+            yield
+        self.note(before.values())
+
+    def note(self, tensors: Iterable["ref[Tensor]"]) -> None:
+        """How often each has been changed that is still there: what fn made for itself is gone."""
+        self.before = [(tensor, there._version) for tensor in tensors if (there := tensor()) is not None]
 
     def again(self, call: Callable, whole: bool = False, held: bool = True):
         """Fill every ticket that is alive by call(). Its result where the call is to run `whole`, else None: it ends with the last ticket.
 
         `held`: the tensors as autograd holds what it saves; not while the first call is still under way, for the rerun will not save them.
         """
+        for tensor, version in self.before:
+            if (there := tensor()) is not None and there._version != version:
+                raise moved(there, self.name)
         tickets = [ticket() for ticket in self.given]
         last = max((at for at, ticket in enumerate(tickets) if ticket), default=-1)
         saved: list[tuple[Tensor, int]] = []  # in order, each with its version then
@@ -62,12 +82,12 @@ class Tickets:
             tensor = tensor.detach()  # an output that its own graph saves would hold that graph for ever
             if len(saved) <= last:
                 if ticket := tickets[len(saved)]:
-                    shape, dtype, device, version = ticket.looks
-                    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
+                    if looks(tensor) != ticket.looks:
                         raise Impossible(f"{self.name} did not do the same when it ran again: tensor {len(saved)} that autograd saves was "
                                          f"{described(ticket.looks)}, and is now {described(looks(tensor))}. {AGAIN}")
-                    if version is not None and tensor._version != version:
-                        raise weight_moved(shape, self.name)
+                    if not is_same(ticket.weight, owner(tensor)):
+                        raise Impossible(f"{self.name} used another weight of shape {tuple(tensor.shape)} when it ran again: give checkpoint the "
+                                         "module that has the weight, or pass the weight as an argument.")
                 saved.append((tensor, tensor._version))
                 if len(saved) > last and not whole:
                     raise _Enough
@@ -89,16 +109,17 @@ class Tickets:
                                  "tensor.")
             if ticket:
                 ticket.kept = keep(tensor) if held else (tensor, version)
+        self.note([tensor for tensor, _ in self.before])
         return result
 
 
 class _Ticket:
     """What autograd holds in place of a saved tensor."""
 
-    __slots__ = ("fill", "lock", "looks", "kept", "__weakref__")
+    __slots__ = ("fill", "lock", "looks", "weight", "kept", "__weakref__")
 
-    def __init__(self, fill: Callable[[], None], lock, looks: tuple):
-        self.fill, self.lock, self.looks, self.kept = fill, lock, looks, None
+    def __init__(self, fill: Callable[[], None], lock, looks: tuple, weight: Tensor | None):
+        self.fill, self.lock, self.looks, self.weight, self.kept = fill, lock, looks, weight, None
 
     def unpack(self) -> Tensor:
         with self.lock:
@@ -120,11 +141,43 @@ class _Enough(BaseException):
 
 
 def looks(tensor: Tensor) -> tuple:
-    """What a rerun can be held to without keeping the tensor: shape, type, device, and of a weight how often it was changed in place."""
-    owner = tensor if tensor._base is None else tensor._base
-    return tensor.shape, tensor.dtype, tensor.device, tensor._version if owner.is_leaf and owner.requires_grad else None
+    """What a rerun can be held to without keeping the tensor."""
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def described(looks: tuple) -> str:
-    shape, dtype, device, _ = looks
+    shape, dtype, device = looks
     return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)} on {device}"
+
+
+def owner(tensor: Tensor) -> Tensor:
+    """The tensor whose memory this one is a view of."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_same(weight: nn.Parameter | None, tensor: Tensor) -> bool:
+    """Whether a rerun met the weight that the first run did; None: it met none, or one of torch.func.functional_call's."""
+    if weight is None:
+        return not isinstance(tensor, nn.Parameter)
+    return tensor is weight or tensor.data_ptr() == weight.data_ptr()
+
+
+def entered(context) -> Callable[[], None]:
+    """Enter a context between two of autograd's nodes, to be left between two others by what is returned. Autograd sets the hooks on
+    saved tensors anew for each node: those that the context sets, as a meter's does, are laid aside until they are to be taken off."""
+    before, aside = top_hooks(), []
+    context.__enter__()
+    while (now := top_hooks()) is not None and (before is None or now[0] is not before[0]):
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        aside.append(now)
+
+    def leave() -> None:
+        for hooks in reversed(aside):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+        context.__exit__(None, None, None)
+
+    return leave
+
+
+def top_hooks() -> tuple[Callable, Callable] | None:
+    return _top_saved_tensors_default_hooks(True)
