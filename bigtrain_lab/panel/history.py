@@ -6,6 +6,7 @@ Two small files of a run are read, of the newest runs only; no experiment is mad
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 from .. import report
@@ -16,6 +17,7 @@ from ..runtime.run import is_alive
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
+WIDE = 90  # letters of settings in a line of the list, which a laptop shows whole
 NAMED = "%Y%m%dT%H%M%SZ"  # how launch begins the name of a directory that nobody named
 
 
@@ -29,7 +31,7 @@ class Past(NamedTuple):
     told: str
 
     def __str__(self) -> str:
-        return f"{when(self.started)}  {self.name}  {self.state}  {self.told}"
+        return f"{when(self.started)}  {self.name}  {self.state}  {shorten(self.told, WIDE, placeholder=' ...')}"
 
 
 def when(started: str) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +159,12 @@ def test_history_lists_the_newest_first_with_what_differs(kept, tmp_path):
     assert re.match(r"(01 Jan|31 Dec|02 Jan) \d\d:00:02  test-waves  done  default settings$", kept.bar.past.options[0][0])
     kept.bar.history.value = False
     assert kept.bar._list.layout.display == "none"
+
+
+def test_a_line_of_the_list_ends_where_the_panel_does():
+    told = ", ".join(f"setting-{number} {number}" for number in range(20))
+    line = str(history.Past(Path("run"), "test-waves", "2026-01-01T00:00:00+00:00", "done", told))
+    assert line.endswith(" ...") and "setting-4 4" in line and len(line.partition("done  ")[2]) <= 90
 
 
 def test_choosing_reopens_settings_traces_and_failure(kept, tmp_path):
