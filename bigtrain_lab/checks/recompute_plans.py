@@ -39,12 +39,26 @@ def plan_findings(best_plan: Callable[[Sequence[int], Sequence[int], int], Seque
     """The first mistake of `best_plan` of each sort; empty when it is right for up to 12 unequal layers."""
     for case in cases(seed):
         try:
-            answer = best_plan(list(case.sizes), list(case.costs), case.budget)
+            answer = asked(best_plan, case.sizes, case.costs, case.budget)
         except Exception as error:  # a student's code: whatever it raises is a finding
             return [f"For {case} your function raised {type(error).__name__}: {error}."]
         if found := wrong(case, answer, best_plan):
             return [found]
     return []
+
+
+def asked(best_plan: Callable, sizes: Sequence[int], costs: Sequence[int], budget: int):
+    """Its answer for lists of its own; what it yields, as a list."""
+    answer = best_plan(list(sizes), list(costs), budget)
+    return list(answer) if isinstance(answer, Iterator) else answer
+
+
+def also(best_plan: Callable, sizes: Sequence[int], costs: Sequence[int], budget: int) -> list[Action]:
+    """Its answer for another chain, to tell a mistake by; none where it raises."""
+    try:
+        return list(asked(best_plan, sizes, costs, budget))
+    except Exception:
+        return []
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -84,7 +98,7 @@ def wrong(case: Case, answer, best_plan: Callable) -> str:
     if cost <= best:
         return ""
     start = f"For {case} your plan does work of {cost:g} twice, and {best:g} is enough"
-    if len(set(case.costs)) == 2 and list(answer) == list(best_plan(list(case.sizes), [1] * len(case.sizes), case.budget)):
+    if len(set(case.costs)) == 2 and list(answer) == also(best_plan, case.sizes, [1] * len(case.sizes), case.budget):
         dear = max(range(len(case.costs)), key=case.costs.__getitem__)
         return f"{start}. Best for equal layers; layer {dear} here costs {max(case.costs)} times the others: add up costs, do not count layers."
     spare = case.budget - max(kept_bytes(case, ops))
@@ -98,7 +112,7 @@ def together(case: Case, ops: tuple[Op, ...], best_plan: Callable) -> str:
     for op in ops:
         alive += (op.action.kind == "F") - (op.action.kind == "B")
         most = max(most, alive)
-    if most == len(case.sizes) > 1 and all(action.kind != "A" for action in best_plan([1] * 6, [1] * 6, 2)):
+    if most == len(case.sizes) > 1 and all(action.kind != "A" for action in also(best_plan, [1] * 6, [1] * 6, 2)):
         return (f"You recorded all layers and ran none again: for {case} that keeps {most} records, as plain training does. Record a layer only "
                 "when its own backward comes next.")
     if most > 1:
