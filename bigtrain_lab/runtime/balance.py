@@ -9,8 +9,11 @@ empties the log, so a rise costs nothing and memory stays that of what is alive.
 
 from collections import defaultdict
 
+from ..core import MEMORY_KINDS, Alive
+
 APART = ("inputs", "buffers")  # known and told, but part of no sum: hand counts and predictions leave them out
 READINGS = 16  # moments told of one span
+MOST_ROWS = 400  # of a list in a log
 
 
 class Balance:
@@ -83,3 +86,12 @@ class Balance:
                         found[kind].append((wall, now[kind]))
                 last = dict(now)
         return {kind: found[kind] for kind in found if kind not in APART}
+
+
+def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:
+    """The largest ones, and all smaller ones of a kind as one: few enough to be written, with the same sum."""
+    rows = list(alive[:most])
+    for kind in MEMORY_KINDS:
+        if small := [a for a in alive[most:] if a.kind == kind]:
+            rows.append(small[0]._replace(name=f"{len(small)} smaller ones", bytes=sum(a.bytes for a in small), shape=(), dtype="", module="", made=""))
+    return rows

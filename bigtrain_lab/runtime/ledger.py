@@ -33,6 +33,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from math import inf
+from numbers import Real
 
 import torch
 from torch import nn
@@ -47,7 +49,6 @@ from .places import Places
 from .storages import Storage, Storages, storage_of
 
 MOST_EVENTS = 20_000  # before they are balanced, where nobody asks
-MOST_ROWS = 400  # of a list in a log
 
 
 class Ledger:
@@ -55,26 +56,28 @@ class Ledger:
 
     watched          modules and optimizers, any number. A parameter that only an optimizer has, a float32 copy of one of lower
                      precision, is a master weight.
-    capacity_bytes   the operator that makes the sum larger raises OutOfMemory; `rank` and `relief` are for its sentence
+    capacity_bytes   the operator that would make the sum larger raises OutOfMemory, and its bytes do not count; `rank` and `relief`
+                     are for the sentence. `refused`: all that was alive then, and what was asked for, if nothing grew since
     """
 
     def __init__(self, *watched, capacity_bytes: int | None = None, rank: int | None = None, relief: str = "",
                  wall: Callable[[], int] = time.monotonic_ns, device: torch.device | None = None):
         owned.refuse_strange(watched)
-        if capacity_bytes is not None and capacity_bytes <= 0:
-            raise Impossible(f"capacity_bytes is {capacity_bytes}: give the bytes of the device, or None for no limit.")
+        if capacity_bytes is not None and not (isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf):
+            raise Impossible(f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number, such as 2 * 10**9, or None for no limit.")
         device = device or owned.device(watched)
         self.holdings: Callable = partial(owned.of, watched) if watched else dict
         self._watched, self._wall = watched, wall
         self._limit, self._rank, self._relief = capacity_bytes, rank, relief
         self._places = Places(self._weight_name)
-        self._seen, self._balance = Storages(wall, self._places, self._grew, device), Balance()
+        self._seen, self._balance = Storages(wall, self._places, self._grows, device), Balance()
         self._record = allocator.Record(device) if device.type == "cuda" else None
         self._allocated: allocator.Held | None = None
         self._held: set[Storage] = set()  # what was declared at the last look
         self._settling, self._looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
         self._active: ExitStack | None = None
         self._ended = False
+        self.refused: list[Alive] = []
 
     # -- asking ---------------------------------------------------------------------------------------------
 
@@ -100,8 +103,10 @@ class Ledger:
     def at_peak(self) -> list[Alive]:
         """All that was alive when the most was held, the largest first; `start` is that moment on the wall clock (ns)."""
         balance = self._settled()
-        rows = balance.at_peak(list(self._seen.known.values()))
-        alive = [Alive(self._rank or 0, "compute", kind, words(s.maker), balance.peak_wall, count, tuple(s.shape),
+        return self._told(balance.at_peak(list(self._seen.known.values())), balance.peak_wall)
+
+    def _told(self, rows: list[tuple[Storage, str, int]], wall: int) -> list[Alive]:
+        alive = [Alive(self._rank or 0, "compute", kind, words(s.maker), wall, count, tuple(s.shape),
                        str(s.dtype).removeprefix("torch."), s.module, s.made) for s, kind, count in rows]
         if self._allocated and alive:
             alive = self._allocated.told(dict(zip((s.address for s, _, _ in rows), alive)), alive[0])
@@ -151,18 +156,20 @@ class Ledger:
         active, self._active = self._active, None
         active.__exit__(*error)
         self._settled()
+        self.refused = self.refused if error[0] else []
         if self._record:
             self._allocated = self._record.stop(self._seen.returned)
 
-    def _grew(self, storage: Storage, more: int) -> None:
-        if self._limit is not None and more > 0 and self._seen.total > self._limit:
-            levels = self._levels()
-            if storage.kind in levels:
-                levels[storage.kind] -= more
-            raise out_of_memory(self._limit, levels, rank=self._rank, action=storage.made, asked_bytes=more, name=words(storage.maker),
-                                module=storage.module, relief=self._relief)
+    def _grows(self, storage: Storage, more: int) -> None:
         if len(self._seen.events) > MOST_EVENTS:
             self._settled()
+        if self._limit is not None and more > 0 and storage.kind not in APART and self._seen.total + more > self._limit:
+            levels = self._levels()
+            held = [(s, s.kind, s.bytes + more * (s is storage)) for s in list(self._seen.known.values()) if s.kind not in APART]
+            self.refused = self._told(held, self._wall())
+            raise out_of_memory(self._limit, levels, rank=self._rank, action=storage.made, asked_bytes=more, name=words(storage.maker),
+                                module=storage.module, relief=self._relief)
+        self.refused = []
 
     def _levels(self) -> dict[str, int]:
         """Bytes by kind, of those that count."""
@@ -277,15 +284,6 @@ class Ledger:
         changed = [(kind, levels[kind]) for kind in MEMORY_KINDS if levels[kind] != self._last[kind]]
         self._last |= changed
         return changed
-
-
-def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:
-    """The largest ones, and all smaller ones of a kind as one: few enough to be written, with the same sum."""
-    rows = list(alive[:most])
-    for kind in MEMORY_KINDS:
-        if small := [a for a in alive[most:] if a.kind == kind]:
-            rows.append(small[0]._replace(name=f"{len(small)} smaller ones", bytes=sum(a.bytes for a in small), shape=(), dtype="", module="", made=""))
-    return rows
 
 
 def words(maker) -> str:

@@ -43,7 +43,7 @@ def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Ten
 class Meter:
     """Give it `holdings`, a function -> {kind: tensors, or {name: tensor}}; ask `changes()` at action boundaries."""
 
-    highest_bytes = 0  # it knows no moment but these: a Ledger does
+    highest_bytes, refused = 0, ()  # it knows no moment but these: a Ledger does
 
     def __init__(self, wall: Callable[[], int] = time.monotonic_ns):
         self.holdings: Callable[[], Mapping[str, Iterable]] = dict

@@ -5,14 +5,16 @@ import time
 from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 
+from ..core import Alive
 from ..core.peak import placed
 from ..explain import NOT_FINITE
 from ..formats import Exponents
 from ..schedule import Action, kind_of, name_of
+from .balance import together
 from .capacity import out_of_memory
 from .clock import Clock
 from .log import EventLog
-from .ledger import Ledger, together
+from .ledger import Ledger
 from .meter import Meter
 
 EVERY_NS = 10**9  # between two lists of what was alive at the peak: they are long
@@ -111,23 +113,24 @@ class Recorder:
         if self.meter and (highest := self.meter.highest_bytes) > self._peak[0]:
             self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
         if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
-            self._alive(wall)
+            self._alive(wall, self.meter.at_peak())
 
-    def _alive(self, wall: int) -> None:
+    def _alive(self, wall: int, alive: list[Alive]) -> None:
         """Write who was alive at the highest moment so far; a reader forgets what was written so before."""
         highest, at, lane = self._peak
         self._told = highest, wall
-        rows = together(self.meter.at_peak())
+        rows = together(alive)
         self.log.note("alive", rows[0].start, self.rank, lane, at, [[row.kind, row.name, *row[5:]] for row in rows])
 
     def finish(self) -> None:
-        """When the program has ended or failed: who was alive at its peak, if the meter knows and it was not told yet."""
+        """When the program has ended or failed: who was alive at its peak, if the meter knows and it was not told yet. The peak of one
+        that ran out of memory is what it would have held."""
         if self.meter:
             self.meter.changes()  # since the last action
-        if self.meter and (highest := self.meter.highest_bytes) > self._told[0]:
+        if self.meter and (highest := sum(a.bytes for a in self.meter.refused) or self.meter.highest_bytes) > self._told[0]:
             if highest > self._peak[0]:
                 self._peak = highest, self.clock.now("compute"), "compute"
-            self._alive(self.clock.wall())
+            self._alive(self.clock.wall(), self.meter.refused or self.meter.at_peak())
             self.log.write()
 
     def _refuse_too_much(self, held: dict[str, int], name: str) -> None:

@@ -87,16 +87,16 @@ def effect_of(operator) -> str:
 class Storages:
     """While active, notes (storage, its own kind, bytes or None at its end, wall) in `events`, in order.
 
-    grew      called with (storage, bytes more) when that is noted; may raise, and then the operator does
+    grows     called with (storage, bytes more) before that is noted; may raise: then the operator does, and these bytes are not counted
     device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do
     """
 
-    def __init__(self, wall: Callable[[], int], places: Places, grew: Callable, device: torch.device):
+    def __init__(self, wall: Callable[[], int], places: Places, grows: Callable, device: torch.device):
         self.known: dict[int, Storage] = {}
         self.events: deque[tuple] = deque()
         self.total = 0  # of all that counts, at once
         self.action = ""
-        self._wall, self._places, self._grew = wall, places, grew
+        self._wall, self._places, self._grows = wall, places, grows
         self._cuda = device.type == "cuda"
         self.returned: set[int] = set()
         self._mode = _Mode(self._returned, self._grown)
@@ -152,11 +152,11 @@ class Storages:
     def _count(self, storage: Storage, count: int) -> None:
         """It has so many bytes from now on."""
         more = count - storage.bytes
+        self._grows(storage, more)
         if storage.kind not in APART:
             self.total += more
         storage.bytes = count
         self.events.append((storage, storage.own, count, self._wall()))
-        self._grew(storage, more)
 
     def _died(self, storage: Storage) -> None:
         """Its last tensor is gone, in whichever thread: one line that cannot be interrupted in the middle, then a note."""

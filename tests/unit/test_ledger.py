@@ -18,9 +18,8 @@ from bigtrain_lab.core import Alive, Impossible
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.allocator import replayed
-from bigtrain_lab.runtime.balance import READINGS, Balance
+from bigtrain_lab.runtime.balance import READINGS, Balance, together
 from bigtrain_lab.runtime.capacity import OutOfMemory
-from bigtrain_lab.runtime.ledger import together
 from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
@@ -662,9 +661,29 @@ def test_the_first_byte_beyond_the_limit_is_refused():
         torch.zeros(100)
 
 
+def test_what_was_refused_does_not_count_and_the_program_may_go_on():
+    with Ledger(capacity_bytes=1000) as ledger:
+        kept, grows = torch.zeros(50), torch.zeros(10)
+        for refused in (lambda: torch.zeros(1000), lambda: grows.resize_(1000), lambda: grows.untyped_storage().resize_(4000)):
+            with pytest.raises(OutOfMemory, match=r"asks for [34].* more than the 240 B held"):
+                refused()
+            assert sums(ledger.refused)["temporaries"] > 1000
+            assert ledger.bytes == ledger.peak_bytes == 240 == sum(a.bytes for a in ledger.at_peak())
+            grows = None  # gone, before the next one is made
+            grows = torch.zeros(10)
+            assert ledger.refused == []
+        del grows
+        more = torch.zeros(200)
+        assert ledger.bytes == ledger.peak_bytes == 1000
+    assert kept is not more
+
+
 @pytest.mark.parametrize(("wrong", "sentence"), [
     (lambda: Ledger("model"), "cannot watch str: give it modules and optimizers"),
     (lambda: Ledger().peak("wieghts"), "no kind of memory 'wieghts': choose from weights"),
+    (lambda: Ledger(capacity_bytes="2GB"), r"capacity_bytes is '2GB': give the bytes of the device as a number, such as 2 \* 10\*\*9, or None"),
+    (lambda: Ledger(capacity_bytes=float("nan")), "capacity_bytes is nan: give the bytes"),
+    (lambda: Ledger(capacity_bytes=torch.ones(1)), "give the bytes"),
 ])
 def test_what_cannot_be_is_a_sentence(wrong, sentence):
     with pytest.raises(Impossible, match=sentence):
