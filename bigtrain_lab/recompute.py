@@ -115,7 +115,7 @@ def plan_of(plan, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ..
 
     Impossible where the peak of any of them exceeds the budget.
     """
-    if not isinstance(budget_bytes, Real | None):
+    if not isinstance(budget_bytes, Real | None) or budget_bytes != budget_bytes:  # nan equals nothing
         raise Impossible(f"budget_bytes is {budget_bytes!r}: give a number of bytes, such as 500_000.")
     if isinstance(plan, str):
         plan = named(plan)
@@ -124,6 +124,9 @@ def plan_of(plan, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ..
     elif isinstance(plan, Sequence | Iterator):
         plan = tuple(plan)
         ops = checked(plan, chain.layers) if plan and isinstance(plan[0], Op) else planned(plan, chain.layers)
+    elif type(plan) is int and plan > 0:
+        k = -(-chain.layers // plan)
+        raise Impossible(f"The plan is the number {plan}: what torch calls {plan} segments is here \"every-{k}\", {k} layers to one kept input.")
     else:
         raise Impossible(f"The plan is of type {type(plan).__name__}: give a name such as \"sqrt\" or \"every-4\", a Recompute, or a list of "
                          "operations.")

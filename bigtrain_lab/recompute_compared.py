@@ -17,7 +17,8 @@ def work_beside(ops: Sequence[Op], chain: Chain, plain: Chain) -> float:
 
 @lru_cache(maxsize=16)
 def compared(plain: Chain, inside: Chain | None, k: int) -> tuple[dict[str, tuple[int, float]], list[tuple[int, float]]]:
-    """({plan: (peak bytes, work)} of those that need no budget, [(bytes, work)] of the optimum at each budget that makes a difference).
+    """({plan: (peak bytes, work)} of those that need no budget, [(bytes, work)] of the recursion at each budget that makes a difference: the
+    optimum where layers are alike; for others there may be a cheaper plan, which `optimum` looks for where the chain is short).
 
     `inside`: the chain of plans that recompute inside layers; None leaves them out. `k`: of every-k.
     """

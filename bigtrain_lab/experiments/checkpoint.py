@@ -210,7 +210,7 @@ class Checkpoint(OneDevice):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Every plan beside the optimum's frontier: (peak bytes, work of a step over that of keep-all)."""
+        """Every plan beside the recursion's frontier: (peak bytes, work of a step over that of keep-all)."""
         plans, steps = compared(self.weighed(False)[0], self.weighed(True)[0] if self.model == "gpt" else None, self.k)
         return {**super().facts, "plans": plans, "frontier": steps, "chosen": self.plan, "everything": self.everything,
                 "here": [peak_bytes(self.ops, self.chain), work_beside(self.ops, self.chain, self.whole)],
@@ -233,9 +233,8 @@ class Checkpoint(OneDevice):
             said.append(f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the pass that its backward uses.")
         if self.recompute.inside:
             said.append("No layer advances: inside each block the attention's square is made again, in its backward.")
-        if self.plan == "optimal" and again:
-            memory, cost = next(step for step in frontier(self.chain) if step[1] < extra_cost(self.ops, self.chain))
-            said.append(f"The next better plan needs {size(memory)}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}.")
+        if self.plan == "optimal" and (better := [memory for memory, cost in frontier(self.chain) if cost < extra_cost(self.ops, self.chain)]):
+            said.append(f"The next better plan needs at most {size(better[0])}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}.")
         return super().explain(trace) + said
 
     # -- reality --------------------------------------------------------------------------------------------

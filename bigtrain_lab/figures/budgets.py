@@ -1,7 +1,8 @@
-"""What memory buys: every recompute plan as a point, the peak of its saved activations against its work, and the optimum as a line.
+"""What memory buys: every recompute plan as a point, the peak of its saved activations against its work, and as a line the optimum of those
+that the recursion knows (recompute_optimum.py: a state stays until its own backward; where layers are alike no plan is better).
 
 The line ends left in the least memory that any plan that runs whole layers again needs, and right where all is kept. A bracket
-tells how much more memory a plan takes than the optimum does for that work. What lies below the line recomputes inside layers
+tells how much more memory a plan takes than the line does for that work. What lies below the line recomputes inside layers
 (selective), or was found by the search that short chains allow. The chosen plan is ringed.
 """
 
@@ -16,7 +17,7 @@ from . import palette
 from .timeline import look
 
 LINE, POINT, CHOSEN, INSIDE = palette.VERSIONS[0], palette.VERSIONS[5], palette.VERSIONS[2], palette.VERSIONS[3]
-SEEN = 0.05  # of memory beyond the optimum: a shorter bracket is not drawn, only told
+SEEN = 0.05  # of memory beyond the line: a shorter bracket is not drawn, only told
 
 
 def budgets(trace: Trace) -> go.Figure:
@@ -27,7 +28,7 @@ def budgets(trace: Trace) -> go.Figure:
     whole = facts["everything"]
     memory, work = zip(*facts["frontier"])
     figure = go.Figure(layout=look(f"{trace.clock}: what memory buys, by plan", 360))
-    figure.add_scatter(x=memory, y=work, mode="lines", line=dict(color=LINE, width=2.5, shape="hv"), name="optimum of whole layers",
+    figure.add_scatter(x=memory, y=work, mode="lines", line=dict(color=LINE, width=2.5, shape="hv"), name="optimum of the recursion",
                        hovertext=[told("optimum", m, w, whole) for m, w in zip(memory, work)], hoverinfo="text")
     points, inside = {}, {name: at for name, at in facts["plans"].items() if name in Recompute.all() and Recompute.all()[name].inside}
     for name, (m, w) in facts["plans"].items():
@@ -38,7 +39,7 @@ def budgets(trace: Trace) -> go.Figure:
                        marker=dict(size=10, color=POINT, line=dict(width=1, color="white")), cliponaxis=False,
                        text=[f"<b>{', '.join(names)}</b>" for names in points.values()],
                        textposition=places(list(points), facts["frontier"]),
-                       hovertext=[told(", ".join(names), *at, whole) + (f"<br>{gaps[at]:.0%} more memory than the optimum of that work" if at in gaps else "")
+                       hovertext=[told(", ".join(names), *at, whole) + (f"<br>{gaps[at]:.0%} more memory than the line at that work" if at in gaps else "")
                                   for at, names in points.items()], hoverinfo="text")
     figure.add_scatter(x=[facts["here"][0]], y=[facts["here"][1]], mode="markers", name=f"chosen: {facts['chosen']}",
                        marker=dict(size=18, symbol="circle-open", color=CHOSEN, line=dict(width=3, color=CHOSEN)),
@@ -65,14 +66,14 @@ def budgets(trace: Trace) -> go.Figure:
 
 
 def beyond(memory: float, work: float, frontier: list) -> float:
-    """How much more memory a plan takes than the optimum of no more work does, as a share."""
+    """How much more memory a plan takes than the line does for no more work, as a share."""
     return memory / min((m for m, w in frontier if w <= work * (1 + 1e-9)), default=memory) - 1
 
 
 def draw_gaps(figure: go.Figure, gaps: dict[tuple, float]) -> None:
-    """A bracket from the optimum to each plan, at the plan's work."""
+    """A bracket from the line to each plan, at the plan's work."""
     x = [end for m, _ in gaps for end in (m / (1 + gaps[m, _]), m, None)]
-    figure.add_scatter(x=x, y=[y for _, w in gaps for y in (w, w, None)], mode="lines+markers", name="memory above the optimum's",
+    figure.add_scatter(x=x, y=[y for _, w in gaps for y in (w, w, None)], mode="lines+markers", name="memory above the line's",
                        line=dict(color=POINT, width=3), marker=dict(symbol="line-ns", size=12, line=dict(color=POINT, width=2)), hoverinfo="skip")
     for (m, w), gap in gaps.items():
         figure.add_annotation(x=log10(m / (1 + gap) ** 0.5), y=log10(w), text=f"<b>+{gap:.0%}</b>", font=dict(size=11, color=POINT), showarrow=False,

@@ -50,7 +50,8 @@ class ReversibleBlock(nn.Module):
 
 
 class ReversibleSequence(nn.Module):
-    """Blocks one after the other, of which only the last one's output is kept."""
+    """Blocks one after the other, of which only the last one's output is kept. It runs each block's F and G, and not the block itself:
+    hooks on F and G run (in the forward and again in the backward), hooks on a ReversibleBlock do not."""
 
     def __init__(self, blocks: Iterable[ReversibleBlock]):
         super().__init__()
@@ -64,6 +65,8 @@ def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tup
     """(y1, y2). Weights gather their gradients as the backward runs: call loss.backward(), once."""
     if x1.shape != x2.shape:
         raise Impossible(f"The streams have the shapes {tuple(x1.shape)} and {tuple(x2.shape)}: give both the same, such as x.chunk(2, -1).")
+    if x1.dtype != x2.dtype:
+        raise Impossible(f"The streams are {str(x1.dtype)[6:]} and {str(x2.dtype)[6:]}, and sums of both could not be undone: give both one type.")
     blocks = list(blocks)
     if not torch.is_grad_enabled() or not learns([fn for block in blocks for fn in (block.f, block.g)], (x1, x2)):
         for block in blocks:

@@ -118,7 +118,7 @@ def test_it_says_what_a_plan_does():
     said = " ".join(asked.explain(asked.predict()))
     assert "runs 15 forwards again: 1.83 times the work" in said and "Layer 0 runs 6 times: 5 advances, and the pass" in said
     asked = asked.replace(plan="optimal")
-    assert "The next better plan needs" in " ".join(asked.explain(asked.predict()))
+    assert "The next better plan needs at most" in " ".join(asked.explain(asked.predict()))
     assert "5 layers" in Checkpoint(model="mlp", layers=5, budget=30).describe()
     assert Checkpoint.idle_settings(asked.model_dump()) >= {"k"} and "budget" in Checkpoint.idle_settings({**asked.model_dump(), "plan": "sqrt"})
 
@@ -129,16 +129,16 @@ def test_a_device_that_is_too_small_is_told_with_what_would_help():
     assert "The plan optimal would need less (activations down to 419.8 kB), or fewer rows" in said
 
 
-def test_the_picture_tells_what_a_plan_takes_beyond_the_optimum():
+def test_the_picture_tells_what_a_plan_takes_beyond_the_line():
     asked = Checkpoint(plan="sqrt", layers=64)
     figure = figures.figure("budgets", asked.predict())
-    (gap,) = (line for line in figure.data if line.name == "memory above the optimum's")
+    (gap,) = (line for line in figure.data if line.name == "memory above the line's")
     memory, work = asked.facts["plans"]["sqrt"]
     at = gap.x.index(memory)
     least = min(m for m, w in asked.facts["frontier"] if w <= work)
     assert gap.y[at - 1] == gap.y[at] == work and gap.x[at - 1] == pytest.approx(least) and f"<b>+{memory / least - 1:.0%}</b>" in {a.text for a in figure.layout.annotations}
-    assert any("<b>sqrt</b><br>" in told and "more memory than the optimum" in told for told in figure.data[1].hovertext)
-    assert not any("selective" in text for text in figure.data[1].text) and figure.data[0].name == "optimum of whole layers"
+    assert any("<b>sqrt</b><br>" in told and "more memory than the line" in told for told in figure.data[1].hovertext)
+    assert not any("selective" in text for text in figure.data[1].text) and figure.data[0].name == "optimum of the recursion"
     assert [line.text for line in figure.data if line.name == "inside layers"] == [("<b>selective</b> (inside layers)",)]
 
 

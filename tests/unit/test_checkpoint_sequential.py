@@ -448,7 +448,9 @@ def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
     ([nn.Linear(6, 6)] * 3, "optimal", "budget"),
     ([Same()], "selective", "has a method 'core' to run again"),
     (nn.Linear(6, 6), "sqrt", "layers is one Linear: give a list of layers, or a Sequential"),
-    ([Same()] * 2, 2, 'plan is of type int: give a name such as "sqrt"'),
+    ([Same()] * 5, 2, 'plan is the number 2: what torch calls 2 segments is here "every-3", 3 layers to one kept input'),
+    ([Same()] * 2, 0, 'plan is of type int: give a name such as "sqrt"'),
+    ([Same()] * 2, True, 'plan is of type bool: give a name such as "sqrt"'),
     ([Same()] * 2, None, "plan is of type NoneType: give a name"),
     ([Same()] * 2, torch.ones(2), "plan is of type Tensor: give a name"),
 ])
@@ -472,6 +474,8 @@ def test_a_budget_that_a_plan_exceeds_is_a_sentence(plan):
     checkpoint_sequential(layers, plan, x, budget_bytes=peak).sum().backward()
     with pytest.raises(Impossible, match="budget_bytes is '1MB': give a number of bytes"):
         checkpoint_sequential(layers, plan, x, budget_bytes="1MB")
+    with pytest.raises(Impossible, match="budget_bytes is nan: give a number of bytes"):
+        checkpoint_sequential(layers, "optimal", x, budget_bytes=float("nan"))
 
 
 def test_x_of_inference_mode_is_a_sentence():

@@ -276,6 +276,7 @@ def test_the_recursion_alone_would_lose_here():
     chain = Chain.of((3, 2, 8, 3, 4), (0, 13, 17, 17), (8, 6, 2, 4))
     assert extra_cost(recursive(chain, 29, True)[0], chain) == 30
     assert extra_cost(optimum(chain, 29), chain) == shortest_path(chain, 29) == 22
+    assert min(cost for memory, cost in frontier(chain) if memory <= 29) == 30, "the line of the picture is the recursion's, as it says"
 
 
 @pytest.mark.slow

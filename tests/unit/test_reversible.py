@@ -213,10 +213,21 @@ def test_a_tensor_with_a_graph_beside_the_streams_is_a_sentence():
         sum(ReversibleBlock(part, part)(*streams())).sum().backward()
 
 
+def test_hooks_of_f_and_g_run_and_those_of_a_block_do_not():
+    """As the docstring of ReversibleSequence says; F runs once in each direction."""
+    sequence, ran = net(1), []
+    for module in (sequence.blocks[0], sequence.blocks[0].f):
+        module.register_forward_hook(lambda module, x, y: ran.append(type(module).__name__))
+    sum(sequence(*streams())).sum().backward()
+    assert ran == ["Sequential", "Sequential"]
+
+
 def test_other_bad_input():
     x1, x2 = streams()
     with pytest.raises(Impossible, match=r"shapes \(5, 11\) and \(5, 12\): give both the same, such as x.chunk\(2, -1\)"):
         net(1)(x1[:, 1:], x2)
+    with pytest.raises(Impossible, match="The streams are float64 and float32, .*: give both one type"):
+        net(1)(x1, x2.float())
     y = sum(net(1)(x1, x2))
     with pytest.raises(Impossible, match=r"call loss.backward\(\)"):
         torch.autograd.grad(y.sum(), x1)
