@@ -226,8 +226,7 @@ function render({ model, el }) {
       mode = wanted;
       const step = v.scene.end / v.scene.steps, whole = wanted === "all" || (wanted === "auto" && (v.scene.steps === 1 || readable(v.scene.end)));
       page = whole ? Infinity : step;
-      const about = wanted === "auto" ? (v.scene.peaks[highest(v.scene)]?.tick ?? 1) - 1  // a peak at a step's very end is that step's
-        : Math.min(v.t, v.scene.end) - (rested || v.t >= v.scene.end);
+      const about = wanted === "auto" ? 0 : v.t - (rested || v.t >= v.scene.end);  // the first step: sentences and lessons name its boxes
       if (whole) act.window(0, v.scene.end);
       else act.window(v.scene.unfinished && wanted === "auto" ? v.scene.end - step : Math.floor(Math.max(0, about) / step) * step, step);  // where it broke
       if (rested) v.t = v.to;  // nothing in sight is veiled
