@@ -37,8 +37,9 @@ class DynamicLossScaler:
         self._scaled = False  # whether any loss was
 
     def _rule(self, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
-        if not (growth_factor > 1 > backoff_factor > 0 and hasattr(growth_interval, "__index__") and growth_interval >= 1):
-            raise Impossible(f"growth_factor={growth_factor}, backoff_factor={backoff_factor}, growth_interval={growth_interval}: the scale must "
+        if not (hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__") and growth_factor > 1 > backoff_factor > 0
+                and hasattr(growth_interval, "__index__") and growth_interval >= 1):
+            raise Impossible(f"{growth_factor=}, {backoff_factor=}, {growth_interval=}: the scale must "
                              "grow by a factor above 1, back off by one between 0 and 1, and wait a whole number of steps, at least 1 step.")
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, operator.index(growth_interval)
 
@@ -66,8 +67,7 @@ class DynamicLossScaler:
                              f"{self._scale:g} times too small. Call unscale_ once a step, before clipping.")
         if self._found and held_by(self._found) & held_by([optimizer]):
             raise Impossible("Two optimizers hold one parameter, whose gradient would be divided twice: give each weight, a tied one too, to one.")
-        gradients = list(self._gradients(optimizer))
-        if not gradients:
+        if not (gradients := list(self._gradients(optimizer))):
             raise Impossible("None of the optimizer's parameters has a gradient: call scale(loss).backward() before, of a loss that depends on them.")
         if not self._scaled:
             raise Impossible(f"No loss was scaled yet, so dividing these gradients by {self._scale:g} would all but stop the training: call "
@@ -188,9 +188,9 @@ def in_float32(value: float) -> float:
 
 def usable(scale: float) -> float:
     """As a float32, in which 1e-50 is 0 and 1e39 is inf."""
-    number = in_float32(float(scale))
+    number = in_float32(float(scale)) if hasattr(scale, "__float__") else 0
     if not 0 < number < float("inf"):
-        raise Impossible(f"A loss scale of {scale} scales nothing: take a positive number that float32 holds, such as 65536.")
+        raise Impossible(f"A loss scale of {scale!r} scales nothing: take a positive number that float32 holds, such as 65536.")
     return number
 
 
