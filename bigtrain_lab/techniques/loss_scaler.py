@@ -34,7 +34,7 @@ class DynamicLossScaler:
         self._scale, self._streak = usable(init_scale), 0  # the streak: good steps since the last change
         self._found: dict[Optimizer, Tensor | bool] = {}  # unscaled since the last update -> whether any gradient was not finite
         self._stepped: set[Optimizer] = set()
-        self._scaled = False  # whether any loss was
+        self.scaled = False  # whether any loss was
 
     def _rule(self, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
         if not (hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__") and growth_factor > 1 > backoff_factor > 0
@@ -53,7 +53,7 @@ class DynamicLossScaler:
         if not isinstance(loss, Tensor):
             raise Impossible(f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that has the graph, before .item().")
         refuse_double("The loss", loss)
-        self._scaled = True
+        self.scaled = True
         return loss.float() * self._scale
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class DynamicLossScaler:
             raise Impossible("Two optimizers hold one parameter, whose gradient would be divided twice: give each weight, a tied one too, to one.")
         if not (gradients := list(self._gradients(optimizer))):
             raise Impossible("None of the optimizer's parameters has a gradient: call scale(loss).backward() before, of a loss that depends on them.")
-        if not self._scaled:
+        if not self.scaled:
             raise Impossible(f"No loss was scaled yet, so dividing these gradients by {self._scale:g} would all but stop the training: call "
                              "scale(loss).backward() instead of loss.backward().")
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
@@ -94,9 +94,9 @@ class DynamicLossScaler:
         return None if self.skips(optimizer) else optimizer.step(*args, **kwargs)
 
     @property
-    def learnt(self) -> bool:
-        """Whether gradients were looked at since the last update."""
-        return bool(self._found)
+    def learnt(self) -> set[torch.nn.Parameter]:
+        """The parameters whose gradients were looked at, and divided, since the last update."""
+        return held_by(self._found)
 
     @property
     def stepped(self) -> set[torch.nn.Parameter]:

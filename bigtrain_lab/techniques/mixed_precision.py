@@ -40,8 +40,9 @@ from ..core import Impossible
 from ..runtime import owned
 from .loss_scaler import DynamicLossScaler
 from .precision_levels import LEVELS, Level
+from .precision_misuse import Arrivals
 from .precision_policy import Policy
-from .prepared_model import adapt, load
+from .prepared_model import adapt, load, to_master
 
 __all__ = ["LEVELS", "DynamicLossScaler", "Level", "MixedPrecision", "Policy"]
 # Their few weights stay in float32: they are used by operators that run in float32, and so are their running statistics.
@@ -69,6 +70,7 @@ class MixedPrecision:
         self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters)) if self.level.scaling else None
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
         self._model: nn.Module | None = None
+        self._arrivals = Arrivals(self.scaler)
         self._followed: dict[nn.Parameter, int] = {}  # half weight -> torch's count of writes to its master when last rounded
 
     def __reduce__(self):
@@ -102,6 +104,8 @@ class MixedPrecision:
         if not self.level.policy:
             for buffer in (b for b in model.buffers() if b.is_floating_point()):
                 buffer.data = buffer.data.to(self.level.dtype)
+        for weight in (p for p in model.parameters() if (self.masters or self.scaler) and p.requires_grad and p not in self.masters):
+            self._arrivals.watch(weight)
         adapt(model, self)
         return model
 
@@ -113,9 +117,9 @@ class MixedPrecision:
 
     def _give_master(self, weight: nn.Parameter) -> None:
         self.masters[weight] = master = nn.Parameter(weight.detach().to(torch.float32, copy=True))
-        weight.register_post_accumulate_grad_hook(partial(to_master, master=master))
+        weight.register_post_accumulate_grad_hook(partial(to_master, master=master, note=self._arrivals.note))
         if weight.grad is not None:
-            to_master(weight, master)
+            to_master(weight, master, self._arrivals.note)
 
     def _lacks_master(self, weight: Tensor) -> bool:
         return self.level.masters and weight.dtype == self.level.dtype != torch.float32 and weight not in self.masters
@@ -153,7 +157,9 @@ class MixedPrecision:
         if any(p in self.masters or self._lacks_master(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]):
             raise Impossible("The optimizer holds half weights and would leave their float32 masters behind: build it from mp.parameters().")
         for optimizer in optimizers:
+            self._arrivals.refuse_half_clipped(optimizer, set(self.masters.values()))
             self.scaler.step(optimizer) if self.scaler else optimizer.step()
+            self._arrivals.stepped(optimizer)
         self._followed.clear()  # round all: an optimizer may write to p.data, which torch does not count
         self._round()
         return not (self.scaler and any(map(self.scaler.skips, optimizers)))
@@ -189,10 +195,3 @@ class MixedPrecision:
     def holdings(self, *optimizers: Optimizer) -> dict[str, dict[str, Tensor]]:
         """The tensors that are held now, by kind of memory and by name: a master has its weight's."""
         return owned.named({"": self.model}, optimizers, self.masters)
-
-
-def to_master(weight: nn.Parameter, master: nn.Parameter) -> None:
-    """A weight's half gradient is complete: it moves to the master, in float32, and is added to what is there."""
-    with torch._C.DisableTorchFunction():  # the policy has no say here, and asking it took longer than the cast
-        gradient, weight.grad = weight.grad.detach().float(), None
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)

@@ -11,7 +11,7 @@ A copy of the model (deepcopy, torch.save of the whole module) has half weights 
 is to be trained is made of the float32 model, and prepared by a MixedPrecision of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -83,6 +83,14 @@ def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
     """The states beside the input are cast by the policy."""
     dtype = module._flat_weights[0].dtype
     return tuple(each.to(dtype) if number == 0 and isinstance(each, (Tensor, PackedSequence)) else each for number, each in enumerate(given))
+
+
+def to_master(weight: nn.Parameter, master: nn.Parameter, note: Callable[[nn.Parameter], None]) -> None:
+    """A weight's half gradient is complete: it moves to the master, in float32, and is added to what is there."""
+    with torch._C.DisableTorchFunction():  # the policy has no say here, and asking it took longer than the cast
+        gradient, weight.grad = weight.grad.detach().float(), None
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    note(master)
 
 
 # -- of MixedPrecision itself ---------------------------------------------------------------------------------------------

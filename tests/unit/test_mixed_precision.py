@@ -1,12 +1,14 @@
 """The policy's types, the flow of a step, masters, and what is left when one of them is missing."""
 
 import copy
+import gc
 import io
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 from torch.utils.checkpoint import checkpoint
 
 from bigtrain_lab.core import Impossible
@@ -802,3 +804,76 @@ def test_levels_say_what_they_leave_out():
     told = {level.name: (level.policy, level.masters, level.scaling) for level in LEVELS.values()}
     assert told["fp16"] == (True, True, True) and told["fp16-no-scaling"] == (True, True, False)
     assert told["fp16-no-masters"] == (True, False, True) and told["fp16-pure"] == told["fp32"] == (False, False, False)
+
+
+@pytest.mark.parametrize("level", ["fp16", "fp16-no-masters"])
+def test_a_bare_step_of_scaled_gradients_is_refused_before_a_weight_moves(level):
+    """It would take a step 1,024 times too long, and the half weights would follow."""
+    mp, model, optimizer = trained(level, steps=0, optimizer_class=torch.optim.SGD)
+    before = [p.clone() for p in mp.parameters()]
+    with mp:
+        loss = F.cross_entropy(model(IDS), LABELS)
+    mp.backward(loss)
+    with pytest.raises(Impossible, match=r"still 1,024 times too large: call mp.step\(optimizer\)"):
+        optimizer.step()
+    assert all(map(torch.equal, before, mp.parameters()))
+    assert mp.step(optimizer) and not all(map(torch.equal, before, mp.parameters()))  # the loop goes on from there
+
+
+def test_bare_steps_of_true_gradients_are_let_through():
+    """Divided ones, a hand's own, those of another model, those of a level that scales nothing; and a wrapper's inner optimizer."""
+    class Wrapper(torch.optim.SGD):
+        def step(self, *_):
+            torch.optim.SGD(self.param_groups[0]["params"], lr=0.1).step()
+
+    def backward(level="fp16", optimizer_class=torch.optim.SGD):
+        mp, model, optimizer = trained(level, steps=0, optimizer_class=optimizer_class)
+        with mp:
+            loss = F.cross_entropy(model(IDS), LABELS)
+        mp.backward(loss)
+        return mp, optimizer
+
+    mp, optimizer = backward()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    mp.unscale_(optimizer)
+    optimizer.step()
+    backward("bf16")[1].step()
+    mp, optimizer = backward(optimizer_class=Wrapper)
+    before = mp.parameters()[0].clone()
+    assert mp.step(optimizer) and not torch.equal(before, mp.parameters()[0])
+    mp, optimizer = backward()
+    for p in mp.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+def test_the_hook_on_every_optimizer_goes_with_its_mixed_precision():
+    gc.collect()
+    before = len(hooks)
+    made = [trained("fp16", steps=1), trained("bf16", steps=1)]
+    assert len(hooks) == before + 1
+    made.clear()
+    gc.collect()
+    assert len(hooks) == before
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+@pytest.mark.parametrize("level", ["fp16", "bf16"])
+def test_a_clip_that_finds_the_gradients_of_norms_alone_is_refused(level, unscales):
+    """A half weight's own gradient is None after its backward, and the norm of the others looks plausible."""
+    mp, model, optimizer = trained(level, steps=0)
+    for number, clipped in enumerate((mp.parameters, mp.parameters, model.parameters)):
+        with mp:
+            loss = F.cross_entropy(model(IDS), LABELS)
+        mp.backward(loss)
+        if unscales:
+            mp.unscale_(optimizer)
+        assert nn.utils.clip_grad_norm_(clipped(), 0.1) > 0
+        if number == 2:
+            with pytest.raises(Impossible, match="changed after the backward .* clip mp.parameters"):
+                mp.step(optimizer)
+        else:
+            assert mp.step(optimizer)
+            optimizer.zero_grad(set_to_none=number == 0)

@@ -1,0 +1,74 @@
+"""Two mistakes of a training loop that no operator minds, told before a weight moves.
+
+    optimizer.step()                         for mp.step(optimizer): its gradients are S times too large, since nothing has divided them
+    clip_grad_norm_(model.parameters(), c)   for mp.parameters(): the gradients of half weights are their masters', so it finds those of
+                                             norms alone, clips them by their own norm, and leaves all others as long as they were
+
+Both show in the gradients: torch counts the writes to a tensor. A backward notes the count; dividing all writes once to each, so
+gradients of norms that were written more often than any master's were changed alone. What cannot be seen: a model without norms,
+where such a clip finds no gradient and says 0; and a bare step of gradients that came before the first scaled loss.
+A bare step is seen by a hook that torch calls for every optimizer (there is no way from a weight to its optimizers); it looks at
+none of another model, and goes when its MixedPrecision does.
+"""
+
+import weakref
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..core import Impossible
+from .loss_scaler import held_by
+
+
+class Arrivals:
+    """Which parameters got a gradient since their last step, and how often it was written then."""
+
+    def __init__(self, scaler):
+        self.scaler = scaler
+        self.noted: dict[nn.Parameter, tuple[weakref.ref, int]] = {}
+        if scaler:
+            handle = register_optimizer_step_pre_hook(partial(refuse_scaled, weakref.ref(self)))
+            weakref.finalize(self, handle.remove)
+
+    def watch(self, parameter: nn.Parameter) -> None:
+        """Note each gradient of a weight that has no master, as it comes."""
+        parameter.register_post_accumulate_grad_hook(partial(note_to, weakref.ref(self)))  # a hook that held us would keep both for ever
+
+    def note(self, parameter: nn.Parameter) -> None:
+        with torch._C.DisableTorchFunction():
+            self.noted[parameter] = weakref.ref(parameter.grad), parameter.grad._version
+
+    def writes(self, parameter: nn.Parameter) -> int | None:
+        """To its gradient since a backward brought it; None where none brought the one that is there."""
+        gradient, before = self.noted.get(parameter, (lambda: None, 0))
+        return parameter.grad._version - before if parameter.grad is not None and gradient() is parameter.grad else None
+
+    def refuse_half_clipped(self, optimizer: Optimizer, masters: set[nn.Parameter]) -> None:
+        written = {True: [], False: []}  # of masters, of what needs none
+        for parameter in held_by([optimizer]):
+            if (times := self.writes(parameter)) is not None:
+                written[parameter in masters].append(times)
+        if all(written.values()) and min(written[False]) > max(written[True]):
+            raise Impossible("The gradients of the norms were changed after the backward and those of all other weights were not, as "
+                             "clip_grad_norm_(model.parameters(), ...) does: the others' are their masters', so clip mp.parameters().")
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        for parameter in held_by([optimizer]):
+            self.noted.pop(parameter, None)
+
+
+def note_to(arrivals: weakref.ref, parameter: nn.Parameter) -> None:
+    if found := arrivals():
+        found.note(parameter)
+
+
+def refuse_scaled(arrivals: weakref.ref, optimizer: Optimizer, *_) -> None:
+    found = arrivals()
+    if found is None or not found.scaler.scaled:
+        return
+    if any(found.writes(parameter) is not None for parameter in held_by([optimizer]) - found.scaler.learnt):
+        raise Impossible(f"optimizer.step() was called while its gradients are still {found.scaler.get_scale():,g} times too large: call "
+                         "mp.step(optimizer) instead, which divides them first. No weight has moved.")
