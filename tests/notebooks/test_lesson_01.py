@@ -20,7 +20,7 @@ def my_accumulate(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scal
             scaler.scale(loss_sum(micro_batch) / sum(map(tokens, window))).backward()
         scaler.unscale_(optimizer)
         if clip is not None:
-            clip_grad_norm_(optimizer.param_groups[0]["params"], clip)
+            clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
