@@ -35,11 +35,23 @@ def closed_forms():
     yield row("16, 32, 64, 256 tokens: a token of the last counts", counts[-1], "times")
 
 
-def trained_model(steps: int, draws: int):
-    """T1 at its start and after its training."""
+def trained(steps: int):
+    """T1 in training: the model before each step and after the last one, with the batch that comes next."""
     text, model = help_text(), GPT(T1, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(steps + 1):
+        inputs, targets = batch = text.batch(0, step, 0, 16, T1.sequence)
+        yield model, batch
+        if step < steps:
+            cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def trained_model(steps: int, draws: int):
+    """T1 at its start and after its training."""
+    text = help_text()
+    for step, (model, (inputs, targets)) in enumerate(trained(steps)):
         if step in (0, steps):
             for name, window in (("wide", WIDE), ("near", NEAR)):
                 told = [compared(model, [cut(text, draw, number, *each) for number, each in enumerate(window)]) for draw in range(draws)]
@@ -49,12 +61,7 @@ def trained_model(steps: int, draws: int):
                 yield row(f"T1 after {step} steps, {name} window: cosine, median", median(each["cosine, mean of means"] for each in told), "")
                 yield row(f"T1 after {step} steps, {name} window: error of the token-weighted rule, greatest",
                           100 * max(each["error, token-weighted"] for each in told), "%", at_most=1e-2)
-        inputs, targets = text.batch(0, step, 0, 16, T1.sequence)
-        loss = cross_entropy(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    yield row(f"T1 after {steps} steps: loss", loss.item(), "")
+    yield row(f"T1 after {steps} steps: loss", cross_entropy(model(inputs), targets).item(), "")
 
 
 def cut(text, draw: int, number: int, sequences: int, length: int):

@@ -28,6 +28,7 @@ from .run import is_alive
 
 GRACE_S = 3.0  # for rank 0 to decide; and for a main thread to come by itself, once the run has failed
 TELLER_S = 1.0  # for the rank that tells all of it
+LAST_S = 1.0  # for a rank that was killed to have ended, once its connections are closed
 
 
 class Lookout:
@@ -154,10 +155,9 @@ class Lookout:
                 self._beside = Beside(rank, process)  # before it is seen to live: what has its number later is not it
             if is_alive(process):
                 break
-            if rank not in self._codes:  # it ended since the last listening
-                self._codes[rank] = self._beside.exit_code()
+            code = self._code_of(rank)
             if not diagnose.status_of(self._directory, rank):
-                self._board.first("gone", [rank, self._codes.get(rank)])
+                self._board.first("gone", [rank, code])
         if self._parent not in (None, os.getppid()):
             self._asked_to_end = True
             self._publish(self._told("stopped", self._orphaned()))
@@ -196,9 +196,10 @@ class Lookout:
 
     def _without_board(self) -> End:
         """The machine of rank 0 has ended: how, by what the directory says."""
-        self._listen()  # how it ended, where it is the one beside
-        dead = [rank for rank, process in self._mates.items() if not is_alive(process) and not diagnose.status_of(self._directory, rank)]
-        code = self._codes.get(dead[0]) if dead else None
+        until = time.monotonic() + LAST_S
+        while not (dead := [rank for rank in self._mates if self._is_gone(rank)]) and time.monotonic() < until:
+            self._listen()  # its connections close before it has ended
+        code = self._code_of(dead[0]) if dead else None
         time.sleep(0.5 if code is not None else 1.0)  # another rank may know more, and a last word be on its way
         if end := End.noted(self._directory):
             return end
@@ -212,6 +213,18 @@ class Lookout:
             end = self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
                              f"{self._team.members[0].host}: see what torchrun says there.")
         return end.note(self._directory, self.index)
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether a rank on this machine has ended without a word."""
+        return not is_alive(self._mates[rank]) and not diagnose.status_of(self._directory, rank)
+
+    def _code_of(self, rank: int) -> int | None:
+        """The exit code of a rank on this machine that has ended, where that was seen or still can be."""
+        if rank not in self._codes:
+            seen = Beside(rank, self._mates[rank])
+            self._codes[rank] = seen.exit_code()
+            seen.close()
+        return self._codes[rank]
 
     def _orphaned(self) -> str:
         return f"The torchrun on {self.host} that started rank {self.index} has ended."

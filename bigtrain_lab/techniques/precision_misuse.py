@@ -8,7 +8,8 @@ Both show in the gradients: torch counts the writes to a tensor. A backward note
 gradients of norms that were written more often than any master's were changed alone. What cannot be seen: a model without norms,
 where such a clip finds no gradient and says 0; and a bare step of gradients that came before the first scaled loss.
 A bare step is seen by a hook that torch calls for every optimizer (there is no way from a weight to its optimizers); it looks at
-none of another model, and goes when its MixedPrecision does.
+none of another model, does nothing once its MixedPrecision has gone, and goes itself when the next one is made: garbage is
+collected at any moment, also while torch walks through its hooks.
 """
 
 import weakref
@@ -17,7 +18,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from ..core import Impossible
 from .loss_scaler import held_by
@@ -29,9 +30,11 @@ class Arrivals:
     def __init__(self, scaler):
         self.scaler = scaler
         self.noted: dict[nn.Parameter, tuple[weakref.ref, int]] = {}
+        for number, hook in list(_global_optimizer_pre_hooks.items()):
+            if isinstance(hook, BeforeStep) and hook.arrivals() is None:
+                del _global_optimizer_pre_hooks[number]
         if scaler:
-            handle = register_optimizer_step_pre_hook(partial(refuse_scaled, weakref.ref(self)))
-            weakref.finalize(self, handle.remove)
+            register_optimizer_step_pre_hook(BeforeStep(self))
 
     def watch(self, parameter: nn.Parameter) -> None:
         """Note each gradient of a weight that has no master, as it comes."""
@@ -65,10 +68,16 @@ def note_to(arrivals: weakref.ref, parameter: nn.Parameter) -> None:
         found.note(parameter)
 
 
-def refuse_scaled(arrivals: weakref.ref, optimizer: Optimizer, *_) -> None:
-    found = arrivals()
-    if found is None or not found.scaler.scaled:
-        return
-    if any(found.writes(parameter) is not None for parameter in held_by([optimizer]) - found.scaler.learnt):
-        raise Impossible(f"optimizer.step() was called while its gradients are still {found.scaler.get_scale():,g} times too large: call "
-                         "mp.step(optimizer) instead, which divides them first. No weight has moved.")
+class BeforeStep:
+    """A hook of every optimizer's step: refuses one of gradients that these arrivals brought and nothing has divided."""
+
+    def __init__(self, arrivals: Arrivals):
+        self.arrivals = weakref.ref(arrivals)
+
+    def __call__(self, optimizer: Optimizer, *_) -> None:
+        found = self.arrivals()
+        if found is None or not found.scaler.scaled:
+            return
+        if any(found.writes(parameter) is not None for parameter in held_by([optimizer]) - found.scaler.learnt):
+            raise Impossible(f"optimizer.step() was called while its gradients are still {found.scaler.get_scale():,g} times too large: call "
+                             "mp.step(optimizer) instead, which divides them first. No weight has moved.")

@@ -156,7 +156,7 @@ def test_each_look_is_a_point_and_each_scale_a_position():
     for s, step in zip(SCALES, slider.steps, strict=True):
         (change, traces) = step.args
         assert list(traces) == list(range(2 * len(SHOWN))) and change["y"][SHOWN.index("fp16")][2] == float((SMALL[0] * 2.0**s).half() == 0)
-    assert "fp16 turns 100% of activation gradients and 100% of weight gradients into 0" in figure.layout.title.text
+    assert "fp16 zeroes 100% of activation gradients and 100% of weight gradients" in figure.layout.title.text
     assert figure.layout.yaxis.range[1] > 1 and not any("nothing becomes 0" in a.text for a in figure.layout.annotations)
     with pytest.raises(Impossible, match="no histograms"):
         figures.underflow(Trace((), "predicted"))
