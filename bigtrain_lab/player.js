@@ -280,7 +280,7 @@ function render({ model, el }) {
   const onMessage = ({ do: what, text }) => {
     if (what === "echo") model.send({ echo: text });
     else if (what === "copy") navigator.clipboard?.writeText(text).catch(() => {});  // may be forbidden; the panel shows the text too
-    else if (v.scene && what === "play") { if (!still.matches) { act.seek(0); setPlaying(true); } }
+    else if (v.scene && what === "play") { if (!still.matches && v.listed === null) { act.seek(0); setPlaying(true); } }
     else if (v.scene) setPlaying(false);
   };
   const onLive = () => { if (!model.get("live")) act.show(mode); };  // the last data may have come while it was live
