@@ -21,6 +21,7 @@ from bigtrain_lab.runtime.ledger import Ledger
 from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_by_function
 from bigtrain_lab.techniques.checkpoint.conditions import Conditions
+from tests.unit.square import Square
 
 Pair = namedtuple("Pair", "left right")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -312,15 +313,6 @@ def test_fn_may_ask_for_gradients_through_a_checkpoint_inside_it():
 
 
 def test_a_saved_tensor_may_be_asked_for_twice():
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, dy):
-            return dy * (ctx.saved_tensors[0] + ctx.saved_tensors[0])
     x = leaf()
     checkpoint(lambda x: Square.apply(x.exp()), x).sum().backward()
     assert torch.allclose(x.grad, 2 * (2 * x.detach()).exp())

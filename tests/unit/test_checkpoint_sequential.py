@@ -22,6 +22,7 @@ from bigtrain_lab.runtime.ledger import Ledger
 from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
+from tests.unit.square import Square
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTHS = [6, 20, 9, 30, 4, 16, 8, 5]
@@ -391,16 +392,6 @@ def test_hooks_of_a_shared_weight_run_once_with_the_sum():
 
 
 def test_a_saved_tensor_may_be_asked_for_twice_and_a_layer_may_ask_for_gradients():
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, dy):
-            return dy * (ctx.saved_tensors[0] + ctx.saved_tensors[0])
-
     def penalised(x):
         y = (nn.functional.dropout(x, 0.4).sin() * x).exp()
         (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
