@@ -224,11 +224,11 @@ function render({ model, el }) {
     show(wanted) {
       if (!v.scene || !v.layout) return;
       mode = wanted;
-      const step = v.scene.end / v.scene.steps, whole = wanted === "all" || (wanted === "auto" && (v.scene.steps === 1 || readable(v.scene.end)));
-      page = whole ? Infinity : step;
+      const { pages } = v.scene, whole = wanted === "all" || (wanted === "auto" && (pages.length === 1 || readable(v.scene.end)));
+      page = whole ? Infinity : pages[0][1];
       const about = wanted === "auto" ? 0 : v.t - (rested || v.t >= v.scene.end);  // the first step: sentences and lessons name its boxes
-      if (whole) act.window(0, v.scene.end);
-      else act.window(v.scene.unfinished && wanted === "auto" ? v.scene.end - step : Math.floor(Math.max(0, about) / step) * step, step);  // where it broke
+      const [from, to] = v.scene.unfinished && wanted === "auto" ? pages.at(-1) : pages.findLast(([from]) => from <= about) || pages[0];  // where it broke
+      if (whole) act.window(0, v.scene.end); else act.window(from, to - from);
       if (rested) v.t = v.to;  // nothing in sight is veiled
     },
     lens() { v.lens = !v.lens; d.lens.setAttribute("aria-pressed", v.lens); drawHead(d, v, model.get("note")); dirty = true; frame(); },
@@ -247,7 +247,7 @@ function render({ model, el }) {
     Object.assign(data, { spans: v.scene?.spans.length ?? 0, clock: v.scene?.clock ?? "", end: has ? v.scene.end / v.scene.ticks : 0 });
     if (!has) { list.close(); setPlaying(false); data.revision = revision; return; }
     d.peak.style.display = v.scene.peaks.some(Boolean) ? "" : "none"; list.renew();
-    d.step.style.display = v.scene.steps > 1 ? "" : "none";
+    d.step.style.display = v.scene.pages.length > 1 ? "" : "none";
     d.lens.style.display = v.scene.spans.some((s) => s.version != null) ? "" : "none";
     const [from, to] = [v.from, v.to];
     const same = old && old.clock === v.scene.clock && old.unit === v.scene.unit;

@@ -50,14 +50,14 @@ class Player(anywidget.AnyWidget):
         super().__init__(limit_bytes=limit_bytes, height=height, **traits)
         self.show(trace)
 
-    def show(self, trace: Trace | None, note: str = "", live: bool = False) -> None:
+    def show(self, trace: Trace | None, note: str = "", live: bool = False, step_ends: tuple[int, ...] | None = None) -> None:
         """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone.
 
-        `live`: the trace still grows, and the playhead stays at its end.
+        `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of a trace, those of the whole.
         """
         with self.hold_sync():
             self.live = live
-            self.data = pack(trace) if trace is not None else b""
+            self.data = pack(trace, step_ends) if trace is not None else b""
             self.note = note
 
     def play(self) -> None:
@@ -68,8 +68,8 @@ class Player(anywidget.AnyWidget):
         self.send({"do": "pause"})
 
 
-def pack(trace: Trace) -> bytes:
-    """The trace as the JSON that player.js reads; times in ticks since the first event."""
+def pack(trace: Trace, step_ends: tuple[int, ...] | None = None) -> bytes:
+    """The trace as the JSON that player.js reads; times in ticks since the first event. `step_ends`: as of Player.show."""
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     rows = rows_of(trace)
@@ -89,7 +89,8 @@ def pack(trace: Trace) -> bytes:
     if len(inside) > INSIDE:
         inside = turns(inside)
     return json.dumps({
-        "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks, "steps": trace.steps,
+        "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks,
+        "step_ends": [tick - start for tick in step_ends or trace.step_ends],
         "unfinished": bool(trace.settings.get("unfinished")),
         "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
         "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],

@@ -15,6 +15,9 @@ function readScene(bytes, look) {
   const transfer = ([src, dst, kind, name, start, end, size]) => ({ src, dst, kind, name, start, end, size });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer) };
   scene.end = Math.max(scene.end, 1);
+  const ends = [...raw.step_ends], after = scene.spans.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
+  if (after) ends.push(scene.end); else ends[ends.length - 1] = scene.end;  // what follows the last step is a page too
+  scene.pages = ends.map((to, i) => [i ? ends[i - 1] : 0, to]);
   scene.byRow = raw.rows.map(() => []);
   for (const s of scene.spans) scene.byRow[s.row].push(s);
   scene.rowOf = {};

@@ -1,7 +1,7 @@
 """What a trace of training and of reading says about speed and state: steps a second, sentences a second, bytes to keep.
 
-A training step is its F, B and U; a reading is an A, a forward that records nothing. Rates are medians, which neither a look
-at the gradients in some of the steps nor a pause of the machine moves.
+A training step is F, B, U and what lies between, a look at the gradients too; a reading is an A, a forward that records nothing,
+and of several the median, which a pause of the machine does not move.
 """
 
 from collections.abc import Iterable
@@ -18,21 +18,13 @@ def last(trace: Trace, name: str) -> float | None:
 
 
 def training_rate(trace: Trace) -> float | None:
-    """Training steps in a unit of time of rank 0; None where there was none."""
-    steps: dict[str, int] = {}
-    for span in trace.spans(0):
-        if span.kind in ("F", "B", "U"):
-            number = span.name.partition(span.kind)[2]
-            steps[number] = steps.get(number, 0) + span.end - span.start
-    return rate(trace, steps.values())
+    """Training steps in a unit of time, 1 / Trace.step_time; None where there was none."""
+    return 1 / trace.step_time if trace.step_time else None
 
 
 def reading_rate(trace: Trace) -> float | None:
     """Forwards without a graph in a unit of time of rank 0; None where there was none."""
-    return rate(trace, [span.end - span.start for span in trace.spans(0) if span.kind == "A"])
-
-
-def rate(trace: Trace, ticks) -> float | None:
+    ticks = [span.end - span.start for span in trace.spans(0) if span.kind == "A"]
     return 1 / trace.units(middle) if ticks and (middle := median(ticks)) else None
 
 

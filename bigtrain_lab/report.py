@@ -248,13 +248,14 @@ def strip(trace: Trace, columns: int) -> Strip:
     if not spans:
         return Strip((), "Nothing has run yet.")
     begin = min(e.start for e in (*spans, *trace.transfers()))
-    step = trace.step_time * trace.ticks_per_unit
+    ends = [end - begin for end in (*trace.step_ends[:-1], max(e.end for e in (*spans, *trace.transfers())))]
     small = sorted(s.end - s.start for s in spans)[len(spans) // 4]  # not the smallest: an update may last next to nothing
-    steps = max(1, min(trace.steps, int(columns * small / (2 * step))))
-    scale = columns / (steps * step)
+    steps = max([1, *(number for number, end in enumerate(ends, 1) if 2 * end <= columns * small)])
+    length = ends[steps - 1]
+    scale = columns / length
     if trace.unit == "slot" and scale * trace.ticks_per_unit >= 1:
         scale = int(scale * trace.ticks_per_unit) / trace.ticks_per_unit  # whole columns a slot: equal boxes look equal
-    columns = min(columns, round(scale * steps * step))
+    columns = min(columns, round(scale * length))
     labels = labels_of(trace)
     lanes = []
     for lane in rows_of(trace):
@@ -271,6 +272,6 @@ def strip(trace: Trace, columns: int) -> Strip:
     of = counted(trace.steps, "step")
     shown = of if steps == trace.steps else f"the first of {of}" if steps == 1 else f"the first {steps} of {of}"
     told, blank = (shown, "idle") if not trace.settings.get("unfinished") else ("part of a run", "idle, or not known")
-    return Strip(tuple(lanes), f"{trace.clock}: {told}, {duration(steps * trace.step_time, trace.unit)}; · is {blank}")
+    return Strip(tuple(lanes), f"{trace.clock}: {told}, {duration(trace.units(length), trace.unit)}; · is {blank}")
 
 

@@ -88,19 +88,41 @@ class Trace:
     def units(self, ticks: int) -> float:
         return ticks / self.ticks_per_unit
 
+    def _begin(self) -> int:
+        return next((e.start for e in self.events if isinstance(e, (Span, Transfer))), 0)
+
     def _makespan_ticks(self) -> int:
-        timed = [e for e in self.events if isinstance(e, (Span, Transfer))]
-        return max(e.end for e in timed) - timed[0].start if timed else 0
+        return max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=self._begin()) - self._begin()
 
     @property
     def makespan(self) -> float:
         """First start to last end over all ranks."""
         return self.units(self._makespan_ticks())
 
+    @cached_property
+    def step_ends(self) -> tuple[int, ...]:
+        """The tick at which each training step ends: the end of its last update, of all ranks.
+
+        An update that only some of the ranks have made, in a run that broke off, ends nothing. A trace without updates
+        is divided into steps of equal length.
+        """
+        ends: dict[int, list[int]] = defaultdict(list)  # an update's micro-batch -> its end on each stage
+        for span in self.spans():
+            if "U" in span.kind:
+                for _, kind, micro_batch in ACTION.findall(span.name):
+                    if kind == "U":
+                        ends[int(micro_batch)].append(span.end)
+        stages = max(map(len, ends.values()), default=0)
+        whole = [max(ends[n]) for n in sorted(ends) if len(ends[n]) == stages]
+        if each := len(whole) // self.steps:  # several updates a step, where none waits for the batch
+            return tuple(max(whole[:each * (step + 1)]) for step in range(self.steps))
+        begin, length = self._begin(), self._makespan_ticks()
+        return tuple(begin + length * (step + 1) // self.steps for step in range(self.steps))
+
     @property
     def step_time(self) -> float:
-        """Makespan divided by the training steps in the trace."""
-        return self.units(self._makespan_ticks()) / self.steps
+        """From the first start to the end of the last step, divided by the steps. What follows the training is no part of it."""
+        return self.units(self.step_ends[-1] - self._begin()) / self.steps
 
     def busy(self, rank: int) -> float:
         """Time in which the rank's compute lane was occupied."""

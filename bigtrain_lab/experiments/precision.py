@@ -23,7 +23,7 @@ from ..data import Relations, f1, vocabulary
 from ..data.grammar import CLASSES
 from ..data.relations import LONGEST
 from ..models import Encoder, EncoderConfig, class_loss, encoder_flops, encoder_movements, encoder_saved, encoder_shapes
-from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate, training_rate
+from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate
 from ..schedule import Action, Step
 from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level, MixedPrecision
 from .experiment import Quantity
@@ -160,7 +160,7 @@ class Precision(OneDevice):
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
         return (
-            Quantity("training step", unit, lambda t: 1 / rate if (rate := training_rate(t)) else None),
+            Quantity("step time", unit, lambda t: t.step_time),
             Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade),
             Quantity("peak memory", "B", lambda t: None if t.clock == "predicted" else peak_bytes(t), exact=False),

@@ -1,7 +1,7 @@
 """The training steps of a long trace that are drawn: two hundred steps look alike, and a browser draws what it is sent.
 
-A part is cut by time, the whole divided by its steps, so that boxes of a neighbouring step may reach into it; it begins
-with what its ranks held then. The table tells of the whole trace.
+A part is cut where steps end. Ranks that never wait for a batch's end are then in the next step already, so boxes of a
+neighbouring step may reach into it; it begins with what its ranks held then. The table tells of the whole trace.
 """
 
 from bisect import bisect_right
@@ -22,8 +22,7 @@ def window(trace: Trace, first: int, steps: int) -> Trace:
     """The part of a trace from step `first` (the first is 0) on, that many steps."""
     if first <= 0 and steps >= trace.steps:
         return trace
-    begin, length = trace.events[0].start, max(e.end for e in trace.events) - trace.events[0].start
-    start, end = (begin + length * step // trace.steps for step in (first, first + steps))
+    start, end = trace.step_ends[first - 1] if first > 0 else trace.events[0].start, trace.step_ends[first + steps - 1]
     events = trace.events
     if first + steps < trace.steps:  # what ends with the step is its own, an update that takes no time too
         events = [e for e in events[:bisect_right(events, end, key=lambda e: e.start)] if e.start < end or e.end == end]

@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Alive, Memory, Span, Trace
 from bigtrain_lab.core.peak import peak
+from bigtrain_lab.experiments.accumulate import Accumulate
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.page import page
 from tests.browser.lab import LAPTOP
@@ -289,3 +290,19 @@ def test_boxes_of_one_kind_and_size_say_equally_much(browser, tmp_path):
     shown.keyboard.press("z")
     shown.wait_for_function("() => said.some((text) => /^B[0-9]+$/.test(text))")
     context.close()
+
+
+def test_one_step_is_cut_where_its_last_update_ends(browser, tmp_path):
+    """Lesson 01: windows of 4, 4 and 2 micro-batches, so that no step is a third of the whole."""
+    experiment = Accumulate()
+    trace = experiment.predict()
+    (tmp_path / "steps.html").write_text(page({"predicted": trace}, experiment))
+    shown = browser.new_page(viewport=LAPTOP)
+    shown.goto((tmp_path / "steps.html").as_uri())
+    shown.wait_for_selector(".btl-player[data-to]")
+    for key, seen in (("Home", [0, 12.5]), ("End", [25, 31.5])):
+        shown.locator(".btl-player canvas").press(key)
+        shown.locator(".btl-player canvas").press("s")
+        shown.wait_for_function("to => Number(document.querySelector('.btl-player').dataset.to) === to", arg=seen[1])
+        assert shown.locator(".btl-player").evaluate("player => [Number(player.dataset.from), Number(player.dataset.to)]") == seen
+    shown.close()

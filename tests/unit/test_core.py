@@ -222,3 +222,30 @@ def test_actions_are_written_and_read():
     for text in ("F0", "2X0", "2F", ""):
         with pytest.raises(Impossible, match="is not an action"):
             Action.parse(text)
+
+
+# -- where a step ends ------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_ends_with_the_last_update_of_all_ranks():
+    """Windows of 4, 4 and 2 micro-batches are steps of unequal length; what follows the last update is no part of a step."""
+    spans, at = [], 0
+    for last, length in ((3, 12), (7, 12), (9, 6)):
+        spans += [Span(rank, "compute", "B", f"{rank}B{last}", at, at + length) for rank in (0, 1)]
+        spans += [Span(rank, "compute", "U", f"{rank}U{last}", at + length, at + length + 1 + rank) for rank in (0, 1)]
+        at += length + 2
+    trace = Trace.of([*spans, Span(0, "compute", "A", "0A0", at, at + 100)], "predicted", ticks_per_unit=1, ranks=2, steps=3)
+    assert trace.step_ends == (14, 28, 36) and trace.step_time == 12 and trace.makespan == 136
+    broken = Trace.of([s for s in spans if s.start < 28 or s.rank == 0], "modelled", ticks_per_unit=1, ranks=2, steps=2)
+    assert broken.step_ends == (14, 28), "rank 1 has not made the last update"
+
+
+def test_steps_that_flow_into_one_another_end_with_their_last_update():
+    dream = simulate(Schedule.named("pipedream")(4, 8), {"F": 1, "B": 2}, steps=3)
+    assert [dream.units(tick) for tick in dream.step_ends] == [33, 57, 81] and dream.step_time == 27
+
+
+def test_a_trace_without_updates_is_divided_evenly():
+    trace = Trace.of([Span(0, "compute", "F", "0F0", 10, 30)], "predicted", ticks_per_unit=1, steps=2)
+    assert trace.step_ends == (20, 30) and trace.step_time == 10
+    assert Trace((), "predicted").step_ends == (0,) and Trace((), "predicted").step_time == 0

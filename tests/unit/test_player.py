@@ -136,3 +136,10 @@ def test_the_figure_of_memory_draws_the_limit_where_it_is_within_sight():
     assert drawn(375) == ([375, 375], ["dashed: device memory 375 B"])  # 150 is 40% of it
     assert drawn(376) == ([], ["limit 376 B, far above"])
     assert drawn(24 * 2**30) == ([], ["limit 24 GiB, far above"])
+
+
+def test_a_step_is_cut_at_its_last_update():
+    updates = [Span(1, "compute", "U", f"1U{number}", start, start + 2) for number, start in ((0, 140), (1, 150))]
+    trace = Trace.of([*memories(*LEVELS, more=updates)], "predicted", ranks=2, steps=2)
+    assert json.loads(pack(trace))["step_ends"] == [142, 152]
+    assert json.loads(pack(window(trace, 1, 1), trace.step_ends[1:]))["step_ends"] == [2]
