@@ -1,4 +1,7 @@
-"""Which module is at work: a path such as "layers.3.mlp.up", in the forward by hooks, in the backward by the forward's numbers.
+"""Which module is at work: a path such as "layers.3.mlp.up", in the forward by its call, in the backward by the forward's numbers.
+
+Module.__call__ is wrapped while a ledger looks on. Torch's forward hooks would not do: a call that a BaseException ends, as
+an interrupt does or a recompute that has all it needs, runs none of them.
 
 Autograd numbers its nodes as the forward makes them (torch's sequence numbers), so the module of a node that runs in the
 backward is the one that was at work when its number was given: a search in the list of (number, path) that the forward left.
@@ -12,13 +15,14 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.modules import module as hooks
+
+from .saved import replaced
 
 LONGEST = 20_000  # module calls that are remembered for the backward
 
 
 class Places:
-    """Active between `start` and `stop`. `path`: of the module whose forward runs now, "" outside of all.
+    """`path`: of the module whose forward runs now, "" outside of all.
 
     weight_name   tensor -> the name that it is known by, or ""
     """
@@ -26,20 +30,14 @@ class Places:
     def __init__(self, weight_name: Callable[[torch.Tensor], str] = lambda tensor: ""):
         self.path = ""
         self._weight_name = weight_name
-        self._stack: list[tuple[nn.Module, str]] = []
         self._paths: dict[int, tuple[weakref.ref, str]] = {}  # by id: a module may define its own equality
         self._numbers: list[int] = []
         self._places: list[str] = []
-        self._handles: list = []
 
-    def start(self) -> None:
-        self._handles = [hooks.register_module_forward_pre_hook(self._enter),
-                         hooks.register_module_forward_hook(self._leave, always_call=True)]
-
-    def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._stack, self.path = [], ""
+    def following(self):
+        """A context in which `path` is kept."""
+        self.path = ""
+        return replaced(nn.Module, "__call__", self._calling)
 
     def name(self, root: nn.Module, prefix: str = "") -> None:
         """Name a module and all within it."""
@@ -53,20 +51,22 @@ class Places:
         at = bisect_right(self._numbers, node._sequence_nr()) if node is not None else 0
         return self._places[at - 1] if at else ""
 
-    def _enter(self, module: nn.Module, inputs) -> None:
-        self._stack.append((module, self.path))
+    def _calling(self, original):
+        def __call__(module, *args, **kwargs):
+            before = self.path
+            self._move(self._path_of(module))
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._move(before)
+        return __call__
+
+    def _path_of(self, module: nn.Module) -> str:
         found = self._paths.get(id(module))
         if found is None or found[0]() is not module:
             self._name_anew(module)
             found = self._paths[id(module)]
-        self._move(found[1])
-
-    def _leave(self, module: nn.Module, inputs, output) -> None:
-        while self._stack:
-            entered, path = self._stack.pop()
-            if entered is module:
-                self._move(path)
-                return
+        return found[1]
 
     def _move(self, path: str) -> None:
         self.path = path

@@ -105,8 +105,7 @@ class Storages:
     def start(self) -> ExitStack:
         """Begin; the stack's close ends it."""
         with ExitStack() as stack:
-            stack.callback(self._places.stop)
-            self._places.start()
+            stack.enter_context(self._places.following())
             stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
             stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
             stack.enter_context(self._observer)

@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from bigtrain_lab.runtime.allocator import replayed
 from bigtrain_lab.runtime.balance import READINGS, Balance, together
 from bigtrain_lab.runtime.capacity import OutOfMemory
 from bigtrain_lab.runtime.meter import Meter
+from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
 F32 = 4
@@ -932,3 +934,31 @@ def test_a_limit_that_is_passed_already_is_told_on_entry_and_one_of_nothing_at_o
         pass
     with pytest.raises(Impossible, match="capacity_bytes is -5"):
         Ledger(model, capacity_bytes=-5)
+
+
+# -- a recompute that ends early --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [lambda model, x: checkpoint_sequential(model, "sqrt", x), checkpoint,
+                                   partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)])
+def test_a_rerun_that_ends_within_a_module_leaves_no_path_behind(again):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(6)))
+    optimizer = torch.optim.Adam(model.parameters())
+    with Ledger(model, optimizer) as ledger:
+        train(lambda x: again(model, x), optimizer, nn.functional.mse_loss, torch.randn(4, 8, requires_grad=True), torch.randn(4, 8))
+        kept = torch.ones(1000)
+        alive = ledger.at_peak()
+    assert [a.module for a in alive if a.bytes == kept.nbytes] == [""]
+    assert {a.module for a in alive if a.kind == "optimizer"} == {""}
+
+
+def test_an_interrupted_module_leaves_no_path_behind():
+    class Interrupted(nn.Module):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    with Ledger() as ledger:
+        with pytest.raises(KeyboardInterrupt):
+            nn.Sequential(nn.Linear(2, 2), Interrupted())(torch.ones(1, 2))
+        kept = torch.ones(1000)
+        assert [a.module for a in ledger.at_peak() if a.bytes == kept.nbytes] == [""]
