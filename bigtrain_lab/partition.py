@@ -85,13 +85,14 @@ def by_sizes(sizes: Sequence[int]) -> list[Stage]:
     return [Stage(first, last) for first, last in zip(ends, ends[1:])]
 
 
-def require_sizes(text: str, pieces: int, example: Sequence[Stage]) -> list[int]:
-    """The sizes of stages as they were typed; Impossible where they are not as many stages as the example, of all pieces."""
+def require_sizes(text: str, pieces: int, stages: int) -> list[int]:
+    """The sizes of stages as they were typed; Impossible where they are not so many stages, of all pieces. Its example is a bad cut,
+    since to find a good one is an exercise."""
     words = text.replace(",", " ").split()
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
-    if len(sizes) != len(words) or len(sizes) != len(example) or sum(sizes) != pieces:
-        told = " ".join(str(stage.last - stage.first) for stage in example)
-        raise Impossible(f"The cut {text!r} does not make {len(example)} stages of {pieces} pieces: give {len(example)} whole numbers "
+    if len(sizes) != len(words) or len(sizes) != stages or sum(sizes) != pieces:
+        told = " ".join(map(str, [pieces - stages + 1] + [1] * (stages - 1)))
+        raise Impossible(f"The cut {text!r} does not make {stages} stages of {pieces} pieces: give {stages} whole numbers "
                          f"of at least 1 with the sum {pieces}, as in {told}.")
     return sizes
 

@@ -53,9 +53,8 @@ class Family:
         if family is not None:
             cls._members, cls._folder = [], family
             return
-        typed = cls.__module__ == "__main__"
-        if typed:
-            cls._members[:] = [m for m in cls._members if not (m.__module__ == "__main__" and m.__qualname__ == cls.__qualname__)]
+        if is_typed(cls):
+            cls._members[:] = [m for m in cls._members if not (is_typed(m) and m.__qualname__ == cls.__qualname__)]
         if "name" in vars(cls):
             refuse_clash(cls)
         cls._members.append(cls)
@@ -91,11 +90,16 @@ class Family:
         return members[name]
 
 
+def is_typed(cls: type) -> bool:
+    """Whether the class was typed in a notebook's cell, or in a script."""
+    return getattr(cls, "__module__", None) == "__main__"
+
+
 def refuse_clash(cls: type) -> None:
     """Let a class replace its own earlier definition, or another one typed in the notebook, and nobody else's."""
     for member in [m for m in cls._members if m is not cls and vars(m).get("name") == cls.name]:
         itself = (member.__module__, member.__qualname__) == (cls.__module__, cls.__qualname__)
-        if itself or member.__module__ == cls.__module__ == "__main__":
+        if itself or is_typed(member) and is_typed(cls):
             cls._members.remove(member)
         else:
             raise Impossible(f"The name {cls.name!r} is taken by {member.__module__}.{member.__qualname__}: "
@@ -104,5 +108,5 @@ def refuse_clash(cls: type) -> None:
 
 def is_nameless(cls: type, folder: str) -> bool:
     """Whether a class of the library or a notebook has no name of its own, though it is whole and no base of another."""
-    ours = cls.__module__ == "__main__" or bool(folder) and cls.__module__.startswith(folder + ".")
+    ours = is_typed(cls) or bool(folder) and cls.__module__.startswith(folder + ".")
     return ours and "name" not in vars(cls) and not inspect.isabstract(cls) and not cls.__subclasses__()

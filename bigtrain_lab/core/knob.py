@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from .family import is_typed
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -24,6 +26,11 @@ class Knob:
 
     def menu(self) -> list | None:
         return None if self.choices is None else list(self.choices() if callable(self.choices) else self.choices)
+
+    def typed(self) -> set[str]:
+        """The names on the menu whose class was typed in a notebook's cell."""
+        members = self.choices() if callable(self.choices) else {}
+        return {name for name, member in members.items() if is_typed(member)} if isinstance(members, dict) else set()
 
 
 def knob(default, help: str, **about):

@@ -76,7 +76,7 @@ class Partition(PipelineExperiment):
         stages = super().stages_by("equal") if partition == "equal" else super().stages_by("balanced")
         if partition == "worst":
             return worst(self.pieces, len(stages))
-        return by_sizes(require_sizes(self.cut, len(self.pieces), stages)) if partition == "mine" else stages
+        return by_sizes(require_sizes(self.cut, len(self.pieces), len(stages))) if partition == "mine" else stages
 
     @cached_property
     def cuts(self) -> dict[str, dict[str, Any]]:

@@ -101,7 +101,8 @@ def refresh(controls: dict, knobs: dict[str, Knob]) -> None:
 
 
 def nearby(knob: Knob, kind: type, value) -> list:
-    """Other values of a setting, the nearest first; of a number out of range the end of it."""
+    """Other values of a setting, the nearest first; of a number out of range the end of it. A class typed in a cell is somebody's
+    exercise, and none of them."""
     if kind is bool:
         return [not value]
     menu = knob.menu()
@@ -115,8 +116,8 @@ def nearby(knob: Knob, kind: type, value) -> list:
         menu = positions(knob, value)
     if menu is None:
         return []
-    at = menu.index(value) if value in menu else 0
-    return [v for i, v in sorted(enumerate(menu), key=lambda pair: abs(pair[0] - at)) if v != value]
+    at, left_out = menu.index(value) if value in menu else 0, {value, *knob.typed()}
+    return [v for i, v in sorted(enumerate(menu), key=lambda pair: abs(pair[0] - at)) if v not in left_out]
 
 
 def follow_cells(panel) -> None:

@@ -567,3 +567,16 @@ def test_what_two_figures_lack_is_told_once():
     panel = Panel("precision", steps=1)
     others = panel.picture._others.children
     assert [type(each).__name__ for each in others] == ["HTML"] and "no histograms" in others[0].value
+
+
+def test_a_class_typed_in_a_cell_is_no_mend(monkeypatch, family):
+    """It answers another exercise; the library's own are offered."""
+    monkeypatch.setattr("bigtrain_lab.panel.nearest.PATIENCE_S", 60)
+    for name in ("my-broken", "my-right"):  # neighbours on the menu
+        steps = Schedule.named("gpipe").steps if name == "my-right" else lambda self, rank: []
+        type("Typed" + name, (Schedule,), {"name": name, "steps": steps, "__module__": "__main__"})
+    first = Experiment.named("pipeline")()
+    settings = first.model_dump() | {"schedule": "my-broken"}
+    offer = nearest(first, settings, None, attempt(first, settings))
+    assert list(offer) == ["schedule"] and offer["schedule"] not in ("my-broken", "my-right")
+    assert nearby(first.knobs()["schedule"], str, "gpipe")[-1] not in ("my-broken", "my-right")

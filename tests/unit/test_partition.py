@@ -326,3 +326,12 @@ def test_a_panel_shows_the_cut_below_the_player_and_follows_each_move():
     assert "does not make 3 stages of 10 pieces" in panel.problem and panel.controls["cut"].disabled is False
     panel.set(cut="5 3 2")
     assert panel.problem == "" and chosen(panel) == ({"mine"}, 2 * 3 + 1)
+
+
+def test_a_wrong_cut_is_refused_without_the_right_one():
+    """The checkpoint of lesson 11 asks for it."""
+    task = dict(layers=12, vocabulary=4096, steps=1)
+    answer = " ".join(str(last - first) for first, last in Partition(partition="balanced", **task).slices)
+    with pytest.raises(Impossible, match="as in 11 1 1 1") as refused:
+        Partition(partition="mine", cut="4 3 3", **task)
+    assert answer == "5 4 4 1" and answer not in str(refused.value)
