@@ -94,7 +94,8 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
         return ""
     by_clock = {trace.clock: trace for trace in given}
     explained = by_clock.get("modelled") or by_clock.get("predicted")
-    return table.results(experiment.quantities, by_clock, experiment.explain(explained) if whole and explained else [], False,
+    explains = whole and explained and experiment.is_of(explained.settings)
+    return table.results(experiment.quantities, by_clock, experiment.explain(explained) if explains else [], "",
                          report.priced_here(experiment))
 
 

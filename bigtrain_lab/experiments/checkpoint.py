@@ -150,6 +150,9 @@ class Checkpoint(OneDevice):
             yield from ((self.numbered(op.action, step),) for op in self.ops)
             yield (Action("U", 0, step),)
 
+    def planned(self) -> list:
+        return [list(self.ops), self.recompute.inside]
+
     def durations(self) -> dict:
         touched = OPTIMIZERS[self.optimizer][2] * sum(self.weight_bytes())
         return {**self.weighed(self.recompute.inside)[1], "U": 0 if self.profile.textbook else self.profile.seconds(0, touched, self.dtype)}

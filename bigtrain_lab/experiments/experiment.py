@@ -3,9 +3,11 @@
 Its fields are knobs; panel, command line, catalogue and tests are made from them, so a new experiment is one new file.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -98,13 +100,27 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run keeps beside its settings, as JSON: what pictures need beside the events, and what was measured before."""
-        return {}
+        """What a run keeps beside its settings, as JSON: which order it runs, what pictures need beside the events, what was
+        measured before."""
+        return {"order": self.order_digest} if self.order_digest else {}
+
+    def planned(self) -> Any:
+        """The order that a run follows, as JSON; None where no open family decides it."""
+        return None
+
+    @cached_property
+    def order_digest(self) -> str:
+        """A name of that order, the same in every process. A class that was typed again has the old name and another order."""
+        return sha256(json.dumps(planned).encode()).hexdigest()[:16] if (planned := self.planned()) is not None else ""
 
     @property
     def told(self) -> dict[str, Any]:
         """The settings, and the facts if there are any, as a trace keeps them."""
         return {**self.model_dump(mode="json"), **({"facts": facts} if (facts := self.facts) else {})}
+
+    def is_of(self, told: dict[str, Any]) -> bool:
+        """Whether a run or a trace that keeps this was made by the order of now; True where it tells none."""
+        return order_of(told) in ("", self.order_digest)
 
     @classmethod
     def knobs(cls) -> dict[str, Knob]:
@@ -184,6 +200,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
                       name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts, fault=self.misfortune,
                       capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, **options)
+
+
+def order_of(told: dict[str, Any]) -> str:
+    """The name of the order that a run or a trace was made by, of what it keeps; "" where it tells none."""
+    return facts.get("order", "") if isinstance(facts := told.get("facts", {}), dict) else ""
 
 
 def asked(told: dict[str, Any]) -> dict[str, Any]:

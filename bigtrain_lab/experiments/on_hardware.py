@@ -37,7 +37,7 @@ class OnHardware(Experiment):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
+        return {**super().facts, **({"machine": asdict(self.profile)} if self.profile.name == MACHINE else {})}
 
     @property
     def watts(self) -> float | None:

@@ -15,6 +15,7 @@ from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
+from ..plan import lower
 from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
 from ..techniques import one_process
@@ -97,6 +98,11 @@ class Pipelined(Experiment):
         messages = dict.fromkeys("FBI", self.message_bytes)
         return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks),
                                            capacity_bytes=self.capacity_bytes, **time))
+
+    def planned(self) -> list:
+        """Each rank's operations with their weight versions; of a schedule that repeats its batch, those of one."""
+        plan = lower(self.order, self.steps if self.order.asynchronous else 1)
+        return [[rank, lane, ops] for (rank, lane), ops in plan.lanes.items()]
 
     def predict(self) -> Trace:
         return replace(self.simulated(), settings=self.told)

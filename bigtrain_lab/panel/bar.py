@@ -12,6 +12,7 @@ from .history import Past
 
 SHUT, OPEN = "none", None  # of a layout's display
 ROWS = 3, 8  # of the list of runs: at least, at most
+SINCE = {"settings": "with other settings", "order": "of an earlier order"}
 
 
 def button(text: str, icon: str, tooltip: str, width: str, kind: type = widgets.Button, **more):
@@ -55,11 +56,11 @@ class Bar(widgets.VBox):
         self._end = (html, title) if ended else None
         self._say(html, title)
 
-    def date(self, stale: bool) -> None:
-        """Say of how a run ended whether it is of other settings than those of now."""
+    def date(self, stale: str) -> None:
+        """Say of how a run ended what has changed since: "settings", "order", or nothing."""
         if self._end:
             html, title = self._end
-            self._say(f"the last run, with other settings: {html}" if stale else html, title)
+            self._say(f"the last run, {SINCE[stale]}: {html}" if stale else html, title)
 
     def _say(self, html: str, title: str) -> None:
         self.status.value = f'<div class="btl-status" role="status" title="{escape(title)}">{html}</div>' if html else ""

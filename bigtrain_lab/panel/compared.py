@@ -4,10 +4,13 @@ from typing import NamedTuple
 
 from .. import report
 from ..core import CLOCKS, Impossible, Trace
+from ..experiments.experiment import order_of
 from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from . import history
 from .nearest import Prediction, raised
+
+EARLIER = "The last run is of an earlier order: its class has changed since, so it is compared with nothing. Run it again."
 
 
 class Pinned(NamedTuple):
@@ -25,31 +28,34 @@ class Compared:
     """Values only; a column is counted once, when its trace comes, since a long trace takes a second to count."""
 
     def __init__(self, experiment):
-        self.experiment, self.ran = experiment, None  # now, and of the last run
+        self.experiment, self.ran, self.order = experiment, None, ""  # now, and of the last run: experiment and order
         self.prediction: Prediction | None = None
         self.traces: dict[str, Trace] = {}
         self.columns: dict[str, report.Column] = {}
         self.pinned: Pinned | None = None
+        self.refused = False  # the settings of now cannot be
         self.said: list[str] = []  # of the last run: why it went as it did
 
     def predict(self, prediction: Prediction) -> bool:
         """Take what the settings of now give; whether they have changed."""
-        before = identity(self.experiment)
+        before = identity(self.experiment), self._order_now
         self.prediction, self.experiment = prediction, prediction.experiment
         self.traces["predicted"], self.columns["predicted"] = prediction.trace, prediction.column
-        return identity(self.experiment) != before
+        return (identity(self.experiment), self._order_now) != before
 
     def begin(self, ran) -> None:
         """A run of this experiment begins; while it goes on its traces are drawn and compare with nothing."""
-        self.ran = ran
+        self.ran, self.order = ran, self._order_now
         self._forget()
 
     def end(self, traces: dict[str, Trace], ran) -> None:
         """A run has ended, or was reopened. What its class raises comes last: the traces are taken."""
         self.begin(ran)
         self.traces |= traces
+        self.order = next((order for trace in traces.values() if (order := order_of(trace.settings))), self.order)
         self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
-        self.said = ran.explain(traces["modelled"]) if "modelled" in traces else []
+        if "modelled" in traces and ran.is_of(traces["modelled"].settings):  # else its class, typed again, knows nothing of that run
+            self.said = ran.explain(traces["modelled"])
 
     def _forget(self) -> None:
         for clock in CLOCKS[1:]:
@@ -57,9 +63,20 @@ class Compared:
         self.said = []
 
     @property
-    def stale(self) -> bool:
-        """Whether the settings have changed since the last run."""
-        return self.ran is not None and identity(self.ran) != identity(self.experiment)
+    def _order_now(self) -> str:
+        return order_of(self.prediction.trace.settings) if self.prediction else ""
+
+    @property
+    def changed(self) -> str:
+        """What has changed since the last run: "settings"; "order", where a class was typed again; "" where nothing has."""
+        if self.ran is None:
+            return ""
+        return "settings" if self.refused or identity(self.ran) != identity(self.experiment) else "order" if self.order != self._order_now else ""
+
+    @property
+    def note(self) -> str:
+        """That, at the traces of the last run."""
+        return f"{self.changed} changed since this run" if self.changed else ""
 
     def rows(self) -> list[report.Row]:
         return report.lined_up(self.experiment.quantities, self.columns, self.pinned.column if self.pinned else None,
@@ -67,7 +84,7 @@ class Compared:
 
     def pin(self, tab: str) -> None:
         """Keep what this tab shows; where it shows nothing yet, the run that belongs to the settings, else the prediction."""
-        own = [] if self.stale else ["modelled", "measured"]
+        own = [] if self.changed else ["modelled", "measured"]
         clock = next((clock for clock in (tab, *own, "predicted") if clock in self.columns), None)
         if clock:
             self.pinned = Pinned(self.experiment if clock == "predicted" else self.ran, self.traces[clock], self.columns[clock])
@@ -76,15 +93,18 @@ class Compared:
     def sentences(self) -> list[str]:
         """Which machine prices all this, where it is not this one; why the last run went as it did, where it is of these settings,
         else why the prediction does."""
-        return machine_of_a_run(self.experiment) + ((not self.stale and self.said) or (self.prediction.sentences if self.prediction else []))
+        return ([EARLIER] if self.changed == "order" else []) + machine_of_a_run(self.experiment) + ((not self.changed and self.said) or (self.prediction.sentences if self.prediction else []))
 
     def of(self, tab: str) -> Trace | None:
         """The trace that a tab shows."""
         return (self.pinned.trace if self.pinned else None) if tab == "pinned" else self.traces.get(tab)
 
     def changes(self) -> list[str]:
-        """The settings that differ from those of what is pinned."""
-        return report.changes(self.pinned.experiment, self.experiment) if self.pinned else []
+        """The settings that differ from those of what is pinned, else that it is of an earlier order."""
+        if not self.pinned:
+            return []
+        earlier = order_of(self.pinned.trace.settings) != self._order_now
+        return report.changes(self.pinned.experiment, self.experiment) or ["an earlier order"] * earlier
 
 
 def identity(experiment) -> tuple:

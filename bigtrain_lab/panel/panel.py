@@ -25,7 +25,7 @@ from .settings import Settings
 from .trouble import trouble
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
-STALE, PREDICTING = "settings changed since this run", "predicting these settings"
+PREDICTING = "predicting these settings"
 
 
 class Panel(widgets.VBox):
@@ -87,7 +87,7 @@ class Panel(widgets.VBox):
 
     def _on_prediction(self, tried: Prediction | str, offer: dict) -> None:
         self._results.remove_class("btl-waiting")
-        self._refusal, self._offer = tried if isinstance(tried, str) else "", offer
+        self._refusal, self._offer, self._compared.refused = (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
         if not self._refusal:
             changed = self._compared.predict(tried)
             self._failure = "" if changed else self._failure
@@ -96,7 +96,7 @@ class Panel(widgets.VBox):
         self._enable()
         self._show_problem()
         self._write_commands()
-        self.bar.date(self.stale)
+        self.bar.date(self._compared.changed)
         if not self._refusal:
             self._tabulate()  # first: other figures take long to draw
             self._draw("predicted" if changed else None)
@@ -133,8 +133,8 @@ class Panel(widgets.VBox):
 
     @property
     def stale(self) -> bool:
-        """Whether the settings have changed since the last run."""
-        return self._compared.stale or bool(self._refusal)
+        """Whether settings, or the order that they stand for, have changed since the last run."""
+        return bool(self._compared.changed)
 
     @property
     def rows(self) -> list[report.Row]:
@@ -146,13 +146,13 @@ class Panel(widgets.VBox):
         with self._lock:
             self.picture.go_to(tab or self.tabs.value)
             tab, trace, now = self.tabs.value, self._compared.of(self.tabs.value), None if self._refusal else self._compared.prediction
-            note = STALE if tab in CLOCKS[1:] and self.stale else ""
+            note = self._compared.note if tab in CLOCKS[1:] else ""
             if trace is None and tab in CLOCKS[1:]:
                 note = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this. It shows {TABS[tab]}."
             self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures)
 
     def _tabulate(self) -> None:
-        self._results.value = table.html(self.rows, self._compared.sentences, self.stale, self.pinned.trace.clock if self.pinned else "",
+        self._results.value = table.html(self.rows, self._compared.sentences, self._compared.changed, self.pinned.trace.clock if self.pinned else "",
                                          self._compared.changes())
 
     def pin(self) -> None:
@@ -227,7 +227,7 @@ class Panel(widgets.VBox):
         with self._lock:
             self.traces[clock] = trace
             if self.tabs.value == clock and len(trace) and not self._refusal:
-                self.picture.show(trace, STALE if self.stale else "", self._compared.prediction.description, live=True)
+                self.picture.show(trace, self._compared.note, self._compared.prediction.description, live=True)
 
     def _on_end(self) -> None:
         run, took = self.run, time.monotonic() - self._began
@@ -253,7 +253,7 @@ class Panel(widgets.VBox):
             broken = raised(error)
         if told := "\n".join(filter(None, (failure, damage, broken))):
             self._fail(told, run if failure else None)
-        self.bar.date(self.stale)
+        self.bar.date(self._compared.changed)
         if not self._refusal:
             self._draw()
             self._tabulate()

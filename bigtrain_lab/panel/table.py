@@ -51,16 +51,16 @@ def heading(question: str) -> str:
     return f'{CONTROLS}{STYLE}<div class="btl-question">{escape(question)}</div>'
 
 
-def results(quantities, traces: dict[str, Trace], sentences: list[str], stale: bool, here: bool = True) -> str:
-    """Table and sentences of some traces as HTML; `stale` greys what the last run gave; `here` as of `report.rows`."""
+def results(quantities, traces: dict[str, Trace], sentences: list[str], stale: str, here: bool = True) -> str:
+    """Table and sentences of some traces as HTML; `stale`, what has changed, greys what the last run gave; `here` as of `report.rows`."""
     return html(report.rows(quantities, *traces.values(), here=here), sentences, stale)
 
 
-def html(rows: list[report.Row], sentences: list[str], stale: bool = False, pinned: str = "", changes: list[str] = ()) -> str:
+def html(rows: list[report.Row], sentences: list[str], stale: str = "", pinned: str = "", changes: list[str] = ()) -> str:
     """The same of rows. `pinned` is the clock of the pinned column, if there is one; `changes` say what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
     heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
-    heads += f'<th class="btl-last">{"settings changed" if stale else "difference"}</th>'
+    heads += f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'
     heads += f'<th class="btl-pinned">pinned ({pinned})</th><th class="btl-last">now against it</th>' if pinned else ""
     body = "".join(
         f"<tr><td>{escape(row.quantity)}</td>" + "".join(
@@ -72,7 +72,7 @@ def html(rows: list[report.Row], sentences: list[str], stale: bool = False, pinn
             f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>{why(sentences)}</div>")
 
 
-def against(row: report.Row, clock: str, stale: bool) -> str:
+def against(row: report.Row, clock: str, stale: str) -> str:
     """From what is pinned to what is there now: on the pinned clock, where it has a number that is not stale, else predicted."""
     now = None if stale else getattr(row, clock)
     now = now or row.predicted

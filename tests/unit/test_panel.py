@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 
 import ipywidgets as widgets
 import pytest
@@ -15,9 +16,11 @@ from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, n
 from bigtrain_lab.panel.graded import Graded, positions
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.panel.press import Press
+from bigtrain_lab.recompute import Recompute
 from bigtrain_lab.runtime import RankFailed
-from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.schedule import B, F, Schedule
 from bigtrain_lab.schedules.gpipe import GPipe
+from bigtrain_lab.schedules.pipedream import PipeDream
 from tests.unit.ranks import until
 from tests.unit.waves import Waves
 
@@ -580,3 +583,65 @@ def test_a_class_typed_in_a_cell_is_no_mend(monkeypatch, family):
     offer = nearest(first, settings, None, attempt(first, settings))
     assert list(offer) == ["schedule"] and offer["schedule"] not in ("my-broken", "my-right")
     assert nearby(first.knobs()["schedule"], str, "gpipe")[-1] not in ("my-broken", "my-right")
+
+
+# -- a class that was typed again -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recomputes():
+    """The registry of recompute plans as it was, afterwards."""
+    before = list(Recompute._members)
+    yield
+    Recompute._members[:] = before
+
+
+def one_by_one(schedule, rank):
+    return [step for m in range(schedule.micro_batches) for step in (F(rank, m), B(rank, m))]
+
+
+def keep_all(plan, chain, budget_bytes):
+    return Recompute.named("keep-all")().order(chain)
+
+
+def keep_none(plan, chain, budget_bytes):
+    return Recompute.named("keep-none")().order(chain)
+
+
+@pytest.mark.parametrize("lab, setting, member, method, first, second", [
+    ("pipeline", "schedule", Schedule, "steps", one_by_one, GPipe.steps), ("checkpoint", "plan", Recompute, "order", keep_all, keep_none)])
+def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, recomputes, lab, setting, member, method, first, second):
+    def typed(order):
+        type("Typed", (member,), {"name": "typed", "__module__": "__main__", method: order})
+
+    typed(first)
+    shown = show(lab, **{setting: "typed"})
+    ran = shown.experiment
+    traces = {"modelled": replace(ran.predict(), clock="modelled")}
+    shown._compared.end(traces, ran)
+    shown.read_menus()
+    assert not shown.stale and shown.rows[0].difference.startswith("✓ equal")
+    typed(second)
+    shown.read_menus()
+    told = [sentence for sentence in shown._compared.sentences if "earlier order" in sentence]
+    assert shown.stale and len(told) == 1 and "<th class=\"btl-last\">order changed</th>" in shown._results.value
+    assert "≠" not in shown._results.value and shown.tabs.value == "predicted"
+
+    again = show(lab, **{setting: "typed"})  # the class of now, and a run that its directory tells of
+    again._compared.end(traces, type(ran).restored(traces["modelled"].settings | {"experiment": lab}))
+    assert again.stale and again._compared.said == []
+    shown._compared.end({"modelled": replace(shown.experiment.predict(), clock="modelled")}, shown.experiment)
+    assert not shown.stale
+    shown.pin()
+    typed(first)
+    shown.read_menus()
+    assert shown.stale and "pinned: an earlier order" in shown._results.value
+
+
+def test_the_versions_that_actions_use_are_part_of_an_order(family):
+    type("Typed", (PipeDream,), {"name": "typed", "__module__": "__main__"})
+    asked = dict(schedule="typed", ranks=2, layers=2)
+    right = Experiment.named("pipeline")(**asked).order_digest
+    assert right == Experiment.named("pipeline")(**asked).order_digest == Experiment.named("pipeline")(**asked, width=128).order_digest
+    type("Typed", (PipeDream,), {"name": "typed", "__module__": "__main__", "version": lambda self, action: 0})
+    assert Experiment.named("pipeline")(**asked).order_digest != right

@@ -1,6 +1,7 @@
 """bigtrain compare: settings, quantities, the first event that differs, what the ranks returned, and its refusals."""
 
 import re
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -208,3 +209,15 @@ def test_ticks_of_another_size_are_the_same_time():
     fine = Trace.of([e._replace(start=3 * e.start, **({} if isinstance(e, Memory) else {"end": 3 * e.end})) for e in BASE], "modelled", ranks=2,
                     ticks_per_unit=3000)
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), fine) is None
+
+
+def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, copy):
+    settings = json.loads((copy / "settings.json").read_text())
+    assert len(settings["settings"]["facts"]["order"]) == 16
+    code, out, _ = cli("show", copy)
+    assert code == 0 and "✓ equal" in out
+    settings["settings"]["facts"]["order"] = "another"
+    (copy / "settings.json").write_text(json.dumps(settings))
+    code, out, _ = cli("show", copy)
+    assert code == 0 and "earlier order" in out and "predicted" not in out and "≠" not in out and "modelled" in out
+    assert cli("export", copy, "--html", copy / "page.html")[0] == 0
