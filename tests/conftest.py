@@ -1,6 +1,8 @@
-"""What all tests share: the browser, and CI's rule that nothing may be skipped."""
+"""What all tests share: one thread a process, the browser, and CI's rule that nothing may be skipped."""
 import os
 import signal
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in whatever a test starts: tests share the cores
 
 import cloudpickle
 import pytest

@@ -22,6 +22,27 @@ def clocks_differ(predicted: Trace, modelled: Trace) -> list[str]:
     return findings
 
 
+def bytes_differ(predicted: Trace, measured: Trace) -> list[str]:
+    """One sentence for each rank and kind of memory whose levels differ, naming the first action after which they do."""
+    ours, theirs = by_kind(predicted), by_kind(measured)
+    findings = []
+    for row in sorted(ours | theirs):
+        for a, b in zip_longest(ours.get(row, []), theirs.get(row, [])):
+            if a != b:
+                findings.append(f"rank {row[0]}, {row[1]}: predicted {a}, measured {b}")
+                break
+    return findings
+
+
+def by_kind(trace: Trace) -> dict[tuple[int, str], list]:
+    """(rank, memory kind) -> (action, bytes held after it), in order."""
+    kinds = defaultdict(list)
+    for e in trace.events:
+        if isinstance(e, Memory) and not e.inside:
+            kinds[e.rank, e.kind].append((e.name, e.bytes))
+    return dict(kinds)
+
+
 def by_lane(trace: Trace) -> dict[tuple[int, str], list]:
     lanes = defaultdict(list)
     for e in trace.events:

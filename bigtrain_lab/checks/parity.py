@@ -8,7 +8,7 @@ A training that diverged is the same where both are nan, or the same inf, in the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,8 +17,19 @@ TOLERANCE = 1e-12
 
 def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERANCE) -> list[str]:
     """Sentences on missing names, shapes and values of `found` against `expected`; arrays or tensors by name."""
-    findings = [f"{name} is missing" for name in expected if name not in found]
-    findings += [f"{name} should not be there" for name in found if name not in expected]
+    return [f"{name} is missing" for name in expected if name not in found] + values_differ(found, expected, tolerance)
+
+
+def ranks_differ(results: Sequence[Mapping], expected: Mapping, tolerance: float = TOLERANCE) -> list[str]:
+    """Sentences on what each rank returned, `results[rank]`: every name on some rank, and every replica of it equal."""
+    returned = set().union(*results)
+    return [f"{name} is missing on every rank" for name in expected if name not in returned] + [
+        f"rank {rank}: {told}" for rank, found in enumerate(results) for told in values_differ(found, expected, tolerance)]
+
+
+def values_differ(found: Mapping, expected: Mapping, tolerance: float) -> list[str]:
+    """Sentences on the names of `found`: those that are not expected, and shapes and values that are others."""
+    findings = [f"{name} should not be there" for name in found if name not in expected]
     shapes = {name: (exact(found[name]).shape, exact(expected[name]).shape) for name in expected if name in found}
     findings += [f"{name} has shape {a}, expected {b}" for name, (a, b) in shapes.items() if a != b]
     errors = relative_errors({name: found[name] for name, (a, b) in shapes.items() if a == b}, expected)

@@ -23,9 +23,11 @@ import yaml
 import bigtrain_lab
 from bigtrain_lab import report
 from bigtrain_lab.checks import clocks_differ
+from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import Run, launch
+from tests.unit.jobs import environment, forked
 from tests.unit.ranks import warm_up
 
 ROOT = Path(bigtrain_lab.__file__).parents[1]
@@ -44,11 +46,6 @@ def free_port() -> int:
     held.bind(("127.0.0.1", 0))
     HELD.append(held)
     return held.getsockname()[1]
-
-
-def environment(**more) -> dict:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
-    return {**inherited, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **more}
 
 
 def ended(*processes) -> list[tuple[int, str]]:
@@ -79,20 +76,22 @@ def assert_same(run: Run, other: Run) -> None:
         assert set(ours) == set(theirs) and all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
 
 
-def panels_run(directory) -> Run:
-    panel = Panel(LAB)
+def panels_run(directory, lab=LAB) -> Run:
+    panel = Panel(lab)
     panel.start(directory=directory).wait()
     return panel.run
 
 
-def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp_path):
+def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp_path, capsys, monkeypatch):
+    """On two ranks; on four, and on two machines, below."""
     warm_up()
-    first = panels_run(tmp_path / "panel")
-    assert clocks_differ(LAB.predict(), first.trace()) == []
-    lines, head = report.commands(LAB), f"127.0.0.1:{free_port()}"
+    lab = LAB.replace(ranks=2)
+    first = panels_run(tmp_path / "panel", lab)
+    assert clocks_differ(lab.predict(), first.trace()) == []
+    lines, head = report.commands(lab), f"127.0.0.1:{free_port()}"
     assert list(lines) == ["shell", "torchrun, one node", "torchrun, two nodes"]
-    [(code, output)] = ended(typed(lines["shell"], "shell", tmp_path))
-    assert code == 0 and "✓ equal" in output
+    monkeypatch.chdir(tmp_path)
+    assert main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0 and "✓ equal" in capsys.readouterr().out
     [(code, output)] = ended(typed(lines["torchrun, one node"], "one", tmp_path))
     assert code == 0 and output.count("The run is kept in") == 1
     two = lines["torchrun, two nodes"].replace("$HEAD_NODE:29400", head)
@@ -170,9 +169,8 @@ if may_make_namespaces():
 def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[int, str]]:
     """The ranks of a job as torchrun would start them, without it: (exit code, output) of each."""
     port = str(free_port())
-    return ended(*(subprocess.Popen(
-        [sys.executable, *words], cwd=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **each(rank))) for rank in range(ranks)))
+    return forked(where, words, [{"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **each(rank)}
+                                 for rank in range(ranks)])
 
 
 def script(where: Path, text: str) -> list[str]:

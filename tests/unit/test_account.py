@@ -13,8 +13,6 @@ from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes
                                  moved_bytes, parameter_bytes, parameter_shapes, parameters, saved_bytes)
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def inputs_of(config, first, batch):
     draw = torch.Generator().manual_seed(0)

@@ -18,7 +18,6 @@ from bigtrain_lab.techniques.accumulate import (RULES, accumulate, batch_norm_mo
                                                 parameters, square_root_rate, token_counts, token_weighted, update, windows)
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = GPTConfig(layers=1, width=8, heads=2, sequence=12, vocabulary=11, dtype=torch.float64)
 LENGTHS = (16, 32, 64, 256)
 

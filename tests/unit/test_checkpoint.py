@@ -24,7 +24,6 @@ from bigtrain_lab.techniques.checkpoint.conditions import Conditions
 from tests.unit.square import Square
 
 Pair = namedtuple("Pair", "left right")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plain(fn, /, *args, **kwargs):

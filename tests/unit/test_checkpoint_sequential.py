@@ -24,7 +24,6 @@ from bigtrain_lab.schedule import Action
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential, selective, weigh
 from tests.unit.square import Square
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTHS = [6, 20, 9, 30, 4, 16, 8, 5]
 CONFIG = GPTConfig(layers=4, width=16, heads=2, sequence=12, dropout=0.2)
 

@@ -10,8 +10,6 @@ from torch import nn
 from bigtrain_lab.checks import accumulation_findings
 from bigtrain_lab.techniques.accumulate import accumulate, parameters, windows
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 # -- right ones ---------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from bigtrain_lab.checks import checkpoint_findings
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_by_function
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HELD: list = []
 
 

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from bigtrain_lab.checks import policy_findings, scaler_findings
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, Policy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RIGHT = """
 class Scaler:
     def __init__(self, init_scale, growth_factor, backoff_factor, growth_interval):

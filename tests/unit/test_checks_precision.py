@@ -6,7 +6,6 @@ import torch
 from bigtrain_lab.checks import update_findings
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RIGHT = """
 def update(weights, masters, optimizer, scale, streak, growth_interval, clip):
     for weight, master in zip(weights, masters):

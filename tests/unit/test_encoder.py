@@ -13,7 +13,6 @@ from bigtrain_lab.models.encoder_account import encoder_flops, encoder_movements
 from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 from tests.unit.test_account import OperatorBytes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = EncoderConfig(layers=2, width=12, heads=3, sequence=9, vocabulary=17, classes=5)
 NOISE = Noise(3, 1, 0)
 

@@ -71,7 +71,6 @@ def test_the_ledger_holds_what_the_account_predicts(runs, name):
     assert storages[0] == storages[1]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_it_trains_as_one_process_does(runs):
     assert tensors_differ(runs["adam"].result, ASKED["adam"].reference()) == []
 

@@ -18,7 +18,6 @@ from bigtrain_lab.techniques.mixed_precision import LEVELS, DynamicLossScaler, L
 from bigtrain_lab.techniques.precision_policy import FULL, LOW, WIDEST, listed
 
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-torch.set_num_threads(1)
 
 
 # -- the policy ----------------------------------------------------------------------------------------------------------

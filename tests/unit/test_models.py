@@ -12,8 +12,6 @@ from bigtrain_lab.models import (GPT, Dropout, GPTConfig, GPTStage, MLPStage, No
                                  split)
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def ids(seed=0, batch=2):
     return torch.randint(SMALL.vocabulary, (batch, SMALL.sequence), generator=torch.Generator().manual_seed(seed))

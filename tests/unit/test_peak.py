@@ -15,7 +15,6 @@ from bigtrain_lab.models import (GPT, GPTConfig, Noise, cross_entropy, gpt_steps
                                  saved_bytes)
 from bigtrain_lab.runtime import Ledger
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIMIZERS = {"sgd": lambda p: torch.optim.SGD(p, 1e-3), "momentum": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9),
               "adam": lambda p: torch.optim.Adam(p, 1e-3)}
 

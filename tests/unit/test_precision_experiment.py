@@ -17,7 +17,6 @@ from bigtrain_lab.models import encoder_parameters
 from bigtrain_lab.rates import checkpoint_bytes, field, last, reading_rate, training_rate
 from bigtrain_lab.techniques.mixed_precision import LEVELS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = dict(steps=3, layers=1, width=32, rows=4, train_size=32, dev_size=64)
 
 

@@ -13,7 +13,6 @@ from bigtrain_lab.techniques.checkpoint.beside import Beside
 from bigtrain_lab.techniques.reversible import ReversibleBlock, ReversibleSequence
 from bigtrain_lab.techniques.weight_versions import WeightVersions
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WAYS = {
     "module": lambda net, x: checkpoint(net.tail, checkpoint(net.head, x) * net.scale).exp(),
     "method": lambda net, x: checkpoint(net.core, x),

@@ -10,7 +10,6 @@ from bigtrain_lab.data import Relations, f1
 from bigtrain_lab.data.grammar import CLASSES, DENY, NEVER, NONE, RELATIONS
 from bigtrain_lab.data.relations import E1, E1_END, E2, E2_END, FRAMES, LONGEST, SHARES, _Writer, names, numbers, sentence, vocabulary
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MANY = [sentence(0, n) for n in range(3000)]
 DEV = [sentence(0, n, dev=True) for n in range(3000)]
 

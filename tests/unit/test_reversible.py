@@ -11,7 +11,6 @@ from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.reversible import ReversibleBlock, ReversibleSequence, rounding_by_depth
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, ROWS = 12, 5
 
 

@@ -25,6 +25,7 @@ from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.run import is_alive, this_process
 from bigtrain_lab.runtime.server import hidden_main
 from bigtrain_lab.schedule import Action
+from tests.unit.jobs import forked
 from tests.unit.ranks import after, ranks_alive, until, warm_up
 
 ROOT = str(Path(bigtrain_lab.__file__).parents[1])
@@ -346,13 +347,10 @@ def test_under_torchrun_another_number_of_ranks_is_refused(monkeypatch):
 def torchrun(tmp_path, text: str, ranks: int) -> list[str]:
     """What each rank printed, started as torchrun would: they meet at a store that is there before them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = []
-    for rank in range(ranks):
-        environment = {**os.environ, "PYTHONPATH": ROOT, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        processes.append(subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    return [process.communicate(timeout=500)[0] for process in processes]
+    script(tmp_path, text)
+    each = [{"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+             "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in range(ranks)]
+    return [output for _, output in forked(tmp_path, ["script.py"], each)]
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ from torch import nn
 from bigtrain_lab.models import TranslatorConfig, cross_entropy, translator_parameters, translator_shapes, translator_steps
 from tests.unit.test_peak import Witness, differences
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Attention(nn.Module):
     def __init__(self, width, heads, crosses):

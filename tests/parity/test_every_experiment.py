@@ -1,0 +1,101 @@
+"""Every experiment there is, also one added since: a run's clock and bytes are those of its prediction, and its numbers, on
+every rank, those of its reference. A wrong experiment does not pass."""
+
+import numpy as np
+import pytest
+
+from bigtrain_lab.checks import run_differs
+from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.staleness import Staleness
+
+
+def exact(cls: type[Experiment]) -> Experiment:
+    """As its panel opens, but two steps long and in float64 where it has the knobs `steps` and `dtype`."""
+    wanted = {"steps": 2, "dtype": "float64"}
+    return cls(**{name: value for name, value in wanted.items() if name in cls.knobs()})
+
+
+@pytest.mark.parametrize("name", Experiment.all())
+def test_a_run_is_as_predicted_and_as_one_process(name, tmp_path):
+    asked = exact(Experiment.named(name))
+    run = asked.run(directory=tmp_path / "run", jitter_s=0.002)
+    run.wait()
+    assert run.result and run_differs(asked, run) == []
+
+
+# -- wrong ones; they inherit their name, so they are on no menu ------------------------------------------------------
+
+
+class Replicated(Staleness):
+    """A right one, in which every rank returns `all` too."""
+
+    def program(self, rank):
+        return super().program(rank) | {"all": self.replica(rank)}
+
+    def replica(self, rank) -> float:
+        return 1.0
+
+    def reference(self):
+        return super().reference() | {"all": np.ones(())}
+
+
+class WrongReplica(Replicated):
+    """Only the highest of two ranks is off, and `run.result` tells the lowest's."""
+
+    def replica(self, rank) -> float:
+        return 1 + 1e-9 * rank.index
+
+
+class WrongReference(Replicated):
+    def reference(self):
+        right = super().reference()
+        return right | {"layers.1.weight": right["layers.1.weight"] * (1 + 1e-11)}
+
+
+class MissingReference(Replicated):
+    def reference(self):
+        return {name: array for name, array in super().reference().items() if name != "loss"}
+
+
+class MissingResult(Replicated):
+    def reference(self):
+        return super().reference() | {"accuracy": np.ones(1)}
+
+
+class WrongPrediction(Replicated):
+    def predict(self):
+        return self.replace(micro_batches=self.micro_batches + 1).simulated()
+
+
+class WrongBytes(Replicated):
+    @property
+    def stage_bytes(self):
+        return [each._replace(activations=each.activations + 8) for each in super().stage_bytes]
+
+
+SMALL = dict(schedule="1f1b", ranks=2, micro_batches=4, steps=2, width=8, rows=4)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of the right program, and of that whose replicas differ."""
+    runs = {cls: cls(**SMALL).run(directory=tmp_path_factory.mktemp("run") / "run") for cls in (Replicated, WrongReplica)}
+    for run in runs.values():
+        run.wait()
+    return runs
+
+
+@pytest.mark.parametrize("wrong, told", [
+    (WrongReference, ["rank 1: layers.1.weight is off by 1.00e-11, allowed 1e-12"]),
+    (MissingReference, ["rank 1: loss should not be there"]),
+    (MissingResult, ["accuracy is missing on every rank"]),
+    (WrongReplica, ["rank 1: all is off by 1.00e-09, allowed 1e-12"]),
+    (Replicated, []),
+])
+def test_wrong_numbers_are_told_by_rank_and_name(finished, wrong, told):
+    assert run_differs(wrong(**SMALL), finished.get(wrong, finished[Replicated])) == told
+
+
+@pytest.mark.parametrize("wrong, where", [(WrongPrediction, "lane compute, event"), (WrongBytes, "activations: predicted")])
+def test_a_wrong_prediction_is_told(finished, wrong, where):
+    assert {f"rank {rank}, {where}" in "\n".join(run_differs(wrong(**SMALL), finished[Replicated])) for rank in (0, 1)} == {True}

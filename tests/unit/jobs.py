@@ -1,0 +1,71 @@
+"""Ranks of a job as torchrun starts them, without it, and without each importing torch: one process does, and forks them.
+
+    ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])    # (exit code, what was printed) of each
+"""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OF_THE_SHELL = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # a rank is started without them
+
+
+def environment(**more) -> dict[str, str]:
+    """Of a shell in which this library is installed."""
+    inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_SHELL}
+    return {**inherited, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **more}
+
+
+@cache
+def forker() -> subprocess.Popen:
+    """The process that forks ranks; it ends with this one, since its input does."""
+    return subprocess.Popen([sys.executable, __file__], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tuple[int, str]]:
+    """Run `python *words` in that folder, once with each of these further variables; all end before one's exit code is asked for,
+    as torchrun asks a moment later than a process ends: others may see it meanwhile."""
+    print(json.dumps([str(where), words, each]), file=forker().stdin, flush=True)
+    return [tuple(told) for told in json.loads(forker().stdout.readline())]
+
+
+def serve() -> None:
+    import bigtrain_lab.cli  # noqa: F401
+    import bigtrain_lab.experiments  # noqa: F401  (and torch with it)
+
+    for line in sys.stdin:
+        where, words, each = json.loads(line)
+        outputs = [Path(where) / f".output-{number}" for number in range(len(each))]
+        ranks = [fork(where, words, variables, output) for variables, output in zip(each, outputs)]
+        for pid in ranks:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        print(json.dumps([(code, output.read_text()) for code, output in zip(codes, outputs)]), flush=True)
+
+
+def fork(where: str, words: list[str], variables: dict[str, str], output: Path) -> int:
+    """The pid of a child that is as `python *words` would be; in it this does not return."""
+    if pid := os.fork():
+        return pid
+    os.chdir(where)
+    os.environ.update(variables)
+    written, nothing = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+    for ours, theirs in ((nothing, 0), (written, 1), (written, 2)):
+        os.dup2(ours, theirs)
+    module = words[0] == "-m"
+    sys.argv = words[module:]
+    sys.path[0] = where
+    if module:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+    sys.exit()
+
+
+if __name__ == "__main__":
+    serve()
