@@ -5,8 +5,8 @@ Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one 
 """
 
 import sys
-import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,6 @@ app = App(name="bigtrain", version=__version__, result_action="return_value", su
           help="How large models are trained: predicted at once, and run on real processes.")
 Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # passed on to the experiments' own commands
 Place = Annotated[Path, Parameter(help="a run directory, or a file that predict --save wrote")]
-TOLD_S = 60.0  # torchrun ends all ranks with the first that ends, so the others let that be one that speaks; a reason of their own they tell then
 Asked = Annotated[Path | None, Parameter(help="a run directory, or a file that predict --save wrote")]
 
 
@@ -41,16 +40,25 @@ def main(arguments=None) -> int:
 def run(*words: Words) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
     from ..runtime import border
-    from . import labs
 
-    speaks = border.speaks()
-    if not speaks:
+    if not (place := border.place_given()):
+        from . import labs
+
+        return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
+    from ..runtime import board  # the experiments load once the other ranks know this one
+
+    run = board.join(place, border.meeting_point()).run(1)
+    if not (speaks := border.speaks()):
         warnings.simplefilter("ignore")  # main puts it back
     try:
+        from . import labs
+
         return labs.menu("run", labs.run)(words, exit_on_error=False, print_error=False)
-    except (Impossible, CycloptsError):
-        if not speaks:
-            time.sleep(TOLD_S)
+    except BaseException as error:
+        reason = str(error) if isinstance(error, CycloptsError) else board.reason_of(error)
+        with suppress(RuntimeError):  # the store has gone
+            if run.refuse(reason)["reason"] == reason and not speaks:  # the first rank of this machine says so
+                return 2
         raise
 
 

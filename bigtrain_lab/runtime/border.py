@@ -18,6 +18,7 @@ class Place(NamedTuple):
     nodes: int = 1
     restart: int = 0
     agent: bool = False  # whether torchrun itself started it, and ends it with the others
+    hosts: bool = False  # whether it opens the store at which all meet
 
 
 def place_given() -> Place | None:
@@ -29,12 +30,13 @@ def place_given() -> Place | None:
         return None
     if "MASTER_ADDR" not in os.environ or not os.environ.get("MASTER_PORT", "").isdigit():
         return None
-    return Place(index, ranks, nodes, restart, "TORCHELASTIC_RUN_ID" in os.environ)
+    hosts = index == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return Place(index, ranks, nodes, restart, "TORCHELASTIC_RUN_ID" in os.environ, hosts)
 
 
 def speaks() -> bool:
-    """Whether this process tells what is refused: of the ranks that torchrun started the first of each machine, since the reason may
-    lie with one machine alone (a file that is not there)."""
+    """Whether this process says what is refused here: of the ranks that torchrun started, the first of each machine.
+    Every rank says what was refused on another."""
     place = place_given()
     return not (place and place.agent) or os.environ.get("LOCAL_RANK") == "0"
 

@@ -21,14 +21,16 @@ from pathlib import Path
 
 from . import diagnose
 from .beside import Beside
+from .board import say
 from .diagnose import Exit
 from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
 from .run import is_alive
 
-GRACE_S = 3.0  # for rank 0 to decide; and for a main thread to come by itself, once the run has failed
-TELLER_S = 1.0  # for the rank that tells all of it
-LAST_S = 1.0  # for a rank that was killed to have ended, once its connections are closed
+GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself, once the run has failed
+LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
+OTHERS_S = 0.5, 5.0  # for the note of a rank that knows more: where this one saw how rank 0 ended, and where it did not
+WORKED_S, WITHIN_S = 0.25, 5.0  # processor time, in so much time, that shows that a rank works
 
 
 class Lookout:
@@ -38,8 +40,9 @@ class Lookout:
         self.index, self.size, self.host, self._team = team.index, team.place.ranks, team.me.host, team
         self._board, self._own_board = team.board.clone(), team.board
         self._job, self._directory = job, Path(job.directory)
-        self._progress = Progress(job, stall_s, lambda: self._board.count("printed"))
+        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"))
         self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
+        self._worked, self._worked_at = 0.0, 0.0  # processor time of this process when it was last looked at, and when that was
         self._beside: Beside | None = None  # the next rank that lives on this machine
         self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
         self._mates, self._parent = team.mates, os.getppid() if team.place.agent else None
@@ -76,8 +79,6 @@ class Lookout:
             self._own_board.count("failed" if code else "over", 1)
         self._known.wait()
         self._thread.join()
-        if self._end.state != "done" and self._end.teller != self.index:
-            time.sleep(TELLER_S)  # torchrun ends all once one has ended
         return self._end
 
     def give_up(self, why: str) -> End:
@@ -102,8 +103,9 @@ class Lookout:
         self._end = end
         self._known.set()
         if end.state != "done" and not self._came.wait(0 if self._asked_to_end else GRACE_S):
-            os.write(2, f"bigtrain: {self.words(end)}\n".encode(errors="replace"))
+            say(self.words(end))
             sys.stdout.flush()
+            self._board.job.stay(waits=False)
             os._exit(130 if end.diagnosis == INTERRUPTED else FAILED)
 
     def words(self, end: End) -> str:
@@ -122,7 +124,7 @@ class Lookout:
                 return self._publish(self._told("stopped", INTERRUPTED))
             self._look_beside()
             self._asked_to_end |= signal.SIGTERM in heard
-            self._tell_of_prints()
+            self._tell_of_signs()
             failed, gone = board.count("failed"), board.peek("gone")
             if failed or gone or self._asked_to_end:
                 trouble = trouble or time.monotonic()
@@ -162,11 +164,20 @@ class Lookout:
             self._asked_to_end = True
             self._publish(self._told("stopped", self._orphaned()))
 
-    def _tell_of_prints(self) -> None:
-        """What this rank prints goes to torchrun: rank 0 hears of it on the board."""
-        if (writes := sum(output.writes for output in self._outputs)) != self._told_writes:
+    def _tell_of_signs(self) -> None:
+        """What this rank prints goes to torchrun, and its processor time only this machine knows: rank 0 hears of both on the board."""
+        writes, works = sum(output.writes for output in self._outputs), self._works()
+        if works or writes != self._told_writes:
             self._told_writes = writes
-            self._board.count("printed", 1)
+            self._board.count("signs", 1)
+
+    def _works(self) -> bool:
+        """Whether this process has worked, its lookout aside: at least a twentieth of one processor since it was last found to."""
+        worked, now = time.process_time() - time.thread_time(), time.monotonic()
+        works = worked - self._worked >= WORKED_S and now - self._worked_at <= WITHIN_S
+        if works or now - self._worked_at > WITHIN_S:
+            self._worked, self._worked_at = worked, now
+        return works
 
     def _failure(self, gone: list | None, since_s: float) -> End | None:
         """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""
@@ -200,9 +211,11 @@ class Lookout:
         while not (dead := [rank for rank in self._mates if self._is_gone(rank)]) and time.monotonic() < until:
             self._listen()  # its connections close before it has ended
         code = self._code_of(dead[0]) if dead else None
-        time.sleep(0.5 if code is not None else 1.0)  # another rank may know more, and a last word be on its way
-        if end := End.noted(self._directory):
-            return end
+        until = time.monotonic() + OTHERS_S[code is None]
+        while time.monotonic() < until:
+            if end := End.noted(self._directory):
+                return end
+            self._listen()
         self._asked_to_end = True
         if self._parent not in (None, os.getppid()):
             end = self._told("stopped", self._orphaned())

@@ -48,6 +48,14 @@ def clock_id() -> str:
         return platform.node()
 
 
+def namespace(kind: str) -> str:
+    """The same in two processes exactly where they share a network ("net") or a table of processes ("pid")."""
+    try:
+        return clock_id() + os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:  # no Linux
+        return platform.node()
+
+
 def beyond_the_wall() -> int:
     """What this machine's calendar is ahead of its monotonic clock, in ns: the reading of several that took least."""
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(10)]

@@ -1,10 +1,11 @@
 """The ranks that torchrun started on one or several machines, brought to the state in which a run begins.
 
-    meet        at the store that torchrun names; each rank introduces itself
+    meet        on the board (board.py); each rank introduces itself
     compare     all must have been asked the same: settings, ranks, versions
     connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
     clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
-    the job     rank 0's, with its cost and its program: what a machine has measured must not make its ranks differ from others
+    the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ from others. It travels as
+                values; the program does not, each rank has its own, of the same code
     directory   made by rank 0; every rank must see it
 """
 
@@ -13,24 +14,30 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-from ..core import Impossible, write_whole
+from ..core import Cost, Impossible, Link, Mesh, write_whole
+from ..schedule import Action
 from . import border, peers
-from .board import PATIENCE_S, Board
+from .board import Board, say
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
+from .faults import Fault
 from .machine import cores
-from .offset import Offset, beyond_the_wall, clock_id, offsets
+from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
+from .process import Job
 from .run import read_settings, this_process
 
-CONNECT_S, SEEN_S, LEAVE_S = 120.0, 5.0, 30.0
+CONNECT_S = 300.0  # for gloo, which says nothing while it waits
+SEEN_S = 30.0  # for a shared disk to show a new file
 
 
 class Member(NamedTuple):
@@ -49,38 +56,26 @@ class Member(NamedTuple):
 
     @classmethod
     def here(cls, asked: dict) -> "Member":
-        spaces = {}
-        for name in ("net", "pid"):
-            try:
-                spaces[name] = clock_id() + os.readlink(f"/proc/self/ns/{name}")
-            except OSError:  # no Linux
-                spaces[name] = platform.node()
         try:
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        return cls(platform.node(), clock_id(), spaces["net"], spaces["pid"], this_process(), address, beyond_the_wall(), cores(),
+        return cls(platform.node(), clock_id(), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
                    visible(), asked)
 
 
 class Team:
     """All ranks of the job that `place` is one of, connected; Impossible, on every rank, where they cannot work together."""
 
-    def __init__(self, place: Place, asked: dict):
-        self.place, self.index, self.ours = place, place.index, not dist.is_initialized()
-        base = Board(store_of_all(place), place.index, place.ranks).within(f"bigtrain_lab {place.restart}")
-        self.board = base.within(base.count(f"runs of {place.index}", 1))  # a script may start several runs, one after the other
+    def __init__(self, place: Place, board: Board, asked: dict):
+        self.place, self.index, self.board, self.ours = place, place.index, board, not dist.is_initialized()
         self.members = [Member(*each) for each in self.board.everyones("here", Member.here(asked))]
         self.me = self.members[place.index]
-        try:
-            refuse_differences([member.asked for member in self.members])
-            self.devices = self._devices(asked["device"])
-            if self.ours:
-                self._connect()
-        except Impossible:
-            self.leave(LEAVE_S)
-            raise
-        self.offsets = self._offsets()
+        refuse_differences([member.asked for member in self.members])
+        self.devices = self._devices(asked["device"])
+        if self.ours:
+            self._connect()
+        self.offsets = self._offsets("start")
 
     @property
     def mates(self) -> dict[int, list]:
@@ -98,25 +93,11 @@ class Team:
                          "ahead_s": ahead / 1e9, "error_s": offset.error_ns / 1e9})
         return told
 
-    def agree(self, prepare, program: bytes) -> tuple:
-        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero, and rank 0's program. Every rank sees
-        the job's directory."""
-        shared = [None, program if self.index == 0 else None]
-        if self.index == 0:
-            try:
-                shared[0] = prepare(self.hosts(), self.devices)
-            except Impossible as error:  # the other ranks must hear of it
-                shared[0] = str(error)
-        dist.broadcast_object_list(shared, src=0)
-        job, program = shared
-        try:
-            if isinstance(job, str):
-                raise Impossible(job)
-            self._refuse_unseen(job)
-        except Impossible:
-            self.leave(LEAVE_S)
-            raise
-        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns), program
+    def agree(self, prepare) -> Job:
+        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every rank sees its directory."""
+        job = of_note(self.board.of_rank_0("job", note(prepare(self.hosts(), self.devices)) if self.index == 0 else None))
+        self._refuse_unseen(job)
+        return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
 
     def ask_clocks_again(self, directory: Path) -> None:
         """At the end of a run that is done on all ranks: let its settings say by how much each clock has moved at most since the
@@ -125,25 +106,13 @@ class Team:
         if len(machines) == 1:
             return
         with suppress(RuntimeError, Impossible, OSError):
-            now = self._offsets()
+            now = self._offsets("end")
             if self.index == 0:
                 settings = read_settings(directory)
                 for host, clock in zip(settings["hosts"], machines, strict=True):
                     was, found = self.offsets[clock], now[clock]
                     host["moved_s"] = (abs(found.ns - was.ns) + found.error_ns + was.error_ns) / 1e9
                 write_whole(directory / "settings.json", json.dumps(settings, indent=1))
-
-    def leave(self, patience_s: float) -> None:
-        """Rank 0's process may hold the store: it goes last, if the others go soon."""
-        if self.place.agent:
-            return  # torchrun holds it
-        try:
-            self.board.count("left", 1)
-            until = time.monotonic() + patience_s
-            while self.index == 0 and self.board.count("left") < self.place.ranks and time.monotonic() < until:
-                time.sleep(0.01)
-        except RuntimeError:
-            pass  # it has gone already
 
     # -- one by one -----------------------------------------------------------------------------------------
 
@@ -181,10 +150,9 @@ class Team:
         except (RuntimeError, ValueError) as error:
             raise Impossible(f"{where} ({str(error).splitlines()[0][:160]}): {mend}") from error
 
-    def _offsets(self) -> dict[str, Offset]:
-        shared = [offsets(self.index, [member.clock for member in self.members])]
-        dist.broadcast_object_list(shared, src=0)
-        return shared[0]
+    def _offsets(self, when: str) -> dict[str, Offset]:
+        found = self.board.of_rank_0(f"offsets {when}", offsets(self.index, [member.clock for member in self.members]))
+        return {clock: Offset(*offset) for clock, offset in found.items()}
 
     def _refuse_unseen(self, job) -> None:
         path, until = Path(job.directory) / "settings.json", time.monotonic() + SEEN_S
@@ -196,28 +164,6 @@ class Team:
                 forget(path.parent)
             raise Impossible(f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory {job.directory} that rank 0 "
                              f"on {self.members[0].host} made: choose a --directory on a disk that all nodes share.")
-
-
-def store_of_all(place: Place):
-    """The store that torchrun's ranks meet at; Impossible where it does not answer."""
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    point = border.meeting_point()
-    try:
-        address, until = peers.resolve(point), time.monotonic() + PATIENCE_S
-        while place.index or place.agent:  # rank 0 of a job that was started by hand opens it itself, in its own time
-            try:
-                peers.connect(address, point.port)
-                break
-            except peers.Unreachable:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
-    except (peers.Unreachable, RuntimeError) as error:
-        raise Impossible(f"Rank {place.index} does not reach rank 0 at {point} ({str(error).splitlines()[0][:160]}): "
-                         f"try `bigtrain doctor --peer {point}` on its node.") from error
-    return store
 
 
 def refuse_differences(asked: list[dict]) -> None:
@@ -250,7 +196,7 @@ def forget(directory: Path) -> None:
 def patience(sentence: str, limit_s: float = CONNECT_S):
     """End this process with a sentence where the work inside takes longer; no call of gloo's can be interrupted."""
     def give_up():
-        os.write(2, f"bigtrain: {sentence}\n".encode())
+        say(sentence)
         os._exit(2)
 
     timer = threading.Timer(limit_s, give_up)
@@ -260,3 +206,46 @@ def patience(sentence: str, limit_s: float = CONNECT_S):
         yield
     finally:
         timer.cancel()
+
+
+# -- a job as a note on the board -----------------------------------------------------------------------------
+
+KINDS = {kind.__name__: kind for kind in (tuple, dict, Fraction, Mesh, Action, Link, Cost, Fault, Job)}
+
+
+def note(value):
+    """A job, or a value in it, as JSON holds it: {name of its kind: its parts}. Numbers stay what they are, to the last bit."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list():
+            return [note(each) for each in value]
+        case Mapping():
+            kind, parts = dict, value.items()
+        case tuple():
+            kind, parts = next((known for known in (Action, Link) if isinstance(value, known)), tuple), value
+        case Fraction():
+            kind, parts = Fraction, value.as_integer_ratio()
+        case Mesh():
+            kind, parts = Mesh, value.axes
+        case Cost() | Fault() | Job():
+            kind = next(known for known in (Cost, Fault, Job) if isinstance(value, known))
+            parts = [getattr(value, field.name) for field in fields(kind)]
+        case _ if hasattr(value, "item"):  # a number of numpy's or torch's
+            return note(value.item())
+        case _:
+            raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers.")
+    return {kind.__name__: [note(part) for part in parts]}
+
+
+def of_note(told):
+    """The value that `note` made this of."""
+    if isinstance(told, list):
+        return [of_note(each) for each in told]
+    if not isinstance(told, dict):
+        return told
+    ((name, parts),) = told.items()
+    kind, parts = KINDS[name], [of_note(part) for part in parts]
+    if kind in (tuple, dict):
+        return kind(parts)
+    return Mesh(**dict(parts)) if kind is Mesh else kind(*parts)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from bigtrain_lab import report
 from bigtrain_lab.cli import labs, main
@@ -448,8 +449,10 @@ def cli_title() -> str:
 
 
 def test_under_torchrun_only_rank_0_speaks(cli, monkeypatch, tmp_path):
-    from bigtrain_lab.runtime import border
+    from bigtrain_lab.runtime import board, border
 
+    monkeypatch.setattr(board, "join", lambda place, point: board.Board(dist.HashStore(), place.index, place.ranks))
+    monkeypatch.setattr(border, "meeting_point", lambda: None)
     directory = tmp_path / "shared"
     launch(work, 2, directory=directory, cost={"F": 1}, settings={}, name="pipeline").wait()
     monkeypatch.setattr(PipelineExperiment, "run", lambda self, **options: Run.open(directory))
@@ -461,26 +464,35 @@ def test_under_torchrun_only_rank_0_speaks(cli, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("words", [("--ranks", "2"), ("--rows", "x"), ("--no-such-setting",), ("--chunks", "3")])
 def test_under_torchrun_what_is_refused_is_told_once_a_machine(cli, monkeypatch, words):
-    """The first rank of each machine says why at once; the others wait until torchrun ends them, and speak only where it does not."""
-    slept = []
-    monkeypatch.setattr("bigtrain_lab.cli.time.sleep", lambda seconds: slept.append(seconds) or raised(KeyboardInterrupt()))
+    """All ranks refuse alike: the first rank of each machine says why. By hand every rank does, each in a terminal of its own."""
+    from bigtrain_lab.runtime import board
+
     monkeypatch.setattr(PipelineExperiment, "run", lambda self, **options: raised(Impossible("This cannot be: take something else.")))
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    for rank, local in ((0, 0), (1, 1), (2, 0), (3, 1)):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(local))
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-        code, _, err = cli("run", "pipeline", *words)
-        if local:
-            assert (code, err) == (130, "bigtrain: interrupted.\n") and slept.pop() > 10
-        else:
-            assert code == 2 and err.count("bigtrain: ") == 1 and not slept
-    monkeypatch.setattr("bigtrain_lab.cli.time.sleep", slept.append)  # nobody ends it: the reason is its own
-    code, _, err = cli("run", "pipeline", *words)
-    assert code == 2 and err.startswith("bigtrain: ") and len(slept) == 1
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # started by hand, each with a terminal of its own
-    assert cli("run", "pipeline", *words)[0] == 2 and len(slept) == 1
+    for agent in (True, False):
+        job = board.Board(dist.HashStore(), 0, 4)
+        monkeypatch.setattr(board, "join", lambda place, point, job=job: board.Board(job.store, place.index, place.ranks))
+        for rank, local in ((0, 0), (1, 1), (2, 0), (3, 1)):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("LOCAL_RANK", str(local))
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one") if agent else monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+            code, _, err = cli("run", "pipeline", *words)
+            assert (code, err.count("bigtrain: ")) == (2, 0 if agent and local else 1)
+        assert job.run(1).peek("refused")["rank"] == 0
+
+
+def test_under_torchrun_a_reason_of_its_own_is_told_by_any_rank(cli, monkeypatch):
+    from bigtrain_lab.runtime import board
+
+    job = board.Board(dist.HashStore(), 0, 4)
+    job.run(1).refuse("The settings are wrong.")
+    monkeypatch.setattr(board, "join", lambda place, point: board.Board(job.store, place.index, place.ranks))
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1",
+                        "TORCHELASTIC_RUN_ID": "one"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = cli("run", "pipeline", "--rows", "x")
+    assert code == 2 and "rows is 'x'" in err
 
 
 def raised(error):

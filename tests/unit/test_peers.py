@@ -6,11 +6,13 @@ import sys
 import threading
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime import border, launch, offset, peers, team
+from bigtrain_lab.runtime import board, border, launch, offset, peers, team
+from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.peers import Peer
 
 NS = st.integers(1, 10**9)
@@ -103,7 +105,8 @@ def test_ranks_of_several_networks_talk_over_what_reaches_the_others(monkeypatch
 
 
 def under(monkeypatch, **variables):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
+                 "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -115,6 +118,10 @@ def test_a_place_is_what_torchrun_sets(monkeypatch):
     assert border.place_given() == border.Place(3, 4) and border.meeting_point() == ("node1", 29400)
     under(monkeypatch, **whole, GROUP_WORLD_SIZE="2", TORCHELASTIC_RESTART_COUNT="1", TORCHELASTIC_RUN_ID="none")
     assert border.place_given() == border.Place(3, 4, nodes=2, restart=1, agent=True)
+    under(monkeypatch, **{**whole, "RANK": "0"})
+    assert border.place_given() == border.Place(0, 4, hosts=True)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert border.place_given() == border.Place(0, 4)
     for name in whole:
         under(monkeypatch, **{k: v for k, v in whole.items() if k != name})
         assert border.place_given() is None
@@ -142,6 +149,7 @@ def test_what_ranks_were_asked_for_must_be_alike():
 
 def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_asked_for(monkeypatch):
     under(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="29400")
+    monkeypatch.setattr(board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks))
     monkeypatch.setattr(sys.modules[launch.__module__], "run_in_place", lambda place, program, asked, *_: asked)
     asked = launch(lambda rank: None, 2, settings={"device": "a knob", "threads": 7})
     assert (asked["device"], asked["threads"]) == ("cpu", 1)
@@ -154,4 +162,4 @@ def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_ask
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
     under(monkeypatch, RANK="1", WORLD_SIZE="2", MASTER_ADDR="nowhere.invalid", MASTER_PORT="29400")
     with pytest.raises(Impossible, match="Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer nowhere.invalid:29400"):
-        team.store_of_all(border.place_given())
+        board.join(border.place_given(), border.meeting_point())

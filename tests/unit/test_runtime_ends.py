@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 import bigtrain_lab
 from bigtrain_lab.core import Impossible, Span
-from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime import RankFailed, Run, board, launch
 from bigtrain_lab.runtime import server as fork_server
+from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.run import is_alive, this_process
 from bigtrain_lab.runtime.server import hidden_main
 from bigtrain_lab.schedule import Action
@@ -340,6 +341,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 def test_under_torchrun_another_number_of_ranks_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks))
     with pytest.raises(Impossible, match="asks for 4 ranks, but torchrun started 2: use torchrun --nproc-per-node=4"):
         launch(lambda rank: None, 4)
 
