@@ -12,8 +12,8 @@ from .waits import RankState, sound
 FAILED, UNWRITABLE = 1, 74  # exit codes of a rank; any other one but 0 was the program's own doing
 INTERRUPTED = "The run was interrupted."
 LOOK_S = 0.1  # between looks at the ranks and their logs
-VICTIMS_S = 2.0  # how long the rank that made victims may take to say so, or to end
-STACKS_S = 2.0  # how long a dump of stacks may take at most, on a machine that is busy
+VICTIMS_S = 5.0  # how long the rank that made victims may take to say so, or to end
+STACKS_S = 10.0  # how long a dump of stacks may take at most, on a machine that is busy
 NOTE = "end.json"
 
 

@@ -9,10 +9,10 @@ import json
 import os
 import re
 import secrets
-import tempfile
 import time
 import weakref
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from .in_place import run_in_place
 from .machine import environment, versions
 from .process import Job
 from .run import FORMAT, Run, this_process
-from .server import interrupts_held, start, warm
+from .server import interrupts_held, warm
 from .watch import Watch
 
 MOST_RANKS = 256
@@ -45,7 +45,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     watts      of one device, for the energy
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
     record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
-    stall_s    a run whose ranks log and print nothing for so long is ended as hanging (progress.py)
+    stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long (progress.py)
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
@@ -88,7 +88,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
              "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
              **({"fault": asdict(fault)} if fault else {})}
 
-    def prepare(hosts: list[dict], devices: Devices) -> Job:
+    def settle(hosts: list[dict], devices: Devices) -> Callable[[], Job]:
+        """All that is asked for only once it is needed; then what makes the run's directory."""
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
         priced = fault.priced(priced) if fault and priced else priced
@@ -98,26 +99,30 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                  "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
                  "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
                  "settings": (settings or {}) | ({"facts": known} if facts and (known := facts()) else {})}
-        place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
-        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
-                   devices.of, devices.backend, limit, relief, ledger)
+
+        def begin() -> Job:
+            place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
+            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
+                       devices.of, devices.backend, limit, relief, ledger)
+
+        return begin
 
     if given:
-        return run_in_place(given, travelling, {**asked, **versions(), "settings": settings or {}}, prepare, stall_s)
+        return run_in_place(given, travelling, {**asked, **versions(), "settings": settings or {}},
+                            lambda hosts, devices: settle(hosts, devices)(), stall_s)
     warm()
-    job = prepare([], choose([Node(ranks, visible())], device, nccl_here()))
-    place = Path(job.directory)
-    job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
+    begin = settle([], choose([Node(ranks, visible())], device, nccl_here()))
+    watch = None
     try:
-        with interrupts_held():
-            watch = Watch(start(ranks, job, travelling), job, stall_s)
-            run = Run(place, watch)
+        with interrupts_held():  # from the directory's beginning until it is watched
+            watch = Watch(begin(), travelling, stall_s)
             watch.start()
             _live.add(watch)
-    except KeyboardInterrupt:  # it came meanwhile, and is heard now that all ranks are watched
-        watch.stop(INTERRUPTED)
+        return Run(watch.directory, watch)
+    except KeyboardInterrupt:
+        if watch:
+            watch.stop(INTERRUPTED)
         raise
-    return run
 
 
 @atexit.register

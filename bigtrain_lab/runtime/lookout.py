@@ -24,7 +24,8 @@ from .beside import Beside
 from .diagnose import Exit
 from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
-from .run import is_alive
+from .pulse import Pulse
+from .run import is_alive, this_process
 
 GRACE_S = 3.0  # for rank 0 to decide; and for a main thread to come by itself, once the run has failed
 TELLER_S = 1.0  # for the rank that tells all of it
@@ -38,7 +39,8 @@ class Lookout:
         self.index, self.size, self.host, self._team = team.index, team.place.ranks, team.me.host, team
         self._board, self._own_board = team.board.clone(), team.board
         self._job, self._directory = job, Path(job.directory)
-        self._progress = Progress(job, stall_s, lambda: self._board.count("printed"))
+        pulses = {rank: Pulse(pid) for rank, (_, pid, _) in {**team.mates, team.index: this_process()}.items()}
+        self._progress = Progress(job, stall_s, signs=lambda: self._board.count("printed"), pulses=pulses)
         self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
         self._beside: Beside | None = None  # the next rank that lives on this machine
         self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
