@@ -20,8 +20,9 @@ import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border
+from .capacity import refuse_beyond_memory
 from .devices import Devices, Node, choose, nccl_here, visible
-from .end import INTERRUPTED
+from .end import INTERRUPTED, reserve
 from .faults import Fault
 from .in_place import run_in_place
 from .machine import environment, versions
@@ -37,7 +38,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
-           fault: Fault | None = None, capacity_bytes=None, relief: str = "", ledger: bool = False) -> Run:
+           fault: Fault | None = None, capacity_bytes=None, relief: str = "", needed_bytes=None, ledger: bool = False) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -53,11 +54,12 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     fault      what goes wrong on purpose, and where (faults.py)
     capacity_bytes  what each rank's device holds: a rank whose meter counts more fails (capacity.py); None: what the cost says
     relief     what would need less memory, a sentence; such a failure ends with it
+    needed_bytes  the predicted peak of each rank: no rank is started where those of this machine need more than it has available
     ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done; cost, directory
-    and program are rank 0's for all. `cost`, `watts` and `capacity_bytes` may be functions too: of all ranks of torchrun, only rank 0
-    asks them.
+    and program are rank 0's for all. `cost`, `watts`, `capacity_bytes` and `needed_bytes` may be functions too: of all ranks of torchrun,
+    only rank 0 asks them, for its own machine.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -90,6 +92,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
 
     def settle(hosts: list[dict], devices: Devices) -> Callable[[], Job]:
         """All that is asked for only once it is needed; then what makes the run's directory."""
+        if needed := needed_bytes() if callable(needed_bytes) else needed_bytes:
+            refuse_beyond_memory(needed, hosts, devices.of, relief)
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
         priced = fault.priced(priced) if fault and priced else priced
@@ -150,8 +154,10 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     try:
         write_whole(path / "settings.json", json.dumps(about, indent=1, default=str))
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))
+        reserve(path)
     except Impossible:
-        (path / "settings.json").unlink(missing_ok=True)
+        for name in ("settings.json", "environment.json"):
+            (path / name).unlink(missing_ok=True)
         if not existed:
             path.rmdir()
         raise

@@ -92,7 +92,7 @@ class Progress:
         if not any(doing.span for doing in self._doings):
             verb = "compute" if len(busy) > 1 else "computes"
             return f"the model is being built: {ranks(busy)} {verb} for {at - min(busy.values()):.0f} s"
-        return "; ".join(f"rank {rank} computes for {at - since:.0f} s{self._doings[rank].place}" for rank, since in busy.items())
+        return "; ".join(f"rank {rank} computes for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}" for rank, since in busy.items())
 
 
 def size(path: Path) -> int:
