@@ -177,9 +177,9 @@ def cores_finding(ranks: int, count: int):
 
 
 def memory(ranks):
-    import psutil
+    from .core import available_bytes
 
-    return memory_finding(ranks, min([psutil.virtual_memory().available, *container_limit()]))
+    return memory_finding(ranks, available_bytes())
 
 
 def memory_finding(ranks: int, available: int):
@@ -190,15 +190,6 @@ def memory_finding(ranks: int, available: int):
     if available < needed_bytes + SPARE_BYTES:
         return "warn", says + ", which leaves little", "close other programs or notebooks."
     return "ok", says
-
-
-def container_limit() -> list[int]:
-    """Bytes that a container still grants, where there is such a limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        return [int((group / "memory.max").read_text(encoding="utf-8")) - int((group / "memory.current").read_text(encoding="utf-8"))]
-    except (OSError, ValueError):  # no such file, or the word "max"
-        return []
 
 
 def widgets(ranks):

@@ -1,5 +1,6 @@
 """Values only, no torch: families, knobs, traces, meshes, lanes, costs and hardware."""
 
+from .available import available_bytes
 from .cost import Cost
 from .events import MEMORY_KINDS, Alive, Histogram, Memory, Scalar, Span, Transfer
 from .family import Family
@@ -12,4 +13,4 @@ from .mesh import Mesh
 from .trace import CLOCKS, Trace
 
 __all__ = ["Alive", "CLOCKS", "FREE", "MEMORY_KINDS", "Cost", "Family", "Hardware", "Histogram", "Impossible", "Knob", "Lane", "Link",
-           "Memory", "Mesh", "Scalar", "Span", "Trace", "Transfer", "knob", "write_whole"]
+           "Memory", "Mesh", "Scalar", "Span", "Trace", "Transfer", "available_bytes", "knob", "write_whole"]

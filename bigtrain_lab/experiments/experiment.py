@@ -200,7 +200,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
                       name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts,
                       informed=lambda facts: self.replace(facts=facts).program, fault=self.misfortune,
-                      capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, **options)
+                      capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, needed_bytes=self.needed_bytes, **options)
+
+    def needed_bytes(self) -> list[int]:
+        """What each rank would hold at its peak, as predicted of the first steps: Adam's state is there after one."""
+        trace = self.replace(steps=min(self.steps, 2), fault="none").predict() if "steps" in type(self).model_fields else self.predict()
+        return [trace.peak_bytes(rank) for rank in range(self.ranks)]
 
 
 def order_of(told: dict[str, Any]) -> str:

@@ -133,7 +133,7 @@ class Pipelined(Experiment):
     def relief(self) -> str:
         held = "micro-batches and weight versions" if self.order.asynchronous else "micro-batches"
         fewer = "Smaller micro-batches (rows)" if self.schedule == "1f1b" else f"Fewer {held} in flight (schedule 1f1b), smaller ones (rows)"
-        return f"{fewer} or more ranks would need less."
+        return f"{fewer} or more ranks would need less on each device."
 
     def explain(self, trace: Trace) -> list[str]:
         return super().explain(trace) + not_finite(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))

@@ -223,7 +223,7 @@ class Panel(widgets.VBox):
     def _on_progress(self) -> None:
         run, clock = self.run, self.tabs.value if self.tabs.value in CLOCKS[1:] else self.run.clock
         trace = run.trace(clock)
-        self.bar.tell(progress(trace, self._expected, getattr(self._compared.ran, "steps", trace.steps), time.monotonic() - self._began))
+        self.bar.tell(progress(trace, self._expected, getattr(self._compared.ran, "steps", trace.steps), time.monotonic() - self._began, run.now))
         with self._lock:
             self.traces[clock] = trace
             if self.tabs.value == clock and len(trace) and not self._refusal:

@@ -1,8 +1,8 @@
-"""What a device holds is limited: the one sentence that says who ran out, of what, at which allocation, and what would help."""
+"""What a device or a machine holds is limited: the one sentence that says who ran out, of what, where, and what would help."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ..core import Impossible
+from ..core import Impossible, available_bytes
 from ..words import by_kind, exactly, size
 
 # What lowers the bytes of a kind; said of the largest kind that something lowers.
@@ -47,3 +47,18 @@ def out_of_memory(capacity_bytes: int, held: Mapping[str, int], *, rank: int | N
     missing = total + asked_bytes - capacity_bytes
     return OutOfMemory(f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)}, {exactly(missing)} too few"
                        + (f". {relief}" if relief else f": {remedy}."))
+
+
+def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], devices: Sequence[str], relief: str = "") -> None:
+    """Impossible where the ranks of this machine would hold more bytes of its memory than it has available.
+
+    needed    each rank's peak, as predicted
+    hosts     the machines of the run, this one first, with their "ranks"; none: all ranks are here. The memory of others is not seen from here
+    devices   each rank's: what is on a GPU takes none of the machine's memory
+    """
+    ours = [rank for rank in (hosts[0]["ranks"] if hosts else range(len(needed))) if devices[rank] == "cpu"]
+    together, available = sum(needed[rank] for rank in ours), available_bytes()
+    if together > available:
+        who = f"The {len(ours)} ranks{' on this machine' if len(hosts) > 1 else ''} would hold" if len(ours) > 1 else "The rank would hold"
+        raise Impossible(f"{who} {size(together)} of memory at the peak, and this machine has {size(available, together)} available: "
+                         f"take fewer or narrower layers, or less in a batch, or close other programs. {relief}".rstrip())

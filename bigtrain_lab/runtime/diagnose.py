@@ -6,13 +6,18 @@ the guilty rank is the one that is not waiting. A deadlock (waits.py) is certain
 
 import json
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from . import frames
 from .capacity import OutOfMemory
 from .end import FAILED, UNWRITABLE
-from .waits import Doing, RankState, knot, ranks, said, state_of, untaken
+from .pulse import REMEDIES
+from .waits import Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
+
+NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 class Exit(NamedTuple):
@@ -54,14 +59,16 @@ def line_of(directory: Path, rank: int) -> str:
     return str(place) if place else ""
 
 
-def states(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> list[RankState]:
-    """What each rank was at when the run failed, for a picture of who waits for whom."""
+def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str] = NOBODY) -> list[RankState]:
+    """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as for a hang."""
     stuck, culprit = knot(doings), culprit_of(directory, exits)
     found = []
     for doing in doings:
         state = state_of(doings, doing, line_of(directory, doing.rank), stuck)
         if doing.rank == culprit:
             state = state._replace(state="failed", what=_cause(directory, culprit, exits.get(culprit)), on=())
+        elif culprit is None and doing.rank in kept:
+            state = state._replace(state="failed", what=kept[doing.rank], on=())
         found.append(state)
     return found
 
@@ -78,13 +85,24 @@ def _signal(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-def hang(directory: Path, doings: list[Doing], stall_s: float) -> str:
-    """The sentences of a run whose logs stopped growing; stacks were asked for before."""
-    guilty = [d for d in doings if d.last not in ("wait", "finish", "done")] or [d for d in doings if d.last != "done"]
+def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int, str] = NOBODY) -> str:
+    """The sentences of a run in which nobody works any more; stacks were asked for before. Guilty is who is kept from working; else
+    who waits for nobody; else who could go on, since what it waits for was sent.
+
+    kept   rank -> what keeps its process, in words (pulse.py)
+    """
+    live = [d for d in doings if d.last != "done"]
+    held = [d for d in live if d.rank in kept]
+    works = [d for d in live if d.last not in ("wait", "finish", "meet") and not (held and d.last is None)]
+    guilty = [d for d in live if d in held or d in works] or [d for d in live if not waited_for(doings, d)] or live
     lines = []
     for d in guilty:
+        if how := kept.get(d.rank):
+            lines.append(f"Rank {d.rank} is {how}: no progress for {stall_s:g} s ({d}). {REMEDIES[how]}")
+            continue
         place = line_of(directory, d.rank)
-        lines.append(f"Rank {d.rank} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({d}).")
+        ready = "" if d in works or waited_for(doings, d) else "; all that it waits for was sent"
+        lines.append(f"Rank {d.rank} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({d}{ready}).")
     return "\n".join([*lines, _rest(doings, {d.rank for d in guilty})]).strip()
 
 

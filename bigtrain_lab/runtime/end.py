@@ -12,9 +12,15 @@ from .waits import RankState, sound
 FAILED, UNWRITABLE = 1, 74  # exit codes of a rank; any other one but 0 was the program's own doing
 INTERRUPTED = "The run was interrupted."
 LOOK_S = 0.1  # between looks at the ranks and their logs
-VICTIMS_S = 2.0  # how long the rank that made victims may take to say so, or to end
+VICTIMS_S = 5.0  # how long the rank that made victims may take to say so, or to end
 STACKS_S = 10.0  # how long a dump of stacks may take at most, on a machine that is busy
-NOTE = "end.json"
+NOTE, RESERVE = "end.json", "end.reserve"
+RESERVE_BYTES = 16 * 1024
+
+
+def reserve(directory: Path) -> None:
+    """Take room for the note before the run fills the disk. Impossible where there is none."""
+    write_whole(directory / RESERVE, " " * RESERVE_BYTES)
 
 
 class End(NamedTuple):
@@ -49,20 +55,35 @@ class End(NamedTuple):
 
     def note(self, directory: Path, by: int = 0) -> "End":
         """Keep it unless another rank has, in one step that only one can do; how the run ended then. `by`: the rank that asks.
-        On a disk that is full nothing is kept, which the diagnosis says."""
+        On a disk that is full it takes the room that was reserved, cut to its size."""
         path = directory / NOTE
         own = path.with_name(f"end-{by}.json")
         try:
-            write_whole(own, json.dumps(self.told()))
+            try:
+                write_whole(own, json.dumps(self.told()))
+            except Impossible:
+                self._note_in_reserve(own)
             try:
                 os.link(own, path)
             except FileExistsError:
                 return End.noted(directory) or self
             except OSError:  # a disk without links
                 own.replace(path)
-        except (Impossible, OSError):
-            pass
+        except OSError:
+            return End.noted(directory) or self
         finally:
-            with suppress(OSError):
-                own.unlink()
+            for done in (own, directory / RESERVE):
+                with suppress(OSError):
+                    done.unlink()
         return self
+
+    def _note_in_reserve(self, own: Path) -> None:
+        """Write over the bytes that were reserved, which takes no new ones, and give them this name."""
+        data = json.dumps(self.told()).encode()
+        if len(data) > RESERVE_BYTES:
+            short = self.diagnosis.encode("ascii", "replace")[:RESERVE_BYTES // 2].decode() if self.diagnosis else None
+            data = json.dumps(self._replace(diagnosis=short, waits=()).told()).encode()
+        reserve = own.with_name(RESERVE)
+        with open(reserve, "r+b") as file:
+            file.write(data.ljust(RESERVE_BYTES))
+        reserve.replace(own)

@@ -9,10 +9,10 @@ import json
 import os
 import re
 import secrets
-import tempfile
 import time
 import weakref
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,14 +21,15 @@ import cloudpickle
 from ..core import Cost, Impossible, Mesh, write_whole
 from . import border
 from .board import heard_by_all
+from .capacity import refuse_beyond_memory
 from .devices import Devices, Node, choose, nccl_here, visible
-from .end import INTERRUPTED
+from .end import INTERRUPTED, reserve
 from .faults import Fault
 from .in_place import run_in_place
 from .machine import environment, versions
 from .process import Job
 from .run import FORMAT, Run, this_process
-from .server import interrupts_held, start, warm
+from .server import interrupts_held, warm
 from .watch import Watch
 
 MOST_RANKS = 256
@@ -39,7 +40,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
-           informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "", ledger: bool = False) -> Run:
+           informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "", needed_bytes=None, ledger: bool = False) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -47,7 +48,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     watts      of one device, for the energy
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
     record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
-    stall_s    a run whose ranks log and print nothing for so long is ended as hanging (progress.py)
+    stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long (progress.py)
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
@@ -56,11 +57,12 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     fault      what goes wrong on purpose, and where (faults.py)
     capacity_bytes  what each rank's device holds: a rank whose meter counts more fails (capacity.py); None: what the cost says
     relief     what would need less memory, a sentence; such a failure ends with it
+    needed_bytes  the predicted peak of each rank: no rank is started where those of this machine need more than it has available
     ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done. Each rank runs its
     own program, whose code must be the same on all; cost, facts and directory are rank 0's for all, and only they travel, as values.
-    `cost`, `facts`, `watts` and `capacity_bytes` may be functions: of all ranks of torchrun, only rank 0 asks them.
+    `cost`, `facts`, `watts`, `capacity_bytes` and `needed_bytes` may be functions: of all ranks of torchrun, only rank 0 asks them.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -91,7 +93,10 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
              "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
              **({"fault": asdict(fault)} if fault else {})}
 
-    def prepare(hosts: list[dict], devices: Devices) -> Job:
+    def settle(hosts: list[dict], devices: Devices) -> Callable[[], Job]:
+        """All that is asked for only once it is needed; then what makes the run's directory."""
+        if needed := needed_bytes() if callable(needed_bytes) else needed_bytes:
+            refuse_beyond_memory(needed, hosts, devices.of, relief)
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
         priced = fault.priced(priced) if fault and priced else priced
@@ -101,26 +106,30 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                  "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
                  "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
                  "settings": (settings or {}) | ({"facts": known} if facts and (known := facts()) else {})}
-        place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
-        return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
-                   devices.of, devices.backend, limit, relief, ledger)
+
+        def begin() -> Job:
+            place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
+            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
+                       devices.of, devices.backend, limit, relief, ledger)
+
+        return begin
 
     if given:
-        return run_in_place(given, program, {**asked, **versions(), "settings": settings or {}}, prepare, stall_s, informed)
+        return run_in_place(given, program, {**asked, **versions(), "settings": settings or {}},
+                            lambda hosts, devices: settle(hosts, devices)(), stall_s, informed)
     warm()
-    job = prepare([], choose([Node(ranks, visible())], device, nccl_here()))
-    place = Path(job.directory)
-    job = replace(job, store=str(Path(tempfile.mkdtemp(prefix="bigtrain-")) / "store"))
+    begin = settle([], choose([Node(ranks, visible())], device, nccl_here()))
+    watch = None
     try:
-        with interrupts_held():
-            watch = Watch(start(ranks, job, travelling), job, stall_s)
-            run = Run(place, watch)
+        with interrupts_held():  # from the directory's beginning until it is watched
+            watch = Watch(begin(), travelling, stall_s)
             watch.start()
             _live.add(watch)
-    except KeyboardInterrupt:  # it came meanwhile, and is heard now that all ranks are watched
-        watch.stop(INTERRUPTED)
+        return Run(watch.directory, watch)
+    except KeyboardInterrupt:
+        if watch:
+            watch.stop(INTERRUPTED)
         raise
-    return run
 
 
 @atexit.register
@@ -148,8 +157,10 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     try:
         write_whole(path / "settings.json", json.dumps(about, indent=1, default=str))
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))
+        reserve(path)
     except Impossible:
-        (path / "settings.json").unlink(missing_ok=True)
+        for name in ("settings.json", "environment.json"):
+            (path / name).unlink(missing_ok=True)
         if not existed:
             path.rmdir()
         raise

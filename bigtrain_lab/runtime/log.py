@@ -9,7 +9,7 @@
     ["levels", rank, lane, name, [kind, ...], [[wall, at, bytes, ...], ...]]    what a ledger read there, of each kind that changed
     ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]    the last such line holds
     ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
-    ["@finish", wall]  ["@done", wall]                                     marks, for the diagnosis only
+    ["@meet", wall]  ["@met", wall]  ["@finish", wall]  ["@done", wall]     marks, for the diagnosis only
 
 Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since
 the run began, on one clock for all ranks). A ledger's readings inside an action have their place on the lane by their order,

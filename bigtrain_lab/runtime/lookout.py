@@ -25,12 +25,12 @@ from .board import say
 from .diagnose import Exit
 from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
-from .run import is_alive
+from .pulse import SHARE, WORK_S, Pulse
+from .run import is_alive, this_process
 
 GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself, once the run has failed
 LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
 OTHERS_S = 0.5, 5.0  # for the note of a rank that knows more: where this one saw how rank 0 ended, and where it did not
-WORKED_S, WITHIN_S = 0.25, 5.0  # processor time, in so much time, that shows that a rank works
 
 
 class Lookout:
@@ -40,9 +40,10 @@ class Lookout:
         self.index, self.size, self.host, self._team = team.index, team.place.ranks, team.me.host, team
         self._board, self._own_board = team.board.clone(), team.board
         self._job, self._directory = job, Path(job.directory)
-        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"))
+        pulses = {rank: Pulse(process[1]) for rank, process in {**team.mates, team.index: this_process()}.items()}
+        self._progress = Progress(job, stall_s, signs=lambda: self._board.count("signs"), pulses=pulses)
         self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
-        self._worked, self._worked_at = 0.0, 0.0  # processor time of this process when it was last looked at, and when that was
+        self._worked_s, self._worked_at = 0.0, time.monotonic()  # what it had used when it was last found to compute
         self._beside: Beside | None = None  # the next rank that lives on this machine
         self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
         self._mates, self._parent = team.mates, os.getppid() if team.place.agent else None
@@ -172,11 +173,11 @@ class Lookout:
             self._board.count("signs", 1)
 
     def _works(self) -> bool:
-        """Whether this process has worked, its lookout aside: at least a twentieth of one processor since it was last found to."""
-        worked, now = time.process_time() - time.thread_time(), time.monotonic()
-        works = worked - self._worked >= WORKED_S and now - self._worked_at <= WITHIN_S
-        if works or now - self._worked_at > WITHIN_S:
-            self._worked, self._worked_at = worked, now
+        """Whether this process, its lookout aside, has computed since it was last found to: by the rule of pulse.py."""
+        used_s, now = time.process_time() - time.thread_time(), time.monotonic()
+        works = used_s - self._worked_s >= max(WORK_S, SHARE * (now - self._worked_at))
+        if works:
+            self._worked_s, self._worked_at = used_s, now
         return works
 
     def _failure(self, gone: list | None, since_s: float) -> End | None:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import Cost, Impossible, Mesh, write_whole
-from . import border, frames
+from . import border, frames, temporary
 from .clock import Clock
 from .end import FAILED, UNWRITABLE
 from .faults import Fault, Strike
@@ -87,9 +87,10 @@ def main(index: int, job: Job, program: bytes) -> None:
 
 
 def end_with_launcher(store: str) -> None:
-    """Wait in a thread until the launching process is gone, whatever ended it, and end with it."""
+    """Wait in a thread until the launching process is gone, whatever ended it, or wants this rank no more, and end with it."""
     wait([multiprocessing.parent_process().sentinel])
     shutil.rmtree(Path(store).parent, ignore_errors=True)
+    temporary.remove_abandoned(Path(store).parents[1])
     os._exit(FAILED)
 
 
@@ -137,7 +138,11 @@ def work(index: int, job: Job, load, meeting=None) -> int:
             torch.cuda.set_device(device)
         program = load()
         if meeting:
+            if log:
+                log.write("@meet", clock.wall())
             meeting.begin()
+            if log:
+                log.write("@met", clock.wall())
         recorder = record_of(index, job, clock, log) if log else None
         rank = Rank(index, job.mesh, device, job.seed, recorder)
         if job.fault and recorder:

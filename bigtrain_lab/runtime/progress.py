@@ -1,32 +1,43 @@
-"""Whether a run goes on, by what its ranks log and print: one rule for whoever watches it.
+"""Whether a run goes on, by what its ranks log, print and compute: one rule for whoever watches it.
 
-    works       a log or an output has grown since the last look
-    deadlock    nothing has, and twice the logs say the same knot of waits (waits.py): certain, without a time limit
-    hangs       nothing has for the stall limit
+    works       a log or an output has grown since the last look, or a rank has used its processor (pulse.py)
+    deadlock    nothing was written, and twice the logs say the same knot of waits (waits.py): certain, without a time limit
+    hangs       nobody has logged, printed or computed for the stall limit; where a process is stopped, for STOPPED_S
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from . import diagnose
-from .waits import Doing
+from .pulse import STOPPED, Pulse
+from .waits import Doing, ranks
+
+STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
+COUNT_S = 0.5  # between two counts of what the ranks have computed
+LONG_S = 2.0  # what a rank has been at for so long is said
 
 
 class Progress:
-    """Follows the ranks' logs in the job's directory.
+    """Follows the ranks' logs in the job's directory, and their processes.
 
     stall_s   the stall limit
-    printed   a number that changes when a rank has printed, where outputs are not kept in the directory
+    signs     its value changes when a rank has printed or computed, where that is seen neither in the directory nor by `pulses`
+    pulses    rank -> its process, of those that can be seen from here; more may come
     """
 
-    def __init__(self, job, stall_s: float, printed: Callable[[], int] = lambda: 0):
-        self._directory, self._stall_s, self._printed = Path(job.directory), stall_s, printed
-        ranks = range(job.mesh.size)
-        self._files = [job.file("events", rank, "jsonl") for rank in ranks] + [job.file("rank", rank, "log") for rank in ranks]
-        self._doings = [Doing(self._directory, rank) for rank in ranks]
-        self._grown, self._seen, self._suspected = time.monotonic(), None, None
+    def __init__(self, job, stall_s: float, signs: Callable[[], object] = lambda: 0, pulses: Mapping[int, Pulse] | None = None):
+        self._directory, self._stall_s, self._signs = Path(job.directory), stall_s, signs
+        self._pulses = {} if pulses is None else pulses
+        self._logs, self._outputs = ([job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
+                                     for kind, suffix in (("events", "jsonl"), ("rank", "log")))
+        self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
+        self._began = self._worked = time.monotonic()
+        self._counted = self._written = self._seen = self._suspected = None
+        self._logged = [(0, self._began)] * job.mesh.size  # bytes of each log, and since when it has them
+        self._computed: dict[int, tuple[int, float]] = {}  # rank -> its beats, and since when it has them
+        self.now = ""  # what takes long at present, in words
 
     def doings(self) -> list[Doing]:
         """What each rank is at, as its log says now."""
@@ -34,20 +45,54 @@ class Progress:
             doing.follow()
         return self._doings
 
+    def kept(self) -> dict[int, str]:
+        """What keeps a process from going on, by rank: those that are stopped, or wait for a disk."""
+        return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
+
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for
         their stacks before it is written."""
-        if (now := (self._printed(), *map(size, self._files))) != self._seen:
-            self._grown, self._seen, self._suspected = time.monotonic(), now, None
+        at, logs = time.monotonic(), [size(path) for path in self._logs]
+        self._logged = [was if was[0] == bytes_now else (bytes_now, at) for was, bytes_now in zip(self._logged, logs)]
+        if self._counted is None or at - self._counted >= COUNT_S:
+            self._count(at)
+        if (written := (logs, [size(path) for path in self._outputs])) != self._written:
+            self._written, self._worked, self._suspected = written, at, None
             return None
         suspected, self._suspected = self._suspected, diagnose.deadlock(self.doings())
         if self._suspected and self._suspected == suspected:  # with nothing written between
             ask_for_stacks()
             return self._suspected + diagnose.lines(self._directory, self._doings)
-        if time.monotonic() - self._grown > self._stall_s:
-            ask_for_stacks()
-            return diagnose.hang(self._directory, self.doings(), self._stall_s)
+        if at - self._worked > min(self._stall_s, STOPPED_S):
+            self._count(at)
+            kept = self.kept()
+            limit_s = min(self._stall_s, STOPPED_S) if STOPPED in kept.values() else self._stall_s
+            if at - self._worked > limit_s:
+                ask_for_stacks()
+                return diagnose.hang(self._directory, self.doings(), limit_s, kept)
         return None
+
+    def _count(self, at: float) -> None:
+        """Note who has computed since the last count, and put into words what takes long."""
+        beats = {rank: pulse.count() for rank, pulse in list(self._pulses.items())}
+        self._computed = {rank: was if (was := self._computed.get(rank, (0, at)))[0] == count else (count, at) for rank, count in beats.items()}
+        if (seen := (self._signs(), beats)) != self._seen:
+            self._seen, self._worked = seen, at
+        self._counted, self.now = at, self._in_words(at)
+
+    def _in_words(self, at: float) -> str:
+        """Who computes, for how long, and in what: of ranks that have logged nothing for a while."""
+        busy = {}  # rank -> since when
+        for doing, (_, since) in zip(self.doings(), self._logged):
+            beats, beaten = self._computed.get(doing.rank, (0, 0.0))
+            if beats and max(since, at - 2 * STOPPED_S) <= beaten and at - since >= LONG_S:
+                busy[doing.rank] = since
+        if not busy:
+            return ""
+        if not any(doing.span for doing in self._doings):
+            verb = "compute" if len(busy) > 1 else "computes"
+            return f"the model is being built: {ranks(busy)} {verb} for {at - min(busy.values()):.0f} s"
+        return "; ".join(f"rank {rank} computes for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}" for rank, since in busy.items())
 
 
 def size(path: Path) -> int:

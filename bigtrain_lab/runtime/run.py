@@ -4,7 +4,7 @@ Everything a Run answers is read from there, so the notebook that started it, an
 year see the same; a crashed run keeps all it wrote.
 
     settings.json   events-<rank>.jsonl (log.py)   rank-<rank>.log   stacks-<rank>.txt   status-<rank>.json
-    environment.json   result-<rank>.npz   end.json
+    environment.json   result-<rank>.npz   end.json (while it runs: end.reserve, its room on the disk)
 """
 
 import json
@@ -121,6 +121,11 @@ class Run:
             self._watch.stop("The run was stopped.")
 
     # -- what happened --------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> str:
+        """Which ranks compute, and for how long, where a run that this process launched has logged nothing for a while; "" otherwise."""
+        return self._watch.now if self._watch else ""
 
     @property
     def ranks(self) -> int:

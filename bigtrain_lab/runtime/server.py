@@ -1,34 +1,40 @@
 """The server that ranks are forked from: it has torch loaded, so a rank costs milliseconds and not seconds.
 
-It is multiprocessing's fork server, with a few things seen to: it survives Ctrl-C, runs no script again, and is reached
-by a socket whose name is short enough, wherever temporary files are kept. On Windows each rank is a fresh interpreter.
+It is multiprocessing's fork server, with a few things seen to: it survives Ctrl-C, runs no script again, is reached by a
+socket in a directory of this process (temporary.py), and may end at any moment. On Windows each rank is a fresh interpreter.
 """
 
+import errno
 import multiprocessing
 import os
-import pickle
-import shutil
+import selectors
 import signal
 import sys
-import tempfile
 import threading
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import spawn
+from multiprocessing.connection import wait
+from multiprocessing.context import reduction, set_spawning_popen
 
 from ..core import Impossible
-from . import fresh
-from .process import Job
+from . import fresh, temporary
+from .pulse import STOPPED, Pulse
 
 PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
              "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile",
              "bigtrain_lab.runtime.preload"]
-LONGEST_SOCKET = 103  # bytes of a socket's name, by the shorter limit of two (macOS; Linux takes 107)
-SHORT = ("/tmp", "/var/tmp")  # where sockets may be instead
-NO_SERVER = 255  # what multiprocessing says of a rank whose server is gone
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
+NO_SERVER = 256  # in place of the exit code of a rank whose server is gone: no process has such a code
 SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
                 "were ended too. Run again: a new server starts by itself.")
+STOPPED_S = 5.0  # a server that says nothing for so long is looked at
 _lock = threading.RLock()
 _preloaded: int | None = None  # the library's fingerprint before the server loaded it
+
+
+class CannotStart(RuntimeError):
+    """A rank's process could not be started; the message says why."""
 
 
 def warm() -> None:
@@ -38,51 +44,105 @@ def warm() -> None:
         if context.get_start_method() == "forkserver":
             from multiprocessing import forkserver, resource_tracker  # not on Windows
             try:
-                shorten_sockets()
+                temporary.own()
                 resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
-                with hidden_main(), interrupts_held():
+                with interrupts_held():
                     forkserver.ensure_running()
             except OSError as error:
                 raise Impossible(f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
                                  "directory that can be written, and see what keeps this machine from starting processes.") from error
 
 
-def shorten_sockets() -> None:
-    """Let multiprocessing keep its sockets where a name is short enough, however long TMPDIR is; removed when this process ends."""
-    from multiprocessing import util
-    if len(os.fsencode(util.get_temp_dir())) + len("/listener-12345678") <= LONGEST_SOCKET:
-        return
-    where = next((place for place in SHORT if os.access(place, os.W_OK | os.X_OK)), None)
-    if where is None:
-        raise Impossible(f"The server that ranks are forked from cannot start ({tempfile.gettempdir()} is too long a name for a socket to "
-                         f"be in, and {' and '.join(SHORT)} cannot be written): let TMPDIR name a directory with a shorter one.")
-    short = tempfile.mkdtemp(prefix="bigtrain-", dir=where)  # which nobody else may enter
-    util.Finalize(None, shutil.rmtree, args=(short, True), exitpriority=-100)  # unlike atexit's, not in a copy that was forked
-    multiprocessing.current_process()._config["tempdir"] = short
+def start(ranks: int, payload: str, unwanted: int) -> Iterator:
+    """The ranks' processes, each as soon as it is there. `payload`: the file that each reads what it is to do from (fresh.py).
 
-
-def start(ranks: int, job: Job, travelling: bytes) -> list:
-    """The ranks' processes, started; none of them where one cannot start. Call `warm` before."""
-    processes = []
-    payload = pickle.dumps((job, travelling))
-    with _lock, hidden_main():
-        context = _context()
-        current = fresh.fingerprint() == _preloaded
+    Ends early once the descriptor `unwanted` can be read. CannotStart where a process cannot be started.
+    """
+    warm()
+    context = _context()
+    forks = context.get_start_method() == "forkserver"
+    current = fresh.fingerprint() == _preloaded
+    for index in range(ranks):
+        process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
         try:
-            for index in range(ranks):
-                process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
-                process.start()
-                processes.append(process)
+            if forks:
+                process = Forked(process, unwanted)
+                if process.pid is None:
+                    return
+            else:
+                with hidden_main():
+                    process.start()
                 # Its exit is read once, by the watch: multiprocessing's own clean-up, in another thread, would take it away.
-                getattr(multiprocessing.process, "_children", set()).discard(process)
+                multiprocessing.process._children.discard(process)
+        except (OSError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise CannotStart(f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for fewer ranks.") from None
+            raise CannotStart(f"Rank {index} cannot start: the server that it is forked from has ended (killed; out of memory?). Run again: "
+                              "a new server starts by itself.") from None
+        yield process
+
+
+class Forked:
+    """A process that the fork server makes, as multiprocessing's own handle of it, but for what a server that ends or stops
+    meanwhile leaves behind: nothing. `sentinel` can be read once the process has ended; `pid` is None where it was not wanted any more."""
+
+    def __init__(self, process, unwanted: int):
+        from multiprocessing import forkserver  # not on Windows
+
+        self.pid = self.exitcode = None
+        told = in_bytes(process)
+        self.sentinel, self._pipe = forkserver.connect_to_new_process([])  # the process ends once nobody has the pipe open
+        try:
+            if self._has_forked(unwanted):
+                self.pid = forkserver.read_signed(self.sentinel)
+            else:
+                told = in_bytes(fresh.Unwanted())
+            with suppress(BrokenPipeError):  # it was killed
+                while told:
+                    told = told[os.write(self._pipe, told):]
         except BaseException:
-            for process in processes:
-                process.kill()
-                process.join()
-                process.close()
-            shutil.rmtree(Path(job.store).parent, ignore_errors=True)
+            self.close()
             raise
-    return processes
+        if self.pid is None:
+            self.close()
+
+    def _has_forked(self, unwanted: int) -> bool:
+        """Wait until the server answers, or has ended; False where the process is not wanted any more. CannotStart where it is stopped."""
+        from multiprocessing import forkserver
+
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.sentinel, selectors.EVENT_READ)
+            ready.register(unwanted, selectors.EVENT_READ)
+            while not (found := [key.fd for key, _ in ready.select(STOPPED_S)]):
+                server = forkserver._forkserver._forkserver_pid
+                if Pulse(server).kept() == STOPPED:
+                    raise CannotStart(f"The server that ranks are forked from is {STOPPED}: let it go on (kill -CONT {server}), and run again.")
+        return self.sentinel in found
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, and note its exit code."""
+        from multiprocessing import forkserver
+
+        if self.exitcode is None and wait([self.sentinel], timeout):
+            try:
+                self.exitcode = forkserver.read_signed(self.sentinel)
+            except EOFError:
+                self.exitcode = NO_SERVER
+
+    def close(self) -> None:
+        os.close(self.sentinel)
+        os.close(self._pipe)
+
+
+def in_bytes(process) -> bytes:
+    """What the server's copy reads: how to prepare itself, but for the script that runs here, and the process that it becomes."""
+    prepared = {name: value for name, value in spawn.get_preparation_data(getattr(process, "name", "")).items()
+                if not name.startswith("init_main")}
+    set_spawning_popen(process)  # as multiprocessing does: a process carries a key that must not be pickled for anything else
+    try:
+        return bytes(reduction.ForkingPickler.dumps(prepared)) + bytes(reduction.ForkingPickler.dumps(process))
+    finally:
+        set_spawning_popen(None)
 
 
 def _context():
@@ -100,17 +160,18 @@ def _context():
 @contextmanager
 def interrupts_held():
     """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens again (fresh.py)."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
-        yield  # Python interrupts its main thread only; Windows has no mask to inherit
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has no mask to inherit
+        yield
         return
-    heard = []
-    listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    heard, main = [], threading.current_thread() is threading.main_thread()  # which alone is interrupted
+    listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True)) if main else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, listener or signal.SIG_DFL)
+        if main:
+            signal.signal(signal.SIGINT, listener or signal.SIG_DFL)
     if heard:
         raise KeyboardInterrupt
 
@@ -127,16 +188,3 @@ def hidden_main():
     finally:
         for name, value in hidden.items():
             setattr(script, name, value)
-
-
-def has_ended() -> bool:
-    """Whether the server lives no longer, whatever the ranks do."""
-    from multiprocessing import forkserver  # not on Windows
-
-    import psutil
-
-    pid = forkserver._forkserver._forkserver_pid
-    try:
-        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

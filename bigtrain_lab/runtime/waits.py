@@ -71,13 +71,23 @@ class Doing:
                 return f"rank {self.rank} waits until what it sent is taken"
             case "done":
                 return f"rank {self.rank} had finished"
+            case "meet":
+                return f"rank {self.rank} waits for the other ranks to begin"
             case "enter":
                 return f"rank {self.rank} was in {self.span}"
         return f"rank {self.rank} had done {self.span}" if self.span else f"rank {self.rank} had done no step yet"
 
 
+    @property
+    def place(self) -> str:
+        """Where it works, as a sentence goes on: " in 1F3", " after 1F3", or ""."""
+        return f" {'in' if self.last == 'enter' else 'after'} {self.span}" if self.span else ""
+
+
 def waited_for(doings: list[Doing], doing: Doing) -> list[int]:
     """The ranks without which this one cannot go on; none where it works, or where what it waits for is on its way."""
+    if doing.last == "meet":
+        return [other.rank for other in doings if other.last is None]
     if doing.last == "finish":
         return sorted({dst for (dst, _), _ in untaken(doings, doing)})
     if doing.last != "wait":
@@ -120,6 +130,8 @@ def said(doings: list[Doing], doing: Doing) -> str:
         return f"rank {doing.rank} waits until rank {on[0]} takes {doing.labels[channel] or 'a message'}"
     if doing.last == "wait" and doing.wants.src is None and on:
         return f"rank {doing.rank} waits in {doing.wants.label} for {ranks(on)}"
+    if doing.last == "meet" and on:
+        return f"rank {doing.rank} waits for {ranks(on)} to begin"
     return str(doing)
 
 
@@ -173,10 +185,10 @@ def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[int]) -
             state = "waits", "what it sent to be taken", tuple(waited_for(doings, doing))
         case "done":
             state = "finished", "", ()
+        case "meet":
+            state = "waits", "the other ranks to begin", tuple(waited_for(doings, doing))
         case None:
             state = "not begun", "", ()
-        case "enter":
-            state = "works", f"in {doing.span}", ()
         case _:
-            state = "works", f"after {doing.span}" if doing.span else "", ()
+            state = "works", doing.place.strip(), ()
     return RankState(doing.rank, *state, line, doing.rank in in_knot)

@@ -1,38 +1,59 @@
-"""The watch over a run's processes: a thread in the launching process that sees ends, stalls and deadlocks.
+"""The watch over a run's processes: a thread in the launching process that starts them and sees ends, stalls and deadlocks.
 
-It ends ranks by their own process only, and says at the end what happened. Nothing here waits for a rank's goodwill.
+It ends ranks by their own process only, and says at the end what happened. Nothing here waits for a rank's goodwill. All that
+may go wrong from the first rank's start on ends in this thread, in a note of the run's end, and with no process left.
 """
 
 import os
+import pickle
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from . import diagnose, frames, server
+from ..core import Impossible
+from . import diagnose, frames, server, temporary
 from .diagnose import Exit
-from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Progress
+from .pulse import Pulse
+
+KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
 
 
 class Watch:
-    """Watches until all ranks have ended, then sets `finished`; `end` is the run's."""
+    """Starts the ranks and watches until all have ended, then sets `finished`; `end` is the run's."""
 
-    def __init__(self, processes: list, job, stall_s: float):
+    def __init__(self, job, travelling: bytes, stall_s: float):
         self.end, self.finished = End("running"), threading.Event()
-        self._processes, self._job, self._progress = processes, job, Progress(job, stall_s)
-        self._directory = Path(job.directory)
+        self.directory = Path(job.directory)
+        self._job, self._travelling, self._room = job, travelling, None
+        self._processes: list = []
+        self._pulses: dict[int, Pulse] = {}
         self._exits: dict[int, Exit] = {}
+        self._progress = Progress(job, stall_s, pulses=self._pulses)
         self._stopped: str | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the ranks, in the thread. Impossible, and the run has failed, where there can be no such thread."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._finish(End("failed", f"No thread can be started to watch the ranks ({error}): end other programs or threads, and run again."))
+            raise Impossible(self.end.diagnosis) from error
+
+    @property
+    def now(self) -> str:
+        """What the ranks are at, where it takes long; "" otherwise."""
+        return "" if self.finished.is_set() else self._progress.now
 
     def stop(self, why: str) -> None:
         """End the ranks now and return when they are gone."""
@@ -47,12 +68,30 @@ class Watch:
 
     def _watch(self) -> None:
         try:
+            self._begin()
             end = self._until_the_end()
             if end.state == "failed" and self._job.record:
-                end = end._replace(waits=tuple(diagnose.states(self._directory, self._progress.doings(), self._exits)))
+                kept = self._progress.kept()
+                end = end._replace(waits=tuple(diagnose.states(self.directory, self._progress.doings(), self._exits, kept)))
+        except (server.CannotStart, Impossible) as error:
+            end = End("failed", str(error))
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave ranks behind)
             end = End("failed", f"The watch over the ranks failed: {type(error).__name__}: {error}")
         self._finish(end)
+
+    def _begin(self) -> None:
+        """Start the ranks, unless the run is stopped meanwhile."""
+        try:
+            self._room = tempfile.mkdtemp(prefix="run-", dir=temporary.own())
+            payload = Path(self._room) / "program"
+            payload.write_bytes(pickle.dumps((replace(self._job, store=os.path.join(self._room, "store")), self._travelling)))
+        except OSError as error:
+            raise server.CannotStart(f"The program cannot be kept in {temporary.own()} for the ranks ({error.strerror or error}): free some "
+                                     "space there, or let TMPDIR name another directory.") from error
+        self._travelling = b""
+        for rank, process in enumerate(server.start(self._job.mesh.size, str(payload), self._wake_read)):
+            self._processes.append(process)
+            self._pulses[rank] = Pulse(process.pid)
 
     def _until_the_end(self) -> End:
         deadline = None
@@ -63,23 +102,24 @@ class Watch:
             if any(exit.code == -signal.SIGINT for exit in self._exits.values()):
                 return End("stopped", INTERRUPTED)
             everybody = len(self._exits) == len(self._processes)
+            if any(exit.code == server.NO_SERVER for exit in self._exits.values()):
+                return End("failed", server.SERVER_ENDED)
             if any(exit.code for exit in self._exits.values()):
                 deadline = deadline or time.monotonic() + VICTIMS_S
-                if everybody or diagnose.has_culprit(self._directory, self._exits) or time.monotonic() > deadline:
+                if everybody or diagnose.has_culprit(self.directory, self._exits) or time.monotonic() > deadline:
                     return self._failure()
             elif everybody:
-                if all(diagnose.status_of(self._directory, rank) for rank in self._exits):
+                if all(diagnose.status_of(self.directory, rank) for rank in self._exits):
                     return End("done")
-                return End("failed", diagnose.failure(self._directory, self._progress.doings(), self._exits))
+                return End("failed", diagnose.failure(self.directory, self._progress.doings(), self._exits))
             elif self._job.record and (found := self._progress.trouble(self._ask_for_stacks)):
                 return End("failed", found)
 
     def _failure(self) -> End:
-        time.sleep(0.05)  # for a failure at the same moment, which may have been first
         self._look(0)
-        if any(exit.code == server.NO_SERVER for exit in self._exits.values()) and server.has_ended():
-            return End("failed", server.SERVER_ENDED)
-        told = diagnose.failure(self._directory, self._progress.doings(), self._exits)
+        said = [rank for rank in self._pulses if diagnose.status_of(self.directory, rank).get("state") == "failed"]
+        exits = {rank: Exit(FAILED, 0) for rank in said} | self._exits  # one that failed earlier may take longer to end
+        told = diagnose.failure(self.directory, self._progress.doings(), exits)
         self._ask_for_stacks()  # of those that wait for it
         return End("failed", told)
 
@@ -93,27 +133,34 @@ class Watch:
                 self._exits[rank] = Exit(self._processes[rank].exitcode, time.monotonic_ns() - self._job.zero_ns)
 
     def _ask_for_stacks(self) -> None:
-        """Let each rank that is left write where it is, and give it a moment."""
-        asked = []
+        """Let each rank that is left write where it is, and wait until it has, or has ended. One that is kept from it is not asked."""
+        asked = {}
         for rank, process in enumerate(self._processes):
-            if rank not in self._exits and hasattr(signal, "SIGUSR1"):
+            if rank not in self._exits and hasattr(signal, "SIGUSR1") and not self._pulses[rank].kept():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGUSR1)
-                    asked.append(self._job.file("stacks", rank, "txt"))
+                    asked[rank] = self._job.file("stacks", rank, "txt")
         until = time.monotonic() + STACKS_S
-        while not all(frames.is_whole(path) for path in asked) and time.monotonic() < until:
+        while time.monotonic() < until and not self._stopped:
+            asked = {rank: path for rank, path in asked.items() if not frames.is_whole(path) and self._pulses[rank].is_alive()}
+            if not asked:
+                break
             time.sleep(0.01)
 
     def _finish(self, end: End) -> None:
         try:
-            for rank, process in enumerate(self._processes):
-                if rank not in self._exits:
-                    process.kill()
-            for process in self._processes:
-                process.join()
+            for rank, pulse in self._pulses.items():
+                if rank not in self._exits or self._exits[rank].code == server.NO_SERVER:
+                    pulse.kill()
+            until = time.monotonic() + KILLED_S
+            for process, pulse in zip(self._processes, self._pulses.values()):
+                process.join(max(0, until - time.monotonic()))
+                while pulse.is_alive() and time.monotonic() < until:  # nobody says that it has ended, where the server is gone
+                    time.sleep(0.01)
                 process.close()
-            shutil.rmtree(Path(self._job.store).parent, ignore_errors=True)
-            end.note(self._directory)
+            if self._room:
+                shutil.rmtree(self._room, ignore_errors=True)
+            end.note(self.directory)
         finally:  # whoever waits must go on
             with self._lock:
                 self.end = end

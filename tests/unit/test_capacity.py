@@ -56,7 +56,7 @@ def test_a_device_holds_what_its_profile_states_or_what_the_settings_say(setting
 def test_every_lab_tells_a_prediction_that_does_not_fit():
     for experiment in (PipelineExperiment(**SMALL, memory_mb=0.05), Faults(memory_mb=0.02)):
         told = [sentence for sentence in experiment.explain(experiment.predict()) if sentence.startswith("It does not fit: rank 0 ")]
-        assert len(told) == 1 and told[0].endswith("Smaller micro-batches (rows) or more ranks would need less.")
+        assert len(told) == 1 and told[0].endswith("Smaller micro-batches (rows) or more ranks would need less on each device.")
     assert "(schedule 1f1b)" in PipelineExperiment(**SMALL, schedule="gpipe").relief
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_lacks_one_byte_fails_where_it_was_predicted(tight, tmp_path,
     assert said in " ".join(capsys.readouterr().err.split())
     run = Run.open(tmp_path / "run")
     assert run.state == "failed" and run.diagnosis.startswith(said)
-    assert "1 byte too few. Smaller micro-batches (rows) or more ranks would need less.\n" in run.diagnosis
+    assert "1 byte too few. Smaller micro-batches (rows) or more ranks would need less on each device.\n" in run.diagnosis
     assert [state.state == "failed" for state in run.waits] == [True, False] and run.waits[0].what == "no memory"
     held = run.trace().where(Memory, rank=0)
     assert max(sum(level for _, level in held.levels(0)[-1:]), 0) == peak and held.events[-1].name == first.action  # what it held is kept

@@ -1,7 +1,6 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
 
 import errno
-import multiprocessing.util
 import os
 import re
 import shutil
@@ -20,8 +19,7 @@ import torch.distributed as dist
 
 import bigtrain_lab
 from bigtrain_lab.core import Impossible, Span
-from bigtrain_lab.runtime import RankFailed, Run, board, launch
-from bigtrain_lab.runtime import server as fork_server
+from bigtrain_lab.runtime import RankFailed, Run, board, launch, temporary
 from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.run import is_alive, this_process
 from bigtrain_lab.runtime.server import hidden_main
@@ -138,7 +136,7 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
     assert kernel.stdout.readline() == "running\n"
     family = psutil.Process(kernel.pid).children(recursive=True)
-    assert len(family) >= 3 and list(tmp_path.glob("bigtrain-*/store"))  # the server, the ranks, where they met
+    assert len(family) >= 3 and list(tmp_path.glob("bigtrain-*/run-*/store"))  # the server, the ranks, where they met
     kernel.kill()
     kernel.wait()
     gone, alive = psutil.wait_procs(family, timeout=300)
@@ -282,8 +280,9 @@ def test_a_long_name_of_the_directory_for_temporary_files_keeps_no_run_from_star
 
 
 def test_where_no_socket_can_be_the_variable_to_set_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_server, "SHORT", (str(tmp_path / "no"),))
-    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: "/" + "x" * 100)
+    monkeypatch.setattr(temporary, "SHORT", (str(tmp_path / "no"),))
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
+    monkeypatch.setattr(temporary, "own", lambda: temporary._own.__wrapped__(0))  # as in a process that has none yet
     with pytest.raises(Impossible, match="too long a name for a socket to be in, .*: let TMPDIR name a directory with a shorter one"):
         launch(lambda rank: None, 2, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -293,7 +292,7 @@ def test_a_server_that_cannot_start_is_a_sentence(tmp_path, monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", full)
+    monkeypatch.setattr(temporary, "own", full)
     with pytest.raises(Impossible, match=r"cannot start \(No space left on device\): let TMPDIR name"):
         launch(lambda rank: None, 2, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
