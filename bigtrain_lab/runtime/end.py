@@ -16,11 +16,21 @@ VICTIMS_S = 5.0  # how long the rank that made victims may take to say so, or to
 STACKS_S = 10.0  # how long a dump of stacks may take at most, on a machine that is busy
 NOTE, RESERVE = "end.json", "end.reserve"
 RESERVE_BYTES = 16 * 1024
+BEGINNING = "settings.json", "environment.json", RESERVE  # what a run's directory holds before any rank has begun
 
 
 def reserve(directory: Path) -> None:
     """Take room for the note before the run fills the disk. Impossible where there is none."""
     write_whole(directory / RESERVE, " " * RESERVE_BYTES)
+
+
+def forget(directory: Path, existed: bool = False) -> None:
+    """Take back a run's directory in which nothing has happened; one that `existed` before stays, empty."""
+    with suppress(OSError):
+        for name in BEGINNING:
+            (directory / name).unlink(missing_ok=True)
+        if not existed:
+            directory.rmdir()
 
 
 class End(NamedTuple):

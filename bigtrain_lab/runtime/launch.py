@@ -23,7 +23,7 @@ from . import border
 from .board import heard_by_all
 from .capacity import refuse_beyond_memory
 from .devices import Devices, Node, choose, nccl_here, visible
-from .end import INTERRUPTED, reserve
+from .end import INTERRUPTED, forget, reserve
 from .faults import Fault
 from .in_place import run_in_place
 from .machine import environment, versions
@@ -159,9 +159,6 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))
         reserve(path)
     except Impossible:
-        for name in ("settings.json", "environment.json"):
-            (path / name).unlink(missing_ok=True)
-        if not existed:
-            path.rmdir()
+        forget(path, existed)
         raise
     return path

@@ -25,7 +25,7 @@ from .board import say
 from .diagnose import Exit
 from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
-from .pulse import SHARE, WORK_S, Pulse
+from .pulse import Beats, Pulse
 from .run import is_alive, this_process
 
 GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself, once the run has failed
@@ -43,7 +43,7 @@ class Lookout:
         pulses = {rank: Pulse(process[1]) for rank, process in {**team.mates, team.index: this_process()}.items()}
         self._progress = Progress(job, stall_s, signs=lambda: self._board.count("signs"), pulses=pulses)
         self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
-        self._worked_s, self._worked_at = 0.0, time.monotonic()  # what it had used when it was last found to compute
+        self._beats, self._told_beats = Beats(), 0
         self._beside: Beside | None = None  # the next rank that lives on this machine
         self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
         self._mates, self._parent = team.mates, os.getppid() if team.place.agent else None
@@ -166,19 +166,12 @@ class Lookout:
             self._publish(self._told("stopped", self._orphaned()))
 
     def _tell_of_signs(self) -> None:
-        """What this rank prints goes to torchrun, and its processor time only this machine knows: rank 0 hears of both on the board."""
-        writes, works = sum(output.writes for output in self._outputs), self._works()
-        if works or writes != self._told_writes:
-            self._told_writes = writes
+        """What this rank prints goes to torchrun, and its processor time only this machine knows: rank 0 hears of both on the board.
+        The lookout's own time does not count."""
+        writes, beats = sum(output.writes for output in self._outputs), self._beats.look(time.process_time() - time.thread_time())
+        if (writes, beats) != (self._told_writes, self._told_beats):
+            self._told_writes, self._told_beats = writes, beats
             self._board.count("signs", 1)
-
-    def _works(self) -> bool:
-        """Whether this process, its lookout aside, has computed since it was last found to: by the rule of pulse.py."""
-        used_s, now = time.process_time() - time.thread_time(), time.monotonic()
-        works = used_s - self._worked_s >= max(WORK_S, SHARE * (now - self._worked_at))
-        if works:
-            self._worked_s, self._worked_at = used_s, now
-        return works
 
     def _failure(self, gone: list | None, since_s: float) -> End | None:
         """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""

@@ -1,6 +1,6 @@
 """Whether a process computes, and what else keeps it, as the system tells: a rank that computes logs and prints nothing.
 
-    computes   it used at least WORK_S of processor since it was last counted, and SHARE of the time in between
+    computes   it used at least WORK_S of processor within WITHIN_S
     waits      it used less: a rank that waits for another, in a message, a collective or a meeting, was measured at 0.5 % at most
     is kept    somebody has stopped it, or a disk does not answer
 """
@@ -10,8 +10,7 @@ from contextlib import suppress
 
 import psutil
 
-WORK_S = 0.25
-SHARE = 0.05  # with ten processes on two cores, a rank that computes still gets three times this
+WORK_S, WITHIN_S = 0.25, 5.0  # with ten processes on two cores, a rank that computes still gets three times this
 STOPPED = "stopped (SIGSTOP or Ctrl-Z)"
 KEPT = {psutil.STATUS_STOPPED: STOPPED,
         psutil.STATUS_TRACING_STOP: "stopped by a debugger",
@@ -21,21 +20,34 @@ REMEDIES = {KEPT[psutil.STATUS_STOPPED]: "Find out who stops the processes of ra
             KEPT[psutil.STATUS_DISK_SLEEP]: "See whether the disk that it uses answers, and run again."}
 
 
+class Beats:
+    """`count` grows while a process computes. `used_s`: the processor time that it has used so far."""
+
+    def __init__(self, used_s: float = 0.0):
+        self.count, self._used_s, self._since = 0, used_s, time.monotonic()
+
+    def look(self, used_s: float) -> int:
+        """`count`, now that the process has used so much."""
+        now = time.monotonic()
+        windows = (now - self._since) / WITHIN_S
+        computes = used_s - self._used_s >= WORK_S * max(1, windows)
+        if computes or windows > 1:
+            self.count, self._used_s, self._since = self.count + computes, used_s, now
+        return self.count
+
+
 class Pulse:
-    """A process as others see it. `beats` grows while it computes, its threads included; one that is gone does nothing."""
+    """A process as others see it; one that is gone does nothing."""
 
     def __init__(self, pid: int):
-        self.pid, self.beats, self._process = pid, 0, None
+        self.pid, self._process = pid, None
         with suppress(psutil.Error):
             self._process = psutil.Process(pid)
-        self._used_s, self._since = self._cpu_s(), time.monotonic()
+        self._beats = Beats(self._cpu_s())
 
     def count(self) -> int:
-        """`beats`, after a look at what the process has used since it last counted as computing."""
-        used_s, now = self._cpu_s(), time.monotonic()
-        if used_s - self._used_s >= max(WORK_S, SHARE * (now - self._since)):
-            self.beats, self._used_s, self._since = self.beats + 1, used_s, now
-        return self.beats
+        """Grows while the process computes, its threads included."""
+        return self._beats.look(self._cpu_s())
 
     def kept(self) -> str:
         """What keeps the process from computing, in words; "" where nothing does."""

@@ -30,6 +30,7 @@ from . import border, peers
 from .board import Board, say
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
+from .end import forget
 from .faults import Fault
 from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
@@ -182,14 +183,6 @@ def readable(path: Path) -> bool:
         return bool(path.read_bytes())
     except OSError:
         return False
-
-
-def forget(directory: Path) -> None:
-    """Take back a run directory in which nothing has happened."""
-    for name in ("settings.json", "environment.json"):
-        (directory / name).unlink(missing_ok=True)
-    with suppress(OSError):
-        directory.rmdir()
 
 
 @contextmanager

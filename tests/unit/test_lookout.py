@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from bigtrain_lab.core import Mesh
-from bigtrain_lab.runtime import diagnose, lookout, progress
+from bigtrain_lab.runtime import diagnose, lookout, progress, pulse
 from bigtrain_lab.runtime.beside import Beside
 from bigtrain_lab.runtime.end import End
 from bigtrain_lab.runtime.log import EventLog
@@ -214,24 +214,24 @@ def test_what_a_rank_prints_is_counted_and_told_to_all_lookouts(tmp_path, monkey
         print("a word")
         assert sys.stdout.encoding == before.encoding
     assert sys.stdout is before and sum(output.writes for output in ours._outputs) > 0
-    monkeypatch.setattr(ours, "_works", lambda: False)
+    monkeypatch.setattr(lookout, "time", SimpleNamespace(process_time=lambda: 1.0, thread_time=lambda: 1.0))
     ours._tell_of_signs()
     ours._tell_of_signs()  # nothing more
     assert notes.notes == {"signs": 1}
 
 
-def test_a_rank_that_computes_shows_it_and_one_that_waits_does_not(tmp_path, monkeypatch):
-    """(seconds since the last look, processor time of the process in them, that of its lookout alone) -> whether it works."""
+def test_a_rank_that_computes_says_so_and_its_lookout_alone_does_not(tmp_path, monkeypatch):
+    """(seconds since the last look, processor time of the process in them, that of its lookout alone) -> whether it computes."""
     now = SimpleNamespace(clock=100.0, process=7.0, own=1.0)
-    monkeypatch.setattr(lookout, "time", SimpleNamespace(monotonic=lambda: now.clock, process_time=lambda: now.process, thread_time=lambda: now.own))
+    clocks = SimpleNamespace(monotonic=lambda: now.clock, process_time=lambda: now.process, thread_time=lambda: now.own)
+    monkeypatch.setattr(lookout, "time", clocks)
+    monkeypatch.setattr(pulse, "time", clocks)
     ours = lookout_of(tmp_path)
-    ours._works()
-    for wall, used, own, works in ((0.3, 0.3, 0, True), (0.3, 0.3, 0.1, False), (0.2, 0.06, 0, True), (1000, 40, 0, False), (4.9, 0.3, 0.1, False),
-                                   (0.2, 0.01, 0.01, False), (0.1, 0.2, 0, False), (0.3, 0.1, 0, True)):
+    ours._tell_of_signs()  # it has loaded what it needs
+    said = ours._board.notes["signs"]
+    for wall, used, own, computes in ((0.3, 0.3, 0, True), (0.3, 0.3, 0.1, False), (0.2, 0.06, 0, True), (1000, 40, 0, False), (4.9, 0.3, 0.1, False),
+                                      (0.2, 0.01, 0.01, False), (0.1, 0.2, 0, False), (0.3, 0.1, 0, True), (20, 2, 0, True)):
         now.clock, now.process, now.own = now.clock + wall, now.process + used, now.own + own
-        assert ours._works() is works, (wall, used, own)
-    ours._tell_of_signs()
-    assert "signs" not in ours._board.notes
-    now.process += 1
-    ours._tell_of_signs()
-    assert ours._board.notes["signs"] == 1
+        ours._tell_of_signs()
+        assert ours._board.notes["signs"] - said == computes, (wall, used, own)
+        said = ours._board.notes["signs"]
