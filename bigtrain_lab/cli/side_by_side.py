@@ -15,7 +15,7 @@ import numpy as np
 from .. import report
 from ..checks import differences
 from ..core import Impossible, Trace
-from ..experiments.experiment import asked
+from ..experiments.experiment import asked, order_of
 from ..runtime import Run
 from ..words import counted
 from .reopen import Reopened, reopen
@@ -31,9 +31,12 @@ class Side(NamedTuple):
     opened: Reopened
 
     @property
+    def told(self) -> dict:
+        return self.opened.run.settings["settings"] if self.opened.run else next(iter(self.opened.traces.values())).settings
+
+    @property
     def settings(self) -> dict:
-        given = self.opened.run.settings["settings"] if self.opened.run else next(iter(self.opened.traces.values())).settings
-        return asked(given)
+        return asked(self.told)
 
     @property
     def name(self) -> str:
@@ -85,6 +88,11 @@ def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
     names = dict.fromkeys(name for side in found for name in side.settings)
     values = {name: [side.settings.get(name) for side in found] for name in names}
     return [(name.replace("_", "-"), each) for name, each in values.items() if any(value != each[0] for value in each)]
+
+
+def orders_differ(found: list[Side]) -> bool:
+    """Whether they followed different orders, as far as they tell; of equal settings that is a class that was changed."""
+    return len({order for side in found if (order := order_of(side.told))}) > 1
 
 
 class Line(NamedTuple):

@@ -250,3 +250,12 @@ def test_the_tool_refuses_what_others_should_not_read():
     assert shown.data == {"text/plain": "a panel"}
     cut = [new_output("stream", name="stdout", text=part) for part in ("33 ", "slots\n")]
     assert [output.text for output in joined(cut)] == ["33 slots\n"]
+
+
+@each_lesson
+def test_a_kernel_that_computes_does_so_with_one_thread(path):
+    """Before its first training or tensor. Two threads wait for each other on busy cores, and round otherwise than a rank."""
+    sources = [cell.source for cell in code_cells(path)]
+    computes = [at for at, source in enumerate(sources) if re.search(r"\bimport torch\b|\.reference\(\)|\bdelayed\(", source)]
+    assert not computes or "torch.set_num_threads(1)" in sources[computes[0]]
+    assert sum(source.count("set_num_threads") for source in sources) == bool(computes)

@@ -211,7 +211,7 @@ def test_ticks_of_another_size_are_the_same_time():
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), fine) is None
 
 
-def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, copy):
+def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, runs, copy):
     settings = json.loads((copy / "settings.json").read_text())
     assert len(settings["settings"]["facts"]["order"]) == 16
     code, out, _ = cli("show", copy)
@@ -221,3 +221,4 @@ def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, copy):
     code, out, _ = cli("show", copy)
     assert code == 0 and "earlier order" in out and "predicted" not in out and "≠" not in out and "modelled" in out
     assert cli("export", copy, "--html", copy / "page.html")[0] == 0
+    assert "The settings are the same, the orders are not." in cli("compare", copy, runs / "two")[1]
