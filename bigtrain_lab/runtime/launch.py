@@ -24,13 +24,13 @@ from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED
 from .faults import Fault
 from .in_place import run_in_place
+from .kept import FORMAT, MOST_RANKS
 from .machine import environment, versions
 from .process import Job
-from .run import FORMAT, Run, this_process
+from .run import Run, this_process
 from .server import interrupts_held, start, warm
 from .watch import Watch
 
-MOST_RANKS = 256
 _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 

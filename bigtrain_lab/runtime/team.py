@@ -26,9 +26,10 @@ from . import border, peers
 from .board import PATIENCE_S, Board
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
+from .kept import read_settings
 from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, offsets
-from .run import read_settings, this_process
+from .run import this_process
 
 CONNECT_S, SEEN_S, LEAVE_S = 120.0, 5.0, 30.0
 
