@@ -12,7 +12,7 @@ MOST_RANKS = 4096  # of a trace
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
 Tick = Annotated[int, Field(ge=0, le=2**62)]
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
-Name = Annotated[str, Field(max_length=10_000)]
+Lane = Annotated[str, Field(max_length=200)]  # a row of a picture is named after it
 
 MEMORY_KINDS = ("weights", "master", "stashed", "gradients", "optimizer", "activations", "recomputed", "queued", "communication",
                 "temporaries")
@@ -24,9 +24,9 @@ class Span(NamedTuple):
     """A lane was busy with `name` ("2F0", several joined by "+"); `version` is the weight version it used."""
 
     rank: Rank
-    lane: Name
-    kind: Name
-    name: Name
+    lane: Lane
+    kind: str
+    name: str
     start: Tick
     end: Tick
     version: Tick | None = None
@@ -36,9 +36,9 @@ class Transfer(NamedTuple):
     """A message `name` left `src` at `start` and had wholly arrived at `rank` at `end`; told by the receiver."""
 
     rank: Rank
-    lane: Name
-    kind: Name
-    name: Name
+    lane: Lane
+    kind: str
+    name: str
     start: Tick
     end: Tick
     src: Rank
@@ -49,9 +49,9 @@ class Memory(NamedTuple):
     """From `start` on, `rank` holds `bytes` of `kind`. `inside` marks a reading between action boundaries."""
 
     rank: Rank
-    lane: Name
-    kind: Name
-    name: Name
+    lane: Lane
+    kind: str
+    name: str
     start: Tick
     bytes: Bytes
     inside: bool = False
@@ -63,9 +63,9 @@ class Scalar(NamedTuple):
     """A number that a rank reported, such as a loss."""
 
     rank: Rank
-    lane: Name
-    kind: Name
-    name: Name
+    lane: Lane
+    kind: str
+    name: str
     start: Tick
     value: float
 
@@ -76,9 +76,9 @@ class Histogram(NamedTuple):
     """Counts of a tensor's values between `edges` (one more edge than counts)."""
 
     rank: Rank
-    lane: Name
-    kind: Name
-    name: Name
+    lane: Lane
+    kind: str
+    name: str
     start: Tick
     edges: tuple[float, ...]
     counts: tuple[Bytes, ...]
@@ -91,15 +91,15 @@ class Alive(NamedTuple):
     `module`: the path of the module that made it; `made`: the action in which; both "" where that is not known."""
 
     rank: Rank
-    lane: Name
-    kind: Name
-    name: Name
+    lane: Lane
+    kind: str
+    name: str
     start: Tick
     bytes: Bytes
     shape: tuple[Bytes, ...] = ()
-    dtype: Name = ""
-    module: Name = ""
-    made: Name = ""
+    dtype: str = ""
+    module: str = ""
+    made: str = ""
 
     end = at_once
 

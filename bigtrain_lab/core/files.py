@@ -61,14 +61,19 @@ def read_bounded(path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def clean_json(data: bytes) -> bytes:
+def clean_json(data: bytes, finite: bool = True) -> bytes:
     """The same JSON in UTF-8, with a replacement character for each control character (a terminal would obey it) and each half of a
-    surrogate pair. ValueError where it is no JSON, or nested too deep."""
+    surrogate pair. ValueError where it is no JSON, nested too deep, or has a number that is not `finite`."""
     try:
-        text = json.dumps(json.loads(data), ensure_ascii=False)
+        text = json.dumps(json.loads(data), ensure_ascii=False, allow_nan=not finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     return UNPRINTABLE.sub("\ufffd", ESCAPE.sub(lambda found: "\\ufffd" if found[1] else found[0], text)).encode()
+
+
+def clean_line(line: bytes) -> bytes:
+    """The same of a line of a log, at once where nothing can be in it; what a rank reports may be infinite."""
+    return line if line.isascii() and b"\\" not in line else clean_json(line, finite=False)
 
 
 def printable(text: str) -> str:
@@ -79,7 +84,7 @@ def printable(text: str) -> str:
 def complaint(error: ValueError) -> str:
     """What is wrong with a value that was read, in a few words: pydantic's first finding and its place, without the value."""
     if not (found := getattr(error, "errors", None)):
-        return "it is not JSON"
+        return printable(str(error))[:120]
     first: dict[str, Any] = found(include_input=False, include_context=False, include_url=False)[0]
     place = printable(".".join(map(str, first["loc"][:3])))[:80]
     said = printable(first["msg"])[:120]

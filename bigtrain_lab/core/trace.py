@@ -24,13 +24,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .events import MOST_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
-from .files import MOST_BYTES, clean_json, open_regular, write_whole
+from .files import MOST_BYTES, clean_json, clean_line, open_regular, write_whole
 from .impossible import Impossible
 
 CLOCKS = ("predicted", "modelled", "measured")
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
-ACTION = re.compile(r"(?<![^+])(\d+)([A-Z])(\d+)(?![^+])")  # in a span's name: "2F0", or several joined by "+"
+ACTION = re.compile(r"(?<![^+])(\d{1,9})([A-Z])(\d{1,9})(?![^+])")  # in a span's name: "2F0", or several joined by "+"
 
 
 class Header(BaseModel):
@@ -201,7 +201,7 @@ class Trace:
                 header = cls._loaded_header(path, file.readline(MOST_BYTES))
                 events = []
                 while line := file.readline(MOST_BYTES):
-                    events.append(event_of(line if line.isascii() and b"\\" not in line else clean_json(line), header.ranks))
+                    events.append(event_of(clean_line(line), header.ranks))
         except Impossible:
             raise
         except OSError as error:

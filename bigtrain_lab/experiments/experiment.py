@@ -3,6 +3,7 @@
 Its fields are knobs; panel, command line, catalogue and tests are made from them, so a new experiment is one new file.
 """
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -14,6 +15,7 @@ from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..explain import does_not_fit
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, SLOWER, Fault
+from ..words import counted
 
 BESIDE = ("experiment", "unfinished", "facts")  # what a run or a trace keeps beside the settings that were asked for
 MB = 10**6  # decimal, as sizes are told
@@ -86,15 +88,23 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return type(self)(**{**self.model_dump(), "facts": self.kept, **changes})
 
     @classmethod
-    def restored(cls, told) -> "Experiment":
-        """From the settings that a run or a trace keeps, of this class where they are of its name. Impossible where there is no
-        such experiment, or not with these settings."""
-        if not isinstance(told, dict) or "experiment" not in told:
+    def restored(cls, told: dict, ranks: int | None = None) -> "Experiment":
+        """From the settings that a run or a trace of so many ranks keeps, of this class where they are of its name. Impossible where
+        there is no such experiment, or not with these settings or ranks."""
+        if "experiment" not in told:
             raise Impossible("it is not of an experiment.")
         if not isinstance(facts := told.get("facts", {}), dict):
             raise Impossible("what it kept beside its settings cannot be read: run it again.")
         chosen = cls if told["experiment"] == getattr(cls, "name", None) else Experiment.named(str(told["experiment"]))
-        return chosen(**asked(told), facts=facts)
+        restored = chosen(**asked(told), facts=facts)
+        if ranks not in (None, restored.ranks):
+            raise Impossible(f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run it again.")
+        return restored
+
+    def vouched(self, trace: Trace) -> Trace:
+        """A kept trace with this experiment's own facts: they follow from the settings and from what prices these, so none is believed."""
+        return dataclasses.replace(trace, settings={**trace.settings, "facts": facts} if (facts := self.facts) else
+                                   {name: value for name, value in trace.settings.items() if name != "facts"})
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
 
 from ..core import Impossible
-from ..core.files import clean_json, complaint, read_bounded
+from ..core.files import MOST_BYTES, clean_json, complaint, read_bounded
 
 FORMAT = 1
 MOST_RANKS = 256
@@ -54,7 +54,8 @@ class Settings(BaseModel):
     @field_validator("started")
     @classmethod
     def is_a_time(cls, text: str) -> str:
-        datetime.fromisoformat(text)
+        if not 1970 < datetime.fromisoformat(text).year < 9999:
+            raise ValueError("no run began then")
         return text
 
     @model_validator(mode="after")
@@ -114,6 +115,18 @@ def read_settings(directory: Path) -> dict:
         return SETTINGS.validate_json(data).model_dump(exclude_unset=True)
     except ValueError as error:
         raise Impossible(f"The settings.json in {directory} is damaged ({complaint(error)}): run it again, or open another run.") from error
+
+
+def settings_json(about: dict) -> str:
+    """The text of a settings.json; Impossible where it could not be read again."""
+    text = json.dumps(about, indent=1, default=str)
+    try:
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
+        SETTINGS.validate_json(clean_json(text.encode()))
+    except ValueError as error:
+        raise Impossible(f"These settings cannot be kept with a run ({complaint(error)}): choose others.") from error
+    return text
 
 
 def status_of(directory: Path, rank: int) -> dict:

@@ -30,8 +30,8 @@ from zlib import crc32
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..core import Alive, Impossible, Memory, Span, Transfer
-from ..core.events import EVENTS, MOST_RANKS, Bytes, Name, Rank, Tick, fields_of, named, sound
-from ..core.files import clean_json, open_regular
+from ..core.events import EVENTS, MOST_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
+from ..core.files import clean_json, clean_line, open_regular
 
 MAGIC, VERSION = "bigtrain-run", 1
 LONGEST_LINE = 4_000_000  # bytes
@@ -106,13 +106,13 @@ def types_of(what: str) -> TypeAdapter:
     def timed(event: type, *wall) -> tuple:
         return *wall, *(of for name, of in fields_of(event, timed=False).items() if name != "inside")
 
-    marks = {"@enter": [(Tick, Name)], "@send": [(Tick, Rank, Channel, Name)], "@got": [(Tick, Channel)], "@finish": [(Tick,)],
-             "@wait": [(Tick, Rank | None, Channel, Name), (Tick, Rank | None, Channel, Name, Name, tuple[Rank, ...])],
+    marks = {"@enter": [(Tick, str)], "@send": [(Tick, Rank, Channel, str)], "@got": [(Tick, Channel)], "@finish": [(Tick,)],
+             "@wait": [(Tick, Rank | None, Channel, str), (Tick, Rank | None, Channel, str, str, tuple[Rank, ...])],
              "@done": [(Tick, Bytes), (Tick,)]}
     events = {"span": timed(Span, Tick, Tick), "transfer": timed(Transfer, Tick, Tick, Bytes),
-              "inside": (Rank, Name, Name, Name, list[tuple[Tick, Bytes]]),
-              "levels": (Rank, Name, Name, list[Name], list[tuple[Tick | None, ...]]),
-              "alive": (Tick, Rank, Name, Tick | None, list[tuple[Name, Name, Bytes, tuple[Bytes, ...], Name, Name, Name]]),
+              "inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
+              "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
+              "alive": (Tick, Rank, Lane, Tick | None, list[tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]]),
               **{name: timed(EVENTS[name], Tick) for name in ("memory", "scalar", "histogram")}}
     shapes = [tuple[(Literal[what], *types)] for types in (marks[what] if what in marks else [events[what]])]
     return TypeAdapter(Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0], config=ConfigDict(strict=True))
@@ -120,8 +120,7 @@ def types_of(what: str) -> TypeAdapter:
 
 def read(line: bytes, rank: int | None = None, ranks: int = MOST_RANKS) -> list:
     """The Logged events, or the Mark, of one line in the log of this rank (None: of any). ValueError or KeyError where it is not one."""
-    if b"\\" in line or not line.isascii():
-        line = clean_json(line)
+    line = clean_line(line)
     found = list(items(*types_of(named(line)).validate_json(line)))
     for item in found:
         if isinstance(item, Mark):

@@ -138,7 +138,7 @@ class Run:
         events = [e for log in logs for item in log.items if (e := on(item, clock))]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):  # its steps are those that it has done, and its numbers are not those of the run that was asked for
-            header |= {"steps": steps_done(events, header["settings"]), "settings": {**header["settings"], "unfinished": True}}
+            header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]), "settings": {**header["settings"], "unfinished": True}}
         return Trace.of(events, clock, **header)
 
     def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
