@@ -3,7 +3,7 @@
 from .core import Scalar, Span, Trace
 from .core.peak import Peak, peak, readings
 from .core.trace import ACTION
-from .schedule import Action, Schedule
+from .schedule import KINDS, Action, Schedule
 from .words import by_kind, duration, exactly, size
 
 UNEVEN = 0.05  # idle share that no number of micro-batches mends, from which on it is told
@@ -114,9 +114,10 @@ def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> 
 
 
 def told(name: str, schedule: Schedule) -> bool:
-    """Whether the span is an action of the schedule, and of the batch that is told."""
-    first = ACTION.match(name)
-    return bool(first) and (schedule.asynchronous or int(first[3]) < schedule.micro_batches)
+    """Whether the span is made of actions of the schedule, the first of the batch that is told."""
+    actions = [ACTION.fullmatch(part) for part in name.split("+")]
+    return (all(action and int(action[1]) < schedule.stages and action[2] in KINDS for action in actions)
+            and (schedule.asynchronous or int(actions[0][3]) < schedule.micro_batches))
 
 
 def ranks_before(action: Action, schedule: Schedule) -> list[int]:

@@ -4,6 +4,7 @@ Values and text only, shared by the command line and the panel; nothing here dra
 """
 
 import shlex
+from collections import defaultdict
 from typing import NamedTuple
 
 from .core import CLOCKS, Hardware, Scalar, Trace
@@ -256,11 +257,13 @@ def strip(trace: Trace, columns: int) -> Strip:
     if trace.unit == "slot" and scale * trace.ticks_per_unit >= 1:
         scale = int(scale * trace.ticks_per_unit) / trace.ticks_per_unit  # whole columns a slot: equal boxes look equal
     columns = min(columns, round(scale * length))
-    labels = labels_of(trace)
+    labels, by_lane = labels_of(trace), defaultdict(list)
+    for span in spans:
+        by_lane[span.rank, span.lane].append(span)
     lanes = []
     for lane in rows_of(trace):
         cells, odd = [IDLE] * columns, False
-        for span in (s for s in spans if (s.rank, s.lane) == lane):
+        for span in by_lane[lane]:
             first, last = round((span.start - begin) * scale), round((span.end - begin) * scale)
             if first >= columns or (first == last and cells[first] is not IDLE):
                 continue

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a run or a check failed, 2 the request cannot be met (one 
 import sys
 import warnings
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
 from ..core import CLOCKS, Impossible
+from ..core.files import printable
 
 app = App(name="bigtrain", version=__version__, result_action="return_value", suppress_keyboard_interrupt=False,
           help="How large models are trained: predicted at once, and run on real processes.")
@@ -24,12 +26,15 @@ Asked = Annotated[Path | None, Parameter(help="a run directory, or a file that p
 
 def main(arguments=None) -> int:
     """Run one command (by default the process's own words) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # no terminal, however poor, stops what is told
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print(f"bigtrain: {message}", file=sys.stderr)
             return app(arguments, exit_on_error=False, print_error=False) or 0
     except (Impossible, CycloptsError) as error:
-        print(f"bigtrain: {error}", file=sys.stderr)
+        print(f"bigtrain: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bigtrain: interrupted.", file=sys.stderr)

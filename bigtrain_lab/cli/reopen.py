@@ -1,8 +1,10 @@
 """A run directory or a saved trace, opened again; what cannot be read is one sentence, and what is whole is shown."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import report
 from ..core import Impossible, Trace
 from ..experiments import Experiment
 from ..runtime import Run
@@ -23,33 +25,41 @@ def reopen(path: Path | None) -> Reopened:
     """Impossible where there is no run and no trace, or one that holds nothing whole, or one of another version."""
     if path is None:
         raise Impossible(f"Name a run directory, or a file that predict --save wrote{newest()}.")
-    if not path.exists():
+    if not os.path.lexists(path):
         raise Impossible(f"There is no {path}: name a run directory, or a file that predict --save wrote.")
     notes = []
+    if os.path.isdir(path):
+        run = Run.open(path)
+        traces, settings, ranks = traces_of(run), run.settings["settings"], run.ranks
+        notes += [run.damage] if run.damage else []
+    else:
+        run, traces = None, [Trace.load(path)]
+        settings, ranks = traces[0].settings, traces[0].ranks
     try:
-        if path.is_dir():
-            run = Run.open(path)
-            traces, settings = traces_of(run), run.settings["settings"]
-            _ = run.settings["name"], run.settings["started"]  # read now, to find damage here
-            notes += [run.damage] if run.damage else []
-        else:
-            run, traces = None, [Trace.load(path)]
-            settings = traces[0].settings
-    except Impossible:
-        raise
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
-        raise Impossible(f"{path} is damaged ({type(error).__name__}: {error}): run it again, or save it again.") from error
-    try:
-        experiment = Experiment.restored(settings)
-        if run:
-            if experiment.is_of(settings):
-                traces.insert(0, experiment.predict())
-            else:
-                notes.append("This run is of an earlier order, so there is no prediction of it: run it again to compare.")
+        experiment = Experiment.restored(settings, ranks)
+        same = experiment.is_of(settings)
+        traces = answering(experiment, [*map(experiment.vouched, traces)], predict=bool(run) and same)
+        if run and not same:
+            notes.append("This run is of an earlier order, so there is no prediction of it: run it again to compare.")
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
     return Reopened(run, experiment, {trace.clock: trace for trace in traces}, tuple(notes))
+
+
+def answering(experiment: Experiment, traces: list[Trace], predict: bool) -> list[Trace]:
+    """The traces, after the prediction if that is asked for too; Impossible where they do not answer the experiment's questions."""
+    try:
+        found = [*([experiment.predict()] if predict else []), *traces]
+        for trace in found:
+            report.column(experiment.quantities, trace)
+            if trace.clock != "measured" and not trace.settings.get("unfinished"):
+                experiment.explain(trace)
+        return found
+    except Impossible:
+        raise
+    except Exception as error:  # of events that no run wrote anything may come
+        raise Impossible(f"its events are not those of its settings ({type(error).__name__}): run it again.") from error
 
 
 def newest() -> str:

@@ -7,11 +7,15 @@ right in its proportions. A vendor's GB of memory is taken as 2^30 bytes, his GB
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from .impossible import Impossible
 from .lane import FREE, Link
 
 TICKS_PER_SECOND = 10**12  # one tick is a picosecond
+Amount = Annotated[float, Field(gt=0, lt=1e30)]
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,8 @@ class Wire:
     """A one-way connection: `alpha_s` seconds of latency and `bytes_per_s` of bandwidth."""
 
     name: str
-    alpha_s: float
-    bytes_per_s: float
+    alpha_s: Annotated[float, Field(ge=0, lt=1e6)]
+    bytes_per_s: Amount
 
     def link(self) -> Link:
         return Link(round(self.alpha_s * TICKS_PER_SECOND), TICKS_PER_SECOND, round(self.bytes_per_s))
@@ -31,13 +35,13 @@ class Hardware:
     """A device and its links. FLOP/s by dtype name; ranks fill nodes of `node_size` one after the other."""
 
     name: str
-    flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    memory_bytes: int | None = None
-    memory_bytes_per_s: float = 0.0
+    flops_per_s: Mapping[str, Amount] = field(default_factory=dict)
+    memory_bytes: Annotated[int, Field(gt=0, lt=2**62)] | None = None
+    memory_bytes_per_s: Annotated[float, Field(ge=0, lt=1e30)] = 0.0
     inside: Wire | None = None
     between: Wire | None = None
-    node_size: int = 8
-    watts: float | None = None
+    node_size: Annotated[int, Field(ge=1, lt=10**6)] = 8
+    watts: Amount | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod

@@ -19,15 +19,31 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from .events import Alive, Memory, Scalar, Span, Transfer, event_of
-from .files import write_whole
+from pydantic import BaseModel, ConfigDict, Field
+
+from .events import MOST_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
+from .files import MOST_BYTES, clean_json, clean_line, open_regular, write_whole
 from .impossible import Impossible
 
 CLOCKS = ("predicted", "modelled", "measured")
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
-ACTION = re.compile(r"(?<![^+])(\d+)([A-Z])(\d+)(?![^+])")  # in a span's name: "2F0", or several joined by "+"
+ACTION = re.compile(r"(?<![^+])(\d{1,9})([A-Z])(\d{1,9})(?![^+])")  # in a span's name: "2F0", or several joined by "+"
+
+
+class Header(BaseModel):
+    """The first line of a saved trace: all of a Trace but its events."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    clock: Literal[CLOCKS]
+    unit: Annotated[str, Field(max_length=40)] = "slot"
+    ticks_per_unit: Annotated[int, Field(ge=1, le=10**15)] = 1000
+    ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
+    steps: Annotated[int, Field(ge=1, le=10**6)] = 1
+    settings: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -203,22 +219,30 @@ class Trace:
     def load(cls, path) -> "Trace":
         """Read what `save` wrote; Impossible where the file is not that, or of another version."""
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-            magic, version, header = json.loads(lines[0])
-            if magic != MAGIC:
-                raise ValueError(magic)
+            with open_regular(path) as file:
+                header = cls._loaded_header(path, file.readline(MOST_BYTES))
+                events = []
+                while line := file.readline(MOST_BYTES):
+                    events.append(event_of(clean_line(line), header.ranks))
+        except Impossible:
+            raise
         except OSError as error:
             raise Impossible(f"Cannot read the trace {path}: {error.strerror or error}.") from error
-        except (ValueError, IndexError, TypeError) as error:
+        except (ValueError, KeyError) as error:
+            raise Impossible(f"{path} is cut off or damaged: save the trace again.") from error
+        return cls(tuple(events), **dict(header))
+
+    @classmethod
+    def _loaded_header(cls, path, line: bytes) -> "Header":
+        try:
+            magic, version, header = json.loads(clean_json(line))
+            if magic != MAGIC or type(version) is not int:
+                raise ValueError(magic)
+        except (ValueError, TypeError) as error:
             raise Impossible(f"{path} is not a trace: choose a file that Trace.save wrote.") from error
         if version != VERSION:
-            raise Impossible(f"{path} has trace version {version}, this library reads {VERSION}: save it again with this one.")
-        try:
-            if header["clock"] not in CLOCKS or not isinstance(header.get("settings", {}), dict):
-                raise ValueError(header)
-            return cls(tuple(event_of(name, values) for name, *values in map(json.loads, lines[1:])), **header)
-        except (ValueError, KeyError, TypeError) as error:
-            raise Impossible(f"{path} is cut off or damaged: save the trace again.") from error
+            raise Impossible(f"{path} has trace version {str(version)[:20]}, this library reads {VERSION}: save it again with this one.")
+        return Header.model_validate_json(json.dumps(header))
 
     def to_chrome(self, path) -> Path:
         """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as counters."""

@@ -3,6 +3,7 @@
 Its fields are knobs; panel, command line, catalogue and tests are made from them, so a new experiment is one new file.
 """
 
+import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..explain import does_not_fit
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, SLOWER, Fault
+from ..words import counted
 
 BESIDE = ("experiment", "unfinished", "facts")  # what a run or a trace keeps beside the settings that were asked for
 MB = 10**6  # decimal, as sizes are told
@@ -88,15 +90,26 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return type(self)(**{**self.model_dump(), "facts": self.kept, **changes})
 
     @classmethod
-    def restored(cls, told) -> "Experiment":
-        """From the settings that a run or a trace keeps, of this class where they are of its name. Impossible where there is no
-        such experiment, or not with these settings."""
-        if not isinstance(told, dict) or "experiment" not in told:
+    def restored(cls, told: dict, ranks: int | None = None) -> "Experiment":
+        """From the settings that a run or a trace of so many ranks keeps, of this class where they are of its name. Impossible where
+        there is no such experiment, or not with these settings or ranks."""
+        if "experiment" not in told:
             raise Impossible("it is not of an experiment.")
         if not isinstance(facts := told.get("facts", {}), dict):
             raise Impossible("what it kept beside its settings cannot be read: run it again.")
         chosen = cls if told["experiment"] == getattr(cls, "name", None) else Experiment.named(str(told["experiment"]))
-        return chosen(**asked(told), facts=facts)
+        restored = chosen(**asked(told), facts=facts)
+        if ranks not in (None, restored.ranks):
+            raise Impossible(f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run it again.")
+        return restored
+
+    def vouched(self, trace: Trace) -> Trace:
+        """A kept trace with this experiment's own facts: they follow from the settings and from what prices these, so none is
+        believed but the name of its order, which is only ever compared."""
+        order = order_of(trace.settings)
+        facts = {**self.facts, **({"order": order} if order else {})}
+        others = {name: value for name, value in trace.settings.items() if name != "facts"}
+        return dataclasses.replace(trace, settings={**others, **({"facts": facts} if facts else {})})
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -210,7 +223,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
 def order_of(told: dict[str, Any]) -> str:
     """The name of the order that a run or a trace was made by, of what it keeps; "" where it tells none."""
-    return facts.get("order", "") if isinstance(facts := told.get("facts", {}), dict) else ""
+    order = facts.get("order") if isinstance(facts := told.get("facts"), dict) else ""
+    return order if isinstance(order, str) else ""
 
 
 def asked(told: dict[str, Any]) -> dict[str, Any]:

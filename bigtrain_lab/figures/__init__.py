@@ -3,10 +3,15 @@
 They draw what a Trace answers and compute nothing themselves; experiments name them: figures = ("timeline", "memory").
 """
 
+import re
+from dataclasses import replace
+from html import escape
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..core import Impossible
+from ..core import Impossible, Trace
+
+MARKUP = re.compile("[<>&]")
 
 FIGURES = {}
 for _module in iter_modules(__path__):
@@ -19,4 +24,22 @@ def figure(name: str, trace):
     """The figure of this name of a trace (of several, for `compare`)."""
     if name not in FIGURES:
         raise Impossible(f"There is no figure called {name!r}: choose one of {', '.join(FIGURES)}.")
-    return FIGURES[name](trace)
+    return FIGURES[name]([*map(literal, trace)] if isinstance(trace, (list, tuple)) else literal(trace))
+
+
+def literal(value):
+    """The same trace, event or setting with each text as plotly shows it: plotly reads tags and entities."""
+    match value:
+        case str():
+            return escape(value, quote=False) if MARKUP.search(value) else value
+        case Trace():
+            texts = {text for event in value.events for text in event if type(text) is str}
+            events = tuple(map(literal, value.events)) if any(map(MARKUP.search, texts)) else value.events
+            return replace(value, events=events, settings=literal(value.settings))
+        case dict():
+            return {literal(key): literal(each) for key, each in value.items()}
+        case list():
+            return [*map(literal, value)]
+        case tuple():
+            return value._make(map(literal, value)) if hasattr(value, "_make") else tuple(map(literal, value))
+    return value

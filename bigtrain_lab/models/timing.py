@@ -19,6 +19,7 @@ from .dropout import Noise
 from .gpt import GPTStage
 
 FOR_S, LEAST = 0.25, 5  # seconds of repeating a piece; and how often at least
+MOST_S = 1e6  # of a piece, in a note of times that somebody may have changed
 
 
 def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
@@ -50,6 +51,8 @@ def timed_as(config: GPTConfig, batch: int) -> str:
 def of_pieces(config: GPTConfig, three: list) -> list[tuple[float, float]]:
     """The times of all pieces, from those of embedding, block and head."""
     embedding, block, head = ((float(forward), float(backward)) for forward, backward in three)
+    if not all(0 < seconds < MOST_S for times in (embedding, block, head) for seconds in times):
+        raise ValueError("no piece takes so long")
     return [embedding, *[block] * config.layers, head]
 
 

@@ -7,6 +7,7 @@ from html import escape
 
 import ipywidgets as widgets
 
+from ..core.files import printable
 from .controls import fixed
 from .history import Past
 
@@ -51,19 +52,20 @@ class Bar(widgets.VBox):
         self.pin.disabled = impossible or predicting
         self.past.disabled = running
 
-    def tell(self, html: str, title: str = "", ended: bool = False) -> None:
-        """Show what goes on, in a line, or how a run `ended`."""
-        self._end = (html, title) if ended else None
-        self._say(html, title)
+    def tell(self, text: str, title: str = "", ended: bool = False, share: float | None = None) -> None:
+        """Show what goes on, in a line, with the `share` of it that is done; or how a run `ended`."""
+        self._end = (text, title) if ended else None
+        self._say(text, title, share)
 
     def date(self, stale: str) -> None:
         """Say of how a run ended what has changed since: "settings", "order", or nothing."""
         if self._end:
-            html, title = self._end
-            self._say(f"the last run, {SINCE[stale]}: {html}" if stale else html, title)
+            text, title = self._end
+            self._say(f"the last run, {SINCE[stale]}: {text}" if stale else text, title)
 
-    def _say(self, html: str, title: str) -> None:
-        self.status.value = f'<div class="btl-status" role="status" title="{escape(title)}">{html}</div>' if html else ""
+    def _say(self, text: str, title: str, share: float | None = None) -> None:
+        bar = f'<progress value="{share:.3f}" max="1"></progress>' if share is not None else ""
+        self.status.value = f'<div class="btl-status" role="status" title="{escape(printable(title))}">{bar}{escape(printable(text))}</div>' if text else ""
 
     def write(self, commands: dict[str, str], copy: bool = False) -> None:
         """While Copy command is pressed: show the commands, if there are any, each with a button that copies it; `copy` the first."""

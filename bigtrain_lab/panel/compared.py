@@ -7,7 +7,6 @@ from ..core import CLOCKS, Impossible, Trace
 from ..experiments.experiment import order_of
 from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
-from . import history
 from .nearest import Prediction, raised
 
 EARLIER = "The last run is of an earlier order: its class has changed since, so it is compared with nothing. Run it again."
@@ -123,13 +122,9 @@ def machine_of_a_run(experiment) -> list[str]:
 def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
     """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot be read or taken."""
     run = Run.open(directory)
+    traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
     try:
-        settings = run.settings["settings"]
-        traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
-        _ = run.state, run.damage  # read now: what raises here is one sentence
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
-        raise Impossible(history.sentence(run.directory, error)) from error
-    try:
-        return run, own.restored(settings), traces
+        experiment = own.restored(run.settings["settings"], run.ranks)
+        return run, experiment, {clock: experiment.vouched(trace) for clock, trace in traces.items()}
     except Exception as error:  # a class typed by a student may raise anything
         raise Impossible(raised(error)) from error

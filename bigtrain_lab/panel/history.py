@@ -11,13 +11,16 @@ from typing import NamedTuple
 
 from .. import report
 from ..core import Impossible
+from ..core.files import printable
 from ..experiments import Experiment
 from ..runtime import Run
+from ..runtime.end import End
 from ..runtime.run import is_alive
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
 WIDE = 90  # letters of settings in a line of the list, which a laptop shows whole
+LAST_S = 4e9  # a file may claim any time
 NAMED = "%Y%m%dT%H%M%SZ"  # how launch begins the name of a directory that nobody named
 
 
@@ -31,7 +34,7 @@ class Past(NamedTuple):
     told: str
 
     def __str__(self) -> str:
-        return f"{when(self.started)}  {self.name}  {self.state}  {shorten(self.told, WIDE, placeholder=' ...')}"
+        return printable(f"{when(self.started)}  {self.name}  {self.state}  {shorten(self.told, WIDE, placeholder=' ...')}")
 
 
 def when(started: str) -> str:
@@ -56,24 +59,23 @@ def began(directory: Path) -> str:
     """When a run began, by the name of its directory; of one that was named by hand, when a file last came into it."""
     if re.match(r"\d{8}T\d{6}Z", directory.name):
         return directory.name
-    return datetime.fromtimestamp(directory.stat().st_mtime, UTC).strftime(NAMED)
+    return datetime.fromtimestamp(min(max(0, directory.stat().st_mtime), LAST_S), UTC).strftime(NAMED)
 
 
 def about(directory: Path, own: type) -> Past:
     """What a directory says of itself in its settings and the note of its end."""
     try:
-        run = Run.open(directory)
-        return Past(directory, str(run.settings["name"]), str(run.settings["started"]), state(run), differing(run.settings["settings"], own))
-    except (Impossible, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        return Past(directory, directory.name, "", "damaged", sentence(directory, error))
+        settings = (run := Run.open(directory)).settings
+    except Impossible as error:
+        return Past(directory, directory.name, "", "damaged", str(error))
+    return Past(directory, settings["name"], settings["started"], state(run), differing(settings["settings"], own))
 
 
 def state(run: Run) -> str:
     """How a run ended; where that was not noted only its events could tell, and they may be long."""
-    running = is_alive(run.settings.get("launcher"))  # asked first: it notes the end before it ends
-    if (run.directory / "end.json").exists():
-        return str(run.state)
-    return "running" if running else "end unknown"
+    running = is_alive(run.settings["launcher"])  # asked first: it notes the end before it ends
+    end = End.noted(run.directory)
+    return end.state if end else "running" if running else "end unknown"
 
 
 def differing(settings: dict, own: type) -> str:
@@ -84,8 +86,3 @@ def differing(settings: dict, own: type) -> str:
         return f"cannot be reopened here: {error}"
     changed = {name: settings[name] for name, field in fields.items() if name in settings and settings[name] != field.get_default()}
     return ", ".join(f"{name.replace('_', '-')} {report.setting(value)}" for name, value in changed.items()) or "default settings"
-
-
-def sentence(directory: Path, error: Exception) -> str:
-    """Why a directory cannot be read."""
-    return str(error) if isinstance(error, Impossible) else f"{directory} is damaged ({type(error).__name__}: {error}): run it again."

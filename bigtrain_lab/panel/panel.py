@@ -6,7 +6,6 @@ one message to the player and one to the table. What is shown can be pinned besi
 
 import threading
 import time
-from html import escape
 
 import ipywidgets as widgets
 
@@ -223,7 +222,9 @@ class Panel(widgets.VBox):
     def _on_progress(self) -> None:
         run, clock = self.run, self.tabs.value if self.tabs.value in CLOCKS[1:] else self.run.clock
         trace = run.trace(clock)
-        self.bar.tell(progress(trace, self._expected, getattr(self._compared.ran, "steps", trace.steps), time.monotonic() - self._began, run.now))
+        steps, spent_s = getattr(self._compared.ran, "steps", trace.steps), time.monotonic() - self._began
+        text, share = progress(trace, self._expected, steps, spent_s, run.now)
+        self.bar.tell(text, share=share)
         with self._lock:
             self.traces[clock] = trace
             if self.tabs.value == clock and len(trace) and not self._refusal:
@@ -245,7 +246,7 @@ class Panel(widgets.VBox):
         """All that a run gave, once it has ended or was reopened."""
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(f"{run.state} {when}{escape(cost)}", f"{cost[2:]} Kept in {run.directory}", ended=True)
+        self.bar.tell(f"{run.state} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)

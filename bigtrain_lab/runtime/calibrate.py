@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from ..core import Hardware, Impossible, write_whole
 from ..core.hardware import Wire
@@ -78,8 +79,8 @@ def hardware_of(found: dict) -> Hardware:
 def remembered(values: dict) -> Hardware:
     """The profile that dataclasses.asdict made these values of, as a run keeps it; Impossible where they are damaged."""
     try:
-        return Hardware(**{**values, **{name: Wire(**values[name]) for name in ("inside", "between") if values[name]}})
-    except (TypeError, KeyError) as error:
+        return TypeAdapter(Hardware).validate_json(json.dumps(values), strict=True)
+    except (TypeError, ValueError) as error:
         raise Impossible("what the run kept of its machine cannot be read: run it again.") from error
 
 

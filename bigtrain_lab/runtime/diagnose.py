@@ -4,7 +4,6 @@ The earliest failure that is nobody's consequence is the culprit: a rank that lo
 the guilty rank is the one that is not waiting. A deadlock (waits.py) is certain, without a time limit.
 """
 
-import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from . import frames
 from .capacity import OutOfMemory
 from .end import FAILED, UNWRITABLE
+from .kept import status_of
 from .pulse import REMEDIES
 from .waits import Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
 
@@ -130,14 +130,6 @@ def has_culprit(directory: Path, exits: dict[int, Exit]) -> bool:
     """Whether somebody other than a victim has failed yet."""
     statuses = {rank: status_of(directory, rank) for rank in exits}
     return any((exit.code or not statuses[rank]) and not statuses[rank].get("victim") for rank, exit in exits.items())
-
-
-def status_of(directory: Path, rank: int) -> dict:
-    """What a rank said at its end; {} where it said nothing."""
-    try:
-        return json.loads((Path(directory) / f"status-{rank}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) -> str:

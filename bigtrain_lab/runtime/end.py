@@ -4,10 +4,14 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from pydantic import ConfigDict, TypeAdapter
 
 from ..core import Impossible, write_whole
-from .waits import RankState, sound
+from ..core.files import clean_json, read_bounded
+from .kept import Index
+from .waits import RankState
 
 FAILED, UNWRITABLE = 1, 74  # exit codes of a rank; any other one but 0 was the program's own doing
 INTERRUPTED = "The run was interrupted."
@@ -41,10 +45,10 @@ class End(NamedTuple):
     teller     of ranks that torchrun started, the one that tells all of it
     """
 
-    state: str
+    state: Literal["running", "done", "failed", "stopped"]
     diagnosis: str | None = None
     waits: tuple[RankState, ...] = ()
-    teller: int | None = None
+    teller: Index | None = None
 
     def told(self) -> dict:
         """As JSON holds it."""
@@ -52,15 +56,24 @@ class End(NamedTuple):
 
     @classmethod
     def of(cls, told) -> "End":
-        """From what `told` gave. ValueError, KeyError or TypeError where it says no end."""
-        return cls(told["state"], told["diagnosis"], sound(told.get("waits")), told.get("teller"))
+        """From what `told` gave. ValueError where it says no end."""
+        return cls.read(json.dumps(told).encode())
+
+    @classmethod
+    def read(cls, data: bytes) -> "End":
+        """From the JSON of what `told` gave. ValueError where it says no end, or waits for ranks that it does not tell of."""
+        end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(clean_json(data))
+        ranks = [state.rank for state in end.waits]
+        if ranks != list(range(len(ranks))) or any(not set(state.on) <= set(ranks) for state in end.waits):
+            raise ValueError("the ranks that wait are not those of one run")
+        return end
 
     @classmethod
     def noted(cls, directory: Path) -> "End | None":
         """What the run's directory keeps; None where there is no such note, or a damaged one."""
         try:
-            return cls.of(json.loads((directory / NOTE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
+            return cls.read(read_bounded(directory / NOTE))
+        except (OSError, ValueError):
             return None
 
     def note(self, directory: Path, by: int = 0) -> "End":

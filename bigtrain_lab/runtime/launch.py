@@ -19,6 +19,7 @@ from pathlib import Path
 import cloudpickle
 
 from ..core import Cost, Impossible, Mesh, write_whole
+from ..core.files import printable
 from . import border
 from .board import heard_by_all
 from .capacity import refuse_beyond_memory
@@ -26,13 +27,14 @@ from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED, forget, reserve
 from .faults import Fault
 from .in_place import run_in_place
+from .kept import FORMAT, MOST_RANKS, settings_json
 from .machine import environment, versions
 from .process import Job
-from .run import FORMAT, Run, this_process
+from .run import Run, this_process
 from .server import interrupts_held, warm
 from .watch import Watch
 
-MOST_RANKS = 256
+LONGEST_SLUG = 60  # letters of a run's name in that of its directory
 _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
@@ -144,18 +146,22 @@ def _stop_all() -> None:
 def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     """Make the run's directory, with its settings and environment; Impossible, and nothing made, where that fails."""
     if directory is None:
-        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        directory = Path("runs") / f"{now}-{re.sub('[^A-Za-z0-9_.-]+', '-', name)}-{secrets.token_hex(2)}"
-    path = Path(directory).absolute()
-    existed = path.exists()
+        now, slug = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), re.sub("[^A-Za-z0-9_.-]+", "-", str(name))[:LONGEST_SLUG]
+        directory = Path("runs") / f"{now}-{slug}-{secrets.token_hex(2)}"
+    kept = settings_json(about)
     try:
+        path = Path(directory).absolute()
+        existed = path.exists()
         if existed and (not path.is_dir() or any(path.iterdir())):
             raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Impossible(f"Cannot make the run directory {path}: {error.strerror or error}; choose another directory.") from error
+    except Impossible:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror or error if isinstance(error, OSError) else "no file can have this name"
+        raise Impossible(f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory.") from error
     try:
-        write_whole(path / "settings.json", json.dumps(about, indent=1, default=str))
+        write_whole(path / "settings.json", kept)
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))
         reserve(path)
     except Impossible:

@@ -9,12 +9,13 @@
     ["levels", rank, lane, name, [kind, ...], [[wall, at, bytes, ...], ...]]    what a ledger read there, of each kind that changed
     ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]    the last such line holds
     ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
-    ["@meet", wall]  ["@met", wall]  ["@finish", wall]  ["@done", wall]     marks, for the diagnosis only
+    ["@meet", wall]  ["@met", wall]  ["@finish", wall]                     marks, for the diagnosis only
+    ["@done", wall, CRC-32 of all bytes before]                            the last line; logs of old have no checksum
 
 Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since
 the run began, on one clock for all ranks). A ledger's readings inside an action have their place on the lane by their order,
 evenly between the action's start and end; a meter's, which tell of no whole level, are on the wall's clock alone. A line is written by one system call before anything can block, so a rank
-that is killed has lost nothing. A reader stops before an unfinished last line.
+that is killed has lost nothing. A reader stops before an unfinished last line, and trusts none: each is held to its types.
 """
 
 import json
@@ -22,13 +23,21 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, Union
+from zlib import crc32
+
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..core import Alive, Impossible, Memory, Span, Transfer
-from ..core.events import event_of
+from ..core.events import EVENTS, MOST_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
+from ..core.files import clean_json, clean_line, open_regular
 
 MAGIC, VERSION = "bigtrain-run", 1
+LONGEST_LINE = 4_000_000  # bytes
+MOST_ITEMS = 4_000_000  # of all logs of a run together; it takes about a GB to hold so many
+Channel = Annotated[int, Field(ge=-2**62, le=2**62)]
 
 
 class LogUnwritable(RuntimeError):
@@ -39,7 +48,7 @@ class EventLog:
     """Appends lines. `note` keeps a line until the next `write`, which writes all of them at once."""
 
     def __init__(self, path: Path, rank: int):
-        self.path, self._lock, self._lines = path, threading.Lock(), []
+        self.path, self._lock, self._lines, self._sum = path, threading.Lock(), [], 0
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         except OSError as error:
@@ -53,12 +62,20 @@ class EventLog:
         """Write this line, and those noted before it, now."""
         with self._lock:
             lines, self._lines = [*self._lines, *([line] if line else [])], []
-            data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-            try:
-                while data:
-                    data = data[os.write(self._fd, data):]
-            except OSError as error:
-                raise LogUnwritable(unwritable(self.path, error)) from error
+            self._append("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+
+    def done(self, wall: int) -> None:
+        """Write the last line of a rank that is done, with the checksum of what it has written."""
+        self.write()
+        self.write("@done", wall, self._sum)
+
+    def _append(self, data: bytes) -> None:
+        self._sum = crc32(data, self._sum)
+        try:
+            while data:
+                data = data[os.write(self._fd, data):]
+        except OSError as error:
+            raise LogUnwritable(unwritable(self.path, error)) from error
 
     def close(self) -> None:
         """Take no more lines. What was noted and not written is lost."""
@@ -84,32 +101,76 @@ class Mark(NamedTuple):
     about: tuple = ()
 
 
-def read(line: list) -> list:
-    """The Logged events, or the Mark, of one line."""
-    what, *values = line
+@cache
+def types_of(what: str) -> TypeAdapter:
+    """What holds a line to its types: (what, value, ...). KeyError where there is no such line."""
+    def timed(event: type, *wall) -> tuple:
+        return *wall, *(of for name, of in fields_of(event, timed=False).items() if name != "inside")
+
+    marks = {"@enter": [(Tick, str)], "@send": [(Tick, Rank, Channel, str)], "@got": [(Tick, Channel)], "@finish": [(Tick,)],
+             "@meet": [(Tick,)], "@met": [(Tick,)],
+             "@wait": [(Tick, Rank | None, Channel, str), (Tick, Rank | None, Channel, str, str, tuple[Rank, ...])],
+             "@done": [(Tick, Bytes), (Tick,)]}
+    events = {"span": timed(Span, Tick, Tick), "transfer": timed(Transfer, Tick, Tick, Bytes),
+              "inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
+              "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
+              "alive": (Tick, Rank, Lane, Tick | None, list[tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]]),
+              **{name: timed(EVENTS[name], Tick) for name in ("memory", "scalar", "histogram")}}
+    shapes = [tuple[(Literal[what], *types)] for types in (marks[what] if what in marks else [events[what]])]
+    return TypeAdapter(Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0], config=ConfigDict(strict=True))
+
+
+def read(line: bytes, rank: int | None = None, ranks: int = MOST_RANKS) -> list:
+    """The Logged events, or the Mark, of one line in the log of this rank (None: of any). ValueError or KeyError where it is not one."""
+    line = clean_line(line)
+    found = list(items(*types_of(named(line)).validate_json(line)))
+    for item in found:
+        if isinstance(item, Mark):
+            if any(peer >= ranks for peer in peers(item)):
+                raise ValueError("it is of a rank that the run does not have")
+        else:
+            for event in item:
+                if event is not None and sound(event, ranks).rank != rank is not None:
+                    raise ValueError("it is of another rank")
+    return found
+
+
+def peers(mark: Mark) -> list[int]:
+    """The other ranks that a mark speaks of."""
+    if mark.what not in ("send", "wait"):
+        return []
+    peer, _, _, *group = mark.about
+    return [*([] if peer is None else [peer]), *(group[1] if group else ())]
+
+
+def items(what: str, *values) -> Iterator:
+    """The events or the mark of a line's values, which are of their types."""
     if what.startswith("@"):
-        return [Mark(what[1:], values[0], tuple(values[1:]))]
-    if what == "span":
+        yield Mark(what[1:], values[0], values[1:])
+    elif what == "span":
         wall_start, wall_end, *fields = values
         span = Span(*fields)
-        return [Logged(span if span.start is not None else None, span._replace(start=wall_start, end=wall_end))]
-    if what == "transfer":
+        yield Logged(span if span.start is not None else None, span._replace(start=wall_start, end=wall_end))
+    elif what == "transfer":
         wall_start, wall_end, wall_bytes, *fields = values
         transfer = Transfer(*fields)
         measured = transfer._replace(start=wall_start, end=wall_end, bytes=wall_bytes)
-        return [Logged(transfer if transfer.start is not None else None, measured)]
-    if what == "inside":
+        yield Logged(transfer if transfer.start is not None else None, measured)
+    elif what == "inside":
         *fields, readings = values
-        return [Logged(None, Memory(*fields, wall, size, True)) for wall, size in readings]
-    if what == "levels":
-        return list(levels(*values))
-    if what == "alive":
+        for wall, size in readings:
+            yield Logged(None, Memory(*fields, wall, size, True))
+    elif what == "levels":
+        yield from levels(*values)
+    elif what == "alive":
         wall, rank, lane, at, rows = values
-        alive = [Alive(rank, lane, kind, name, wall, size, tuple(shape), *rest) for kind, name, size, shape, *rest in rows]
-        return [Logged(event._replace(start=at) if at is not None else None, event) for event in alive]
-    wall, *fields = values
-    event = event_of(what, fields)
-    return [Logged(event if event.start is not None else None, event._replace(start=wall))]
+        for kind, name, *rest in rows:
+            event = Alive(rank, lane, kind, name, wall, *rest)
+            yield Logged(event._replace(start=at) if at is not None else None, event)
+    else:
+        wall, *fields = values
+        event = EVENTS[what](*fields)
+        yield Logged(event if event.start is not None else None, event._replace(start=wall))
 
 
 def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) -> Iterator[Logged]:
@@ -124,42 +185,66 @@ def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) 
 
 
 class Tail:
-    """Reads a log while another process writes it; opens the file only to read on, so it holds no handle."""
+    """Reads a log while another process writes it; opens the file only to read on, so it holds no handle.
 
-    def __init__(self, path: Path):
-        self.path, self.offset, self.damaged, self._headed = Path(path), 0, False, False
+    `rank`: whose it must be, of `ranks`. `damaged`: a line is not one of that rank's, and what came before still counts, as where a
+    disk lost a block. `changed`: all are, and the checksum at the end is that of others. `too_long`: it has more than `most` items.
+    """
+
+    def __init__(self, path: Path, rank: int | None = None, ranks: int = MOST_RANKS, most: int = MOST_ITEMS):
+        self.path, self._rank, self._ranks, self._left = Path(path), rank, ranks, most
+        self.offset, self._sum = 0, 0
+        self.damaged = self.changed = self.done = False
+
+    @property
+    def too_long(self) -> bool:
+        return self._left < 0
 
     def new(self) -> list:
         """What whole lines were added since the last call: Logged and Mark values, in order."""
-        try:
-            if self.damaged or self.path.stat().st_size <= self.offset:
-                return []
-            with open(self.path, "rb") as file:
-                file.seek(self.offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        data = data[:data.rfind(b"\n") + 1]
-        self.offset += len(data)
         found = []
-        for text in data.splitlines():
-            try:
-                line = json.loads(text)
-                if self._headed:
-                    found += read(line)
-                    continue
-            except (ValueError, TypeError, KeyError, IndexError):  # a disk that lost a block: what came before still counts
-                self.damaged = True
-                break
-            self._refuse_other(line)
-            self._headed = True
+        try:
+            for line in self._lines():
+                if self.offset:
+                    found += self._read(line)
+                else:
+                    self._refuse_other(line)
+                self.offset, self._sum = self.offset + len(line), crc32(line, self._sum)
+        except Impossible:
+            raise
+        except FileNotFoundError:
+            pass
+        except (ValueError, KeyError, OSError):
+            self.damaged = True
         return found
 
-    def _refuse_other(self, line) -> None:
-        if not (isinstance(line, list) and len(line) == 3 and line[0] == MAGIC):
+    def _lines(self) -> Iterator[bytes]:
+        if self.damaged or self.path.stat().st_size <= self.offset:
+            return
+        with open_regular(self.path) as file:
+            file.seek(self.offset)
+            while not self.too_long and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+                yield line
+            self.damaged |= len(line) == LONGEST_LINE  # it has no end: one that is being written is shorter
+
+    def _read(self, line: bytes) -> list:
+        found = read(line, self._rank, self._ranks)
+        self._left -= len(found)
+        self.changed |= self.done  # nothing comes after the last line
+        if found and isinstance(last := found[-1], Mark) and last.what == "done":
+            self.done = True
+            self.changed |= last.about not in ((), (self._sum,))
+        return found
+
+    def _refuse_other(self, line: bytes) -> None:
+        """ValueError where it is not the first line of this rank's log; Impossible where it is none of this version's."""
+        line = json.loads(clean_json(line))
+        if not (isinstance(line, list) and len(line) == 3 and line[0] == MAGIC and type(line[1]) is int):
             raise Impossible(f"{self.path} is not the event log of a run: choose a run directory.")
         if line[1] != VERSION:
-            raise Impossible(f"{self.path.parent} was written by run version {line[1]}, this library reads {VERSION}: run it again.")
+            raise Impossible(f"{self.path.parent} was written by run version {str(line[1])[:20]}, this library reads {VERSION}: run it again.")
+        if self._rank is not None and line[2] != {"rank": self._rank}:
+            raise ValueError("it is the log of another rank")
 
 
 def without_earlier_peaks(items: list) -> list:
@@ -173,17 +258,16 @@ def is_alive(item) -> bool:
 
 
 class Log(NamedTuple):
-    """All of a log: its values up to the first damage, and how it ends: "done", "cut off", "damaged", or "missing"."""
+    """All of a log: its values up to the first damage, and how it ends: "done", "cut off", "damaged", "changed" since, "too long" to be
+    read on, or "missing"."""
 
     items: list
     state: str
 
     @classmethod
-    def read(cls, path: Path) -> "Log":
-        tail = Tail(path)
+    def read(cls, path: Path, rank: int | None = None, ranks: int = MOST_RANKS, most: int = MOST_ITEMS) -> "Log":
+        """The arguments are those of a Tail."""
+        tail = Tail(path, rank, ranks, most)
         items = without_earlier_peaks(tail.new())
-        if tail.damaged:
-            return cls(items, "damaged")
-        if items and isinstance(items[-1], Mark) and items[-1].what == "done":
-            return cls(items, "done")
-        return cls(items, "cut off" if path.exists() else "missing")
+        ends = {"damaged": tail.damaged, "too long": tail.too_long, "changed": tail.changed, "done": tail.done, "cut off": os.path.lexists(path)}
+        return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))

@@ -10,16 +10,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from zipfile import ZipFile
 
 import cloudpickle
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -34,6 +31,9 @@ from .log import EventLog, LogUnwritable
 from .meter import Meter
 from .rank import Rank
 from .recorder import Recorder
+from .results import save
+
+MOST_TEXT = 100_000  # letters of a message or a traceback that a status keeps
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         save(job.file("result", index, "npz"), results)
         if log:
             recorder.finish()
-            log.write("@done", clock.wall())
+            log.done(clock.wall())
     except LogUnwritable:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
@@ -191,34 +191,5 @@ def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
 def failure(error: BaseException) -> dict:
     """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
     place = frames.of_error(error)
-    return {"state": "failed", "type": type(error).__name__, "message": str(error), "victim": is_lost(error),
-            "place": place, "traceback": traceback.format_exc()}
-
-
-def save(path: Path, results) -> None:
-    """Keep named arrays as an npz that is there whole or not at all; Impossible where the program returned something else."""
-    if results is None:
-        results = {}
-    if not isinstance(results, Mapping):
-        raise Impossible(f"The program returned {type(results).__name__}: let it return a dict of named arrays, or nothing.")
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with ZipFile(partial, "w") as file:
-            for name, value in results.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, as_array(name, value), allow_pickle=False)
-        partial.replace(path)
-    except OSError as error:
-        raise LogUnwritable(f"Cannot write {path}: {error.strerror or error}; free some space or choose another directory.") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def as_array(name: str, value) -> np.ndarray:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise Impossible(f"The program returned {name} of type {type(value).__name__}: return arrays, tensors or numbers.")
-    return array
+    return {"state": "failed", "type": type(error).__name__, "message": str(error)[:MOST_TEXT], "victim": is_lost(error),
+            "place": place, "traceback": traceback.format_exc()[-MOST_TEXT:]}

@@ -54,6 +54,8 @@ class Recorder:
         else:
             step = (step,) if isinstance(step, Action) else tuple(step)
             kind, name = kind_of(step), name_of(step)
+        if version is not None and type(version) is not int:
+            raise TypeError(f"The weight version of span {name} is {version!r}: give a whole number, or none.")
         if self._inside:
             raise RuntimeError(f"Span {name} begins inside span {self._inside}: end the first before.")
         self.jitter()

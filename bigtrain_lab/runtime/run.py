@@ -7,7 +7,6 @@ year see the same; a crashed run keeps all it wrote.
     environment.json   result-<rank>.npz   end.json (while it runs: end.reserve, its room on the disk)
 """
 
-import json
 import os
 import platform
 import time
@@ -15,19 +14,20 @@ from collections.abc import Iterator
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from ..core import Impossible, Span, Trace
+from ..core.files import open_regular
 from ..core.trace import ACTION
-from . import damage
+from . import damage, results
 from .end import End
-from .log import Log, Logged, Tail
+from .kept import read_settings
+from .log import MOST_ITEMS, Log, Logged, Tail
 from .waits import RankState
 
-FORMAT = 1
 POLL_S = 0.03
+PRINTED_BYTES = 16_000_000  # the last ones of what a rank printed
 
 
 class RankFailed(RuntimeError):
@@ -69,12 +69,12 @@ class Run:
     def _end(self) -> End:
         if self._watch:
             return self._watch.end
-        running = is_alive(self.settings.get("launcher"))  # asked first: it writes the end before it ends
+        running = is_alive(self.settings["launcher"])  # asked first: it writes the end before it ends
         if end := End.noted(self.directory):
             return end
         if running:
             return End("running")
-        if (logs := self._logs()) and all(log.state == "done" for log in logs):
+        if (logs := self._logs()) and all(log.state in ("done", "changed") for log in logs):
             return End("done")
         return End("stopped", "Whatever started this run ended before its ranks did.")
 
@@ -143,7 +143,7 @@ class Run:
         events = [e for log in logs for item in log.items if (e := on(item, clock))]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):  # its steps are those that it has done, and its numbers are not those of the run that was asked for
-            header |= {"steps": steps_done(events, header["settings"]), "settings": {**header["settings"], "unfinished": True}}
+            header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]), "settings": {**header["settings"], "unfinished": True}}
         return Trace.of(events, clock, **header)
 
     def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
@@ -172,7 +172,7 @@ class Run:
         return {**unit, "ranks": s["ranks"], "steps": s["steps"], "settings": s["settings"]}
 
     def _tails(self) -> list[Tail]:
-        return [Tail(path) for path in self._paths()]
+        return [Tail(path, *of) for path, *of in self._asked()]
 
     def _paths(self) -> list[Path]:
         return [self.directory / f"events-{rank}.jsonl" for rank in range(self.ranks)] if self.settings["record"] else []
@@ -181,8 +181,12 @@ class Run:
         """All of each rank's log; read again only where a file has changed."""
         stamp = tuple((path, about.st_size, about.st_mtime_ns) for path in self._paths() if (about := stat(path)))
         if self._read[0] != stamp or not stamp:
-            self._read = stamp, [Log.read(path) for path in self._paths()]
+            self._read = stamp, [Log.read(path, *of) for path, *of in self._asked()]
         return self._read[1]
+
+    def _asked(self) -> list[tuple[Path, int, int, int]]:
+        """Of each log: where it is, its rank, how many ranks there are, and how much of it is read at most."""
+        return [(path, rank, self.ranks, MOST_ITEMS // self.ranks) for rank, path in enumerate(self._paths())]
 
     # -- results --------------------------------------------------------------------------------------------
 
@@ -190,16 +194,7 @@ class Run:
     def results(self) -> list[dict[str, np.ndarray]]:
         """What each rank returned, by rank; after the run. Impossible where a rank's file is gone or damaged."""
         self.wait()
-        results = []
-        for rank in range(self.ranks):
-            path = self.directory / f"result-{rank}.npz"
-            try:
-                with np.load(path) as arrays:
-                    results.append(dict(arrays))
-            except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
-                how = "damaged" if path.exists() else "missing"
-                raise Impossible(f"The result of rank {rank} is {how} ({path.name}): run it again, or open another run.") from error
-        return results
+        return [results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)]
 
     @property
     def result(self) -> dict[str, np.ndarray]:
@@ -207,9 +202,13 @@ class Run:
         return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}
 
     def output(self, rank: int) -> str:
-        """What the rank printed."""
-        path = self.directory / f"rank-{rank}.log"
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        """What the rank printed, or the end of it where that is very much."""
+        try:
+            with open_regular(self.directory / f"rank-{rank}.log") as file:
+                file.seek(-min(PRINTED_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+                return file.read(PRINTED_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            return ""
 
     def summary(self) -> dict:
         """Step time, idle share, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
@@ -223,7 +222,7 @@ class Run:
 def stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
@@ -261,19 +260,3 @@ def steps_done(events, settings: dict) -> int:
             last[event.rank] = int(action[3])
     size = settings.get("micro_batches")
     return max(1, (min(last.values()) + 1) // size) if last and isinstance(size, int) and size > 0 else 1
-
-
-def read_settings(directory: Path) -> dict:
-    """What the run was asked for; Impossible where the directory is no run's, or of another version."""
-    try:
-        settings = json.loads((directory / "settings.json").read_text(encoding="utf-8"))
-        version = settings["bigtrain-run"]
-    except OSError as error:
-        raise Impossible(f"{directory} is not a run directory: choose one that holds a settings.json ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise Impossible(f"{directory} is not a run directory: its settings.json is not a run's.") from error
-    if version != FORMAT:
-        raise Impossible(f"{directory} was written by run version {version}, this library reads {FORMAT}: run it again.")
-    return settings
-
-

@@ -32,10 +32,11 @@ from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
 from .end import forget
 from .faults import Fault
+from .kept import read_settings
 from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
 from .process import Job
-from .run import read_settings, this_process
+from .run import this_process
 
 CONNECT_S = 300.0  # for gloo, which says nothing while it waits
 SEEN_S = 30.0  # for a shared disk to show a new file

@@ -10,8 +10,9 @@ of Computer Systems (ACM Computing Surveys 4.3): a deadlock is a knot of the gen
 
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from .kept import Index
 from .log import Mark, Tail
 
 BLOCKED = ("wait", "finish")
@@ -151,27 +152,12 @@ class RankState(NamedTuple):
     cycle   whether it is part of a deadlock's cycle
     """
 
-    rank: int
-    state: str
+    rank: Index
+    state: Literal["waits", "works", "finished", "failed", "not begun"]
     what: str
-    on: tuple[int, ...]
+    on: tuple[Index, ...]
     line: str
     cycle: bool
-
-    def is_sound(self) -> bool:
-        """Whether all is of its kind, as in a note that no hand and no disk has changed."""
-        kinds = (self.rank, int), (self.state, str), (self.what, str), (self.line, str), (self.cycle, bool), *((rank, int) for rank in self.on)
-        return all(type(value) is kind for value, kind in kinds)
-
-
-def sound(states) -> tuple[RankState, ...]:
-    """The ranks' states from a note of them; () where there is none, or it is damaged."""
-    try:
-        found = tuple(RankState(**{**state, "on": tuple(state["on"])}) for state in states)
-        ranks = {state.rank for state in found}
-        return found if all(map(RankState.is_sound, found)) and all(ranks.issuperset(state.on) for state in found) else ()
-    except (KeyError, TypeError):
-        return ()
 
 
 def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[int]) -> RankState:

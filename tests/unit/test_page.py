@@ -129,7 +129,7 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
 
 def broken(rank):
     """A program for two ranks that fails after one action."""
-    with rank.span("F", "0F0"):
+    with rank.span("0F0"):
         pass
     if rank.index == 1:
         raise ValueError("<b>on purpose</b>")

@@ -257,7 +257,7 @@ def test_what_a_class_raises_about_a_kept_run_is_told_beside_it(kept, tmp_path, 
     assert kept.rows[1].modelled.value == 6 and kept.player.data == pack(kept.traces["modelled"]) and kept.run.directory == first.directory
     kept.bar.past.value = failed
     assert "the wave broke" in kept.problem and "no such rank" in kept.problem
-    monkeypatch.setattr(Waves, "restored", lambda told: 1 / 0)
+    monkeypatch.setattr(Waves, "restored", lambda *told: 1 / 0)
     kept.bar.past.value = last
     assert kept.problem.startswith("ZeroDivisionError: division by zero (in") and "damaged" not in kept.problem
     assert kept.run.directory == failed.directory and kept.experiment.trouble == "raise"

@@ -272,7 +272,7 @@ def test_of_a_run_that_failed_only_lost_lines_are_told(tmp_path):
 def test_logs_are_read_again_only_where_they_have_changed(tmp_path, monkeypatch):
     run, read = Run.open(finished(tmp_path)), []
     real = Log.read
-    monkeypatch.setattr(Log, "read", lambda path: read.append(path) or real(path))
+    monkeypatch.setattr(Log, "read", lambda path, *of: read.append(path) or real(path, *of))
     assert run.trace() == run.trace() and len(run.trace("measured")) == 3 and run.damage is None and len(read) == 1
     cut(run.directory / "events-0.jsonl", '["span"')
     assert len(run.trace()) == 2 and len(read) == 2
@@ -291,8 +291,9 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
 
 @pytest.mark.slow
 def test_no_locale_changes_what_a_run_says(tmp_path):
+    settings = json.loads((finished(tmp_path) / "settings.json").read_text(encoding="utf-8"))
     (tmp_path / "rank-0.log").write_text("naïve ✓", encoding="utf-8")
-    (tmp_path / "settings.json").write_text('{"bigtrain-run": 1, "ranks": 1, "record": true, "name": "é"}', encoding="utf-8")
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, "name": "é"}, ensure_ascii=False), encoding="utf-8")
     (tmp_path / "end.json").write_text('{"state": "failed", "diagnosis": "ü", "waits": []}', encoding="utf-8")
     code = ("import sys; from bigtrain_lab.runtime import Run; run = Run.open(sys.argv[1]);"
             "print(ascii([run.output(0), run.settings['name'], run.diagnosis, run.waits]))")

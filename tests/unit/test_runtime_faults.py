@@ -199,7 +199,7 @@ def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
     other = {**SOUND, "rank": 1, "on": []}
     for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
         (tmp_path / "end.json").write_text(json.dumps({"state": "failed", "diagnosis": "", "waits": states}))
-        assert len(End.noted(tmp_path).waits) == told
+        assert len(noted.waits if (noted := End.noted(tmp_path)) else ()) == told
 
 
 def test_messages_on_their_way_are_no_deadlock(tmp_path):

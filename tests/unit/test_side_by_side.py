@@ -129,7 +129,7 @@ def copy(runs, tmp_path):
 def test_a_damaged_result_is_one_sentence(cli, runs, copy):
     (copy / "result-1.npz").write_bytes((copy / "result-1.npz").read_bytes()[:200])
     code, _, err = cli("compare", runs / "one", copy)
-    assert code == 2 and "The results in" in err and "run it again" in err and err.count("\n") == 1
+    assert code == 2 and "The result of rank 1 is damaged" in err and "run it again" in err and err.count("\n") == 1
 
 
 def test_weights_of_other_models_are_told_apart(cli, runs, copy):

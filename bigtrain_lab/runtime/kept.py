@@ -1,0 +1,137 @@
+"""What the small files of a run directory may hold, and how they are read: as a value of its type, or as one sentence.
+
+Everything that reads a run comes through here or through log.py and results.py; behind them values are trusted.
+"""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
+
+from ..core import Impossible
+from ..core.files import MOST_BYTES, clean_json, complaint, read_bounded
+
+FORMAT = 1
+MOST_RANKS = 256
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Index = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
+Seconds = Annotated[float, Field(ge=-1e9, le=1e9)]  # of a clock that is ahead or behind
+
+
+class Host(BaseModel):
+    """One of the machines of a run, and what is known of its clock."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    name: str
+    ranks: Annotated[list[Index], Field(min_length=1)]
+    ahead_s: Seconds
+    error_s: Annotated[Seconds, Field(ge=0)]
+    moved_s: Annotated[Seconds, Field(ge=0)] = 0.0  # asked at the end of a run that was done
+
+
+class Settings(BaseModel):
+    """settings.json: what a run was asked for. `settings` are the experiment's, which holds them to its own fields."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    name: Annotated[str, Field(max_length=1000)]
+    ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    steps: Count
+    mesh: dict[str, Annotated[int, Field(ge=1, le=MOST_RANKS)]]
+    clock: bool
+    record: bool
+    unit: Annotated[str, Field(max_length=40)]
+    ticks_per_unit: Annotated[int, Field(ge=1, le=10**15)]
+    watts: Annotated[FiniteFloat, Field(ge=0, le=1e9)] | None
+    started: Annotated[str, Field(max_length=40)]
+    launcher: tuple[str, Annotated[int, Field(ge=0, lt=2**31)], FiniteFloat] | None
+    hosts: Annotated[list[Host], Field(max_length=MOST_RANKS)]
+    settings: dict[str, Any]
+
+    @field_validator("started")
+    @classmethod
+    def is_a_time(cls, text: str) -> str:
+        if not 1970 < datetime.fromisoformat(text).year < 9999:
+            raise ValueError("no run began then")
+        return text
+
+    @model_validator(mode="after")
+    def fit_together(self) -> "Settings":
+        sizes = 1
+        for size in self.mesh.values():
+            sizes *= size
+        if sizes != self.ranks:
+            raise ValueError(f"a mesh of {sizes} ranks is not one of {self.ranks}")
+        if any(rank >= self.ranks for host in self.hosts for rank in host.ranks):
+            raise ValueError("a host has a rank that the run does not have")
+        return self
+
+
+class Done(BaseModel):
+    """status-<rank>.json of a rank whose program returned."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    rank: Index
+    state: Literal["done"]
+    wall: Annotated[int, Field(ge=0, le=2**62)]
+
+
+class Failed(BaseModel):
+    """status-<rank>.json of a rank whose program raised."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    rank: Index
+    state: Literal["failed"]
+    wall: Annotated[int, Field(ge=0, le=2**62)]
+    type: str
+    message: str
+    victim: bool
+    place: tuple[str, Annotated[int, Field(ge=0)], str] | None
+    traceback: str
+
+
+SETTINGS, STATUS = TypeAdapter(Settings), TypeAdapter(Annotated[Done | Failed, Field(discriminator="state")])
+
+
+def read_settings(directory: Path) -> dict:
+    """What the run was asked for; Impossible where the directory is no run's, or of another version, or its settings are damaged."""
+    try:
+        data = clean_json(read_bounded(directory / "settings.json"))
+        version = json.loads(data)["bigtrain-run"]
+        if type(version) is not int:
+            raise TypeError(version)
+    except OSError as error:
+        raise Impossible(f"{directory} is not a run directory: choose one that holds a settings.json ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Impossible(f"{directory} is not a run directory: its settings.json is not a run's.") from error
+    if version != FORMAT:
+        raise Impossible(f"{directory} was written by run version {str(version)[:20]}, this library reads {FORMAT}: run it again.")
+    try:
+        return SETTINGS.validate_json(data).model_dump(exclude_unset=True)
+    except ValueError as error:
+        raise Impossible(f"The settings.json in {directory} is damaged ({complaint(error)}): run it again, or open another run.") from error
+
+
+def settings_json(about: dict) -> str:
+    """The text of a settings.json; Impossible where it could not be read again."""
+    text = json.dumps(about, indent=1, default=str)
+    try:
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
+        SETTINGS.validate_json(clean_json(text.encode()))
+    except ValueError as error:
+        raise Impossible(f"These settings cannot be kept with a run ({complaint(error)}): choose others.") from error
+    return text
+
+
+def status_of(directory: Path, rank: int) -> dict:
+    """What a rank said at its end; {} where it said nothing, or nothing that a rank says."""
+    try:
+        return STATUS.validate_json(clean_json(read_bounded(Path(directory) / f"status-{rank}.json"))).model_dump()
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,223 @@
+"""Run directories made by a stranger: `crafted` by hand, with one hostile value, or `damaged` by a disk or a copy.
+
+Each is made from one real run by its number alone. `opened` answers what the command line says of it.
+"""
+
+import io
+import json
+import os
+import random
+import re
+import shutil
+import zlib
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import numpy as np
+
+TAG = "<img src=x onerror=window.hacked=1>"
+CONTROL = "\x1b]0;owned\x07\x1b[2Jname"
+HOSTILE = (None, True, -1, 0, 2, 7, 400_000, 2**63, 10**30, -10**30, 0.5, 1e308, float("nan"), float("inf"), "", "5", TAG, CONTROL, "a\0b", "a\nb",
+           "\ud800", "x" * 300, "é" * 200, "../../../../etc/passwd", "</script><script>window.hacked=1</script>", [], {}, [[]], [1, 2], [None], {"a": 1},
+           {"__class__": "os.system"}, ["x", -5, 1.0], [["rank", 10**9]])
+RAW = {
+    "deep": b"[" * 200_000, "deep objects": b'{"a":' * 100_000, "long number": b'{"bigtrain-run": ' + b"9" * 10_000 + b"}", "nothing": b"", "a list": b"[]",
+    "text": b"hello\n", "NUL": b"\0" * 10_000, "not UTF-8": b'{"state": "\xff\xfe"}\n', "a long line": b"[" + b"1," * 2_000_000 + b"1]\n",
+    "lone surrogate": b'{"state": "\\ud800"}\n', "pickle": b"cos\nsystem\n(S'touch hacked'\ntR.", "many lines": b"[1]\n" * 300_000,
+}
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.write(b'["bigtrain-run",1,{"rank":0}]\n' if path.suffix == ".jsonl" else b"{")
+        file.truncate(2**40)
+
+
+SPECIAL = {"a FIFO": fifo, "/dev/zero": lambda path: path.symlink_to("/dev/zero"), "/dev/tty": lambda path: path.symlink_to("/dev/tty"),
+           "a directory": Path.mkdir, "a link to itself": lambda path: path.symlink_to(path.name), "a TiB of nothing": sparse, "gone": lambda path: None}
+
+
+def claimed(path: Path) -> None:
+    """An npz whose array says that it has 373 GiB."""
+    with ZipFile(path, "w") as file:
+        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (50000000000,), }"
+        header += b" " * (-(len(header) + 11) % 64) + b"\n"
+        file.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+def objects(path: Path) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, a=np.array([{"a": 1}, os.getcwd], dtype=object), allow_pickle=True)
+
+
+def bomb(path: Path) -> None:
+    with ZipFile(path, "w", ZIP_DEFLATED) as file, file.open("a.npy", "w") as member:
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1073741824,), }"
+        header += b" " * (-(len(header) + 11) % 64) + b"\n"
+        member.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        for _ in range(1024):
+            member.write(bytes(2**20))
+
+
+def plain(path: Path) -> None:
+    with open(path, "wb") as file:
+        np.save(file, np.zeros(3))
+
+
+def odd(path: Path) -> None:
+    with ZipFile(path, "w") as file:
+        file.writestr("../../a.txt", "hello")
+
+
+def other_arrays(path: Path) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, **{TAG: np.zeros(3), "b": np.array(["x", "y"]), "c": np.array([np.nan, np.inf])})
+
+
+RESULTS = {"an npy": plain, "373 GiB": claimed, "objects": objects, "a zip bomb": bomb, "another zip": odd, "other arrays": other_arrays,
+           **SPECIAL, **{name: (lambda path, raw=raw: path.write_bytes(raw)) for name, raw in RAW.items()}}
+
+
+def copied(source: Path, place: Path) -> Path:
+    """A copy, opened later by somebody else: whatever launched it is not here."""
+    shutil.copytree(source, place)
+    settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
+    (place / "settings.json").write_text(json.dumps(settings | {"launcher": None}), encoding="utf-8")
+    return place
+
+
+def vouched(lines: list[str]) -> str:
+    """A log with the checksum that its last line should have: a stranger can count it too."""
+    body = "".join(f"{line}\n" for line in lines[:-1])
+    what, wall, *_ = json.loads(lines[-1])
+    return body + json.dumps([what, wall, zlib.crc32(body.encode())], separators=(",", ":")) + "\n"
+
+
+def change_json(path: Path, keys: list, value) -> None:
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    at = whole
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    path.write_text(json.dumps(whole), encoding="utf-8")
+
+
+def change_event(path: Path, choose: random.Random, value) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kind = choose.choice(sorted({json.loads(line)[0] for line in lines[:-1]}))
+    at = choose.choice([number for number, line in enumerate(lines[:-1]) if line.startswith(f'["{kind}"')])
+    fields = json.loads(lines[at])
+    column = choose.randrange(len(fields))
+    fields[column] = value
+    lines[at] = json.dumps(fields, separators=(",", ":"))
+    path.write_text(vouched(lines), encoding="utf-8")
+    return f"{path.name}: column {column} of {kind} is"
+
+
+WAIT = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "f.py:3, in f", "cycle": True}
+
+
+def crafted(number: int, source: Path, place: Path) -> str:
+    """Write directory `number` to `place`; returns what is hostile in it."""
+    choose = random.Random(number)
+    copied(source, place)
+    value, rank = HOSTILE[choose.randrange(len(HOSTILE))], choose.randrange(2)
+    about = f"{str(value)!a:.40}"
+    settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
+    match number % 8:
+        case 0:
+            name = choose.choice(list(settings))
+            change_json(place / "settings.json", [name], value)
+            return f"settings.json: {name} is {about}"
+        case 1:
+            name = choose.choice([*settings["settings"], "facts", "unfinished", TAG])
+            change_json(place / "settings.json", ["settings", name], value)
+            return f"settings.json: its setting {name} is {about}"
+        case 2:
+            name = choose.choice(["state", "diagnosis", "waits", "teller"])
+            change_json(place / "end.json", [name], value)
+            return f"end.json: {name} is {about}"
+        case 3:
+            name = choose.choice(list(WAIT))
+            waits = [{**WAIT, name: value}, {**WAIT, "rank": 1, "on": [0]}]
+            (place / "end.json").write_text(json.dumps({"state": "failed", "diagnosis": TAG, "waits": waits}), encoding="utf-8")
+            return f"end.json: {name} of a wait is {about}"
+        case 4 | 5:
+            return f"{change_event(place / f'events-{rank}.jsonl', choose, value)} {about}"
+        case 6:
+            how = choose.choice(list(RESULTS))
+            path = place / f"result-{rank}.npz"
+            path.unlink()
+            RESULTS[how](path)
+            return f"{path.name} is {how}"
+    path = place / choose.choice(["settings.json", "end.json", "environment.json", "status-0.json", "rank-0.log", f"events-{rank}.jsonl"])
+    how = choose.choice([*RAW, *SPECIAL])
+    path.unlink()
+    SPECIAL[how](path) if how in SPECIAL else path.write_bytes(RAW[how])
+    return f"{path.name} is {how}"
+
+
+def damaged(number: int, source: Path, place: Path) -> str:
+    """The same for what a disk, a copy or a full quota leaves."""
+    choose = random.Random(10_000 + number)
+    copied(source, place)
+    files = sorted(path for path in place.iterdir() if path.stat().st_size)
+    path, other = choose.sample(files, 2)
+    whole = path.read_bytes()
+    match number % 6:
+        case 0:
+            at = choose.randrange(len(whole))
+            path.write_bytes(whole[:at])
+            return f"{path.name} is cut off at {at}"
+        case 1:
+            bits = bytearray(whole)
+            for _ in range(choose.choice([1, 1, 5, 100])):
+                bits[choose.randrange(len(bits))] ^= 1 << choose.randrange(8)
+            path.write_bytes(bits)
+            return f"{path.name} has flipped bits"
+        case 2:
+            at = choose.randrange(len(whole))
+            path.write_bytes(whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512:])
+            return f"{path.name} lost a block at {at}"
+        case 3:
+            path.unlink()
+            return f"{path.name} is gone"
+        case 4:
+            kept = other.read_bytes()
+            other.write_bytes(whole)
+            path.write_bytes(kept)
+            return f"{path.name} and {other.name} are swapped"
+    at, length = choose.randrange(len(whole)), choose.randrange(1, 2000)
+    path.write_bytes(whole[:at] + whole[at:at + length] * 2 + whole[at + length:])
+    return f"{path.name} has a part twice at {at}"
+
+
+def opened(place: Path, source: Path, written: Path) -> list[str]:
+    """What show, compare and export say of it; what each of them did wrong, in a line: nothing where all is well."""
+    from bigtrain_lab.cli import main
+
+    wrong = []
+    for words in (["show", place], ["compare", source, place], ["export", place, "--html", written / "page.html"],
+                  ["export", place, "--chrome", written / "trace.json"]):
+        out, err = io.StringIO(), io.StringIO()
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = main([str(word) for word in words])
+        except BaseException as error:  # noqa: B902  (whatever it is, a user would have seen it)
+            wrong.append(f"{words[0]}: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        said = err.getvalue()
+        if code not in (0, 2) or (code == 2) != bool(re.fullmatch(r"bigtrain: [^\n]+[.]\n", said)) or re.search(r"Traceback|[\x00-\x08\x0b-\x1f\x7f]", out.getvalue() + said):
+            wrong.append(f"{words[0]}: code {code}, {said[:300]!a}")
+    page = written / "page.html"
+    if page.exists():
+        text = page.read_text(encoding="utf-8")
+        if TAG in text or text.count("<script") != 2:
+            wrong.append("export: a tag is in the page")
+        page.unlink()
+    return wrong
