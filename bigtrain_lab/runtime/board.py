@@ -239,20 +239,21 @@ def reason_of(error: BaseException) -> str:
 
 def store_of_all(place: Place, point: peers.Peer):
     """The store that the ranks meet at; Impossible where it does not answer."""
-    begun, say_at = time.monotonic(), FIRST_S
+    begun, say_at, answered = time.monotonic(), FIRST_S, False
     try:
-        peers.resolve(point)
+        address = peers.resolve(point)
     except peers.Unreachable as error:
         raise unreached(place, point, error) from error
     while True:
         try:
             if not place.hosts:
-                peers.connect(peers.resolve(point), point.port)  # torch's own attempts say nothing
+                peers.connect(address, point.port)  # torch's own attempts say nothing
+                answered = True
             return dist.TCPStore(point.host, point.port, place.ranks, is_master=place.hosts, timeout=timedelta(seconds=ANSWER_S),
                                  wait_for_workers=False, multi_tenant=True)
         except (peers.Unreachable, RuntimeError) as error:
             waited = time.monotonic() - begun
-            if place.hosts or waited > PATIENCE_S:
+            if place.hosts or waited > PATIENCE_S or (answered and isinstance(error, peers.Unreachable)):  # it has ended meanwhile
                 raise unreached(place, point, error) from error
         if waited > say_at:
             say_at += AGAIN_S
