@@ -60,7 +60,8 @@ class Board:
         """The part for one run: a script may start several, one after the other."""
         return self.job.within(f"run {number}")
 
-    def leave(self, key: str, value) -> None:
+    def post(self, key: str, value) -> None:
+        """Leave a note. It takes a moment to be there for others, in the order of this rank's own."""
         self.store.set(key, json.dumps(value, default=str))
 
     def peek(self, key: str):
@@ -76,7 +77,7 @@ class Board:
 
     def everyones(self, key: str, value) -> list:
         """Each rank's value, by rank."""
-        self.leave(f"{key} {self.index}", value)
+        self.post(f"{key} {self.index}", value)
         self.count(key, 1)
         self.wait(lambda: self.count(key) >= self.size, lambda rank: self.store.check([f"{key} {rank}"]))
         return [self.peek(f"{key} {rank}") for rank in range(self.size)]
@@ -84,7 +85,7 @@ class Board:
     def of_rank_0(self, key: str, value=None):
         """Rank 0's value, on every rank."""
         if self.index == 0:
-            self.leave(key, value)
+            self.post(key, value)
         self.wait(lambda: self.store.check([key]), lambda rank: rank != 0)
         return self.peek(key)
 
@@ -154,12 +155,12 @@ class Board:
 
     def introduce(self) -> None:
         """Let the others know this process."""
-        self.job.leave(f"process {self.index}", {"process": this_process(), "processes": namespace("pid")})
+        self.job.post(f"process {self.index}", {"process": this_process(), "processes": namespace("pid")})
 
     def stay(self, waits: bool) -> None:
         """This rank has said its last word. If it `waits`: return when all others have said theirs, too."""
         try:
-            self.job.leave(f"left {self.index}", True)
+            self.job.post(f"left {self.index}", True)
             until = time.monotonic() + STAY_S
             others = {rank for rank in range(self.size) if rank != self.index} if waits else set()
             while others and time.monotonic() < until:

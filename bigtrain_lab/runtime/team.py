@@ -211,7 +211,7 @@ def watched(board: Board, mend: str):
     watching.start()
     try:
         yield
-        board.leave(f"connected {board.index}", True)
+        board.post(f"connected {board.index}", True)
     finally:
         connected.set()
         watching.join()

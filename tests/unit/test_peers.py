@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -193,10 +194,11 @@ def boards(monkeypatch):
     monkeypatch.setattr(board, "say", said.append)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-    def make(size: int):
+    def make(size: int, never=()):
         made = [Board(store.clone(), rank, size) for rank in range(size)]
         for each in made:
-            each.introduce()
+            if each.index not in never:
+                each.introduce()
         return made
 
     yield make, said
@@ -214,8 +216,10 @@ def answers(boards, ask) -> list:
         return list(pool.map(asked, boards))
 
 
-def another_process(boards, rank: int, process: list, processes: str | None = None) -> None:
-    boards[0].leave(f"process {rank}", {"process": process, "processes": processes or offset.namespace("pid")})
+def another_process(boards, rank: int, process: list) -> None:
+    """As if that rank were another process."""
+    boards[rank].post(f"process {rank}", {"process": process, "processes": offset.namespace("pid")})
+    assert boards[rank].job.peek(f"process {rank}")["process"] == process  # and so it is there for all
 
 
 def test_what_ranks_leave_is_seen_by_all(boards):
@@ -225,20 +229,30 @@ def test_what_ranks_leave_is_seen_by_all(boards):
     assert boards[1] == []
 
 
-def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(boards, monkeypatch):
-    """Ranks 1 and 3 were never started; rank 2 loads. When patience ends, all who wait hear the same."""
+@pytest.fixture
+def clock(monkeypatch):
+    """The boards' clock: a second passes at each look."""
+    found = SimpleNamespace(now=0.0)
+
+    def sleep(_):
+        found.now += 1
+
+    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: found.now, sleep=sleep))
+    return found
+
+
+def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(boards, clock):
+    """Ranks 1 and 3 were never started; rank 2 loads. Once one rank's patience has ended, the others wait no longer."""
     make, said = boards
-    monkeypatch.setattr(board, "FIRST_S", 0.05)
-    monkeypatch.setattr(board, "AGAIN_S", 0.05)
-    monkeypatch.setattr(board, "PATIENCE_S", 1.0)
-    five = make(5)
-    for rank in (1, 3):
-        five[0].store.delete_key(f"process {rank}")
-    found = answers([five[0], five[4]], lambda b: b.everyones("here", 0))
+    five = make(5, never=(1, 3))
+    five[2].store.check(["process 2"])
     about = f"for ranks 1 and 3 (have not started) and rank 2 (process {os.getpid()} on {platform.node()} is not ready)"
-    assert len(said) > 2 and all(about in sentence for sentence in said)
-    assert {sentence.partition(" has")[0] for sentence in said} == {"Rank 0", "Rank 4"}
-    assert found[0] == found[1] and about in found[0]
+    five[4].post("here 4", 0)
+    assert five[4].peek("here 4") == 0
+    (first,) = answers(five[:1], lambda b: b.everyones("here", 0))
+    assert said == [f"Rank 0 has waited {seconds} s {about}." for seconds in range(10, 300, 30)]
+    assert first == f"Rank 0 has waited 301 s {about}: see what their nodes say, and start the run again."
+    assert answers(five[4:], lambda b: b.everyones("here", 0)) == [first] and len(said) == 10
 
 
 def test_a_rank_that_ends_before_the_run_is_named_at_once(boards):
@@ -253,22 +267,29 @@ def test_a_rank_that_ends_before_the_run_is_named_at_once(boards):
     assert said == []
 
 
-def test_a_rank_of_another_machine_has_ended_when_it_beats_no_more(boards, monkeypatch):
-    make, _ = boards
-    monkeypatch.setattr(board, "SILENT_S", 0.6)
-    two = make(2)
+def test_a_rank_of_another_machine_has_ended_when_it_beats_no_more(boards, clock):
+    two, beats = boards[0](2), {}
     another_process(two, 1, ["far", 7, 0.0])
-    monkeypatch.setattr(board, "BEAT_S", 0.01)
-    done = threading.Event()
-    beating = threading.Thread(target=board.beat, args=(two[1], done))
+    for _ in range(5):
+        two[1].count("beat 1", 1)
+        two[0]._refuse_ended(1, beats)
+        clock.now += 0.9 * board.SILENT_S
+    two[0]._refuse_ended(1, beats)
+    assert two[0].peek("refused") is None
+    clock.now += 0.2 * board.SILENT_S
+    two[0]._refuse_ended(1, beats)
+    assert two[0].peek("refused")["told"] == "Rank 1 (process 7 on far) ended before the run began: see what it printed."
+
+
+def test_a_rank_beats_until_it_is_done(boards, monkeypatch):
+    monkeypatch.setattr(board, "BEAT_S", 0.001)
+    (one,), done = boards[0](1), threading.Event()
+    beating = threading.Thread(target=board.beat, args=(one, done))
     beating.start()
-    asked = ThreadPoolExecutor(1).submit(answers, two[:1], lambda b: b.everyones("here", 0))
-    while two[1].count("beat 1") < 100:  # for longer than the limit
-        time.sleep(0.01)
-    assert not asked.done()
+    while one.count("beat 0") < 3:
+        time.sleep(0.001)
     done.set()
     beating.join()
-    assert asked.result() == ["Rank 1 (process 7 on far) ended before the run began: see what it printed."]
 
 
 def test_what_keeps_one_rank_from_taking_part_is_heard_by_every_other(boards, monkeypatch):
@@ -316,8 +337,9 @@ def test_a_store_that_goes_is_a_sentence(monkeypatch):
     assert sentence.startswith("Rank 1 lost the connection to the store at node1:29400")
 
 
-def test_the_last_word_waits_for_the_others_and_not_for_those_that_ended(boards):
+def test_the_last_word_waits_for_the_others_and_not_for_those_that_ended(boards, monkeypatch):
     make, _ = boards
+    monkeypatch.setattr(board, "STAY_S", 10**6)
     three = make(3)
     another_process(three, 2, [platform.node(), 2**22 + 1, 0.0])
     staying = ThreadPoolExecutor(1).submit(three[0].stay, waits=True)
