@@ -34,6 +34,7 @@ FIRST_S, AGAIN_S = 10.0, 30.0  # the first word about whom a rank waits for, and
 LOOK_S, PROCESSES_S = 0.01, 0.25  # between looks at a note, and at processes
 BEAT_S, SILENT_S = 2.0, 60.0  # a rank on another machine that has not beaten for so long has ended
 ANSWER_S = 10.0  # for the store to take a connection, before this rank says so and tries again
+MEND = "see what their nodes say, and start the run again."
 STAY_S = 30.0  # for the last words of ranks whose end cannot be seen
 
 
@@ -49,7 +50,7 @@ class Board:
 
     def clone(self) -> "Board":
         """The same board by a connection of its own, for another thread: a store serves one caller at a time."""
-        return Board(self.store.clone(), self.index, self.size, self.job)
+        return Board(self.store.clone(), self.index, self.size, self.job.clone() if self.job is not self else None)
 
     def within(self, name) -> "Board":
         """The part of the board that has this name."""
@@ -59,7 +60,8 @@ class Board:
         """The part for one run: a script may start several, one after the other."""
         return self.job.within(f"run {number}")
 
-    def leave(self, key: str, value) -> None:
+    def post(self, key: str, value) -> None:
+        """Leave a note. It takes a moment to be there for others, in the order of this rank's own."""
         self.store.set(key, json.dumps(value, default=str))
 
     def peek(self, key: str):
@@ -75,16 +77,16 @@ class Board:
 
     def everyones(self, key: str, value) -> list:
         """Each rank's value, by rank."""
-        self.leave(f"{key} {self.index}", value)
+        self.post(f"{key} {self.index}", value)
         self.count(key, 1)
-        self._wait(lambda: self.count(key) >= self.size, lambda rank: self.store.check([f"{key} {rank}"]))
+        self.wait(lambda: self.count(key) >= self.size, lambda rank: self.store.check([f"{key} {rank}"]))
         return [self.peek(f"{key} {rank}") for rank in range(self.size)]
 
     def of_rank_0(self, key: str, value=None):
         """Rank 0's value, on every rank."""
         if self.index == 0:
-            self.leave(key, value)
-        self._wait(lambda: self.store.check([key]), lambda rank: rank != 0)
+            self.post(key, value)
+        self.wait(lambda: self.store.check([key]), lambda rank: rank != 0)
         return self.peek(key)
 
     def refuse(self, reason: str) -> dict:
@@ -93,8 +95,9 @@ class Board:
 
     # -- waiting --------------------------------------------------------------------------------------------
 
-    def _wait(self, done, has_come) -> None:
-        """Return when `done()`. Refused where a rank cannot take part, has ended, or does not come: `has_come(rank)`."""
+    def wait(self, done, has_come, patience_s: float | None = None, mend: str = MEND) -> None:
+        """Return when `done()`. Refused where a rank cannot take part, has ended, or does not come in time: `has_come(rank)`."""
+        patience_s = patience_s or PATIENCE_S
         begun, beats = time.monotonic(), {}
         look_at, say_at = begun, begun + FIRST_S
         try:
@@ -109,9 +112,8 @@ class Board:
                 if now >= say_at:
                     say_at = now + AGAIN_S
                     say(f"Rank {self.index} has waited {now - begun:.0f} s for {self._described(has_come)}.")
-                if now - begun > PATIENCE_S:
-                    self._refuse(self.index, f"Rank {self.index} has waited {now - begun:.0f} s for {self._described(has_come)}: "
-                                 "see what their nodes say, and start the run again.")
+                if now - begun > patience_s:
+                    self._refuse(self.index, f"Rank {self.index} has waited {now - begun:.0f} s for {self._described(has_come)}: {mend}")
                 time.sleep(LOOK_S)
         except RuntimeError as error:
             raise Refused(f"Rank {self.index} lost the connection to the store at {border.meeting_point()}: rank 0 or its torchrun has "
@@ -153,12 +155,12 @@ class Board:
 
     def introduce(self) -> None:
         """Let the others know this process."""
-        self.job.leave(f"process {self.index}", {"process": this_process(), "processes": namespace("pid")})
+        self.job.post(f"process {self.index}", {"process": this_process(), "processes": namespace("pid")})
 
     def stay(self, waits: bool) -> None:
         """This rank has said its last word. If it `waits`: return when all others have said theirs, too."""
         try:
-            self.job.leave(f"left {self.index}", True)
+            self.job.post(f"left {self.index}", True)
             until = time.monotonic() + STAY_S
             others = {rank for rank in range(self.size) if rank != self.index} if waits else set()
             while others and time.monotonic() < until:
@@ -239,20 +241,21 @@ def reason_of(error: BaseException) -> str:
 
 def store_of_all(place: Place, point: peers.Peer):
     """The store that the ranks meet at; Impossible where it does not answer."""
-    begun, say_at = time.monotonic(), FIRST_S
+    begun, say_at, answered = time.monotonic(), FIRST_S, False
     try:
-        peers.resolve(point)
+        address = peers.resolve(point)
     except peers.Unreachable as error:
         raise unreached(place, point, error) from error
     while True:
         try:
             if not place.hosts:
-                peers.connect(peers.resolve(point), point.port)  # torch's own attempts say nothing
+                peers.connect(address, point.port)  # torch's own attempts say nothing
+                answered = True
             return dist.TCPStore(point.host, point.port, place.ranks, is_master=place.hosts, timeout=timedelta(seconds=ANSWER_S),
                                  wait_for_workers=False, multi_tenant=True)
         except (peers.Unreachable, RuntimeError) as error:
             waited = time.monotonic() - begun
-            if place.hosts or waited > PATIENCE_S:
+            if place.hosts or waited > PATIENCE_S or (answered and isinstance(error, peers.Unreachable)):  # it has ended meanwhile
                 raise unreached(place, point, error) from error
         if waited > say_at:
             say_at += AGAIN_S

@@ -65,7 +65,9 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
 def digest(program) -> str:
     """Of a program's code, the same on all ranks: its own, and the files that define it where they are known. The values that it
     was made with are the settings'."""
-    function = getattr(program.func if isinstance(program, partial) else program, "__func__", program)
+    while isinstance(program, partial):
+        program = program.func
+    function = getattr(program, "__func__", program)
     found = hashlib.sha256(repr(compiled(getattr(function, "__code__", None))).encode())
     for name in sorted({function.__module__, type(getattr(program, "__self__", program)).__module__} - {"builtins"}):
         with suppress(OSError, TypeError, KeyError):  # typed in a shell, or made by exec

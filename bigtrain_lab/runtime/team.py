@@ -38,7 +38,7 @@ from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
 from .process import Job
 from .run import this_process
 
-CONNECT_S = 300.0  # for gloo, which says nothing while it waits
+CONNECT_S = 120.0  # for gloo to connect ranks that are all there
 SEEN_S = 30.0  # for a shared disk to show a new file
 
 
@@ -147,7 +147,7 @@ class Team:
                 "`bigtrain doctor --peer` names there.")
         store = dist.PrefixStore("gloo", self.board.store)
         try:
-            with patience(f"{where} within {CONNECT_S:g} s: {mend}"):
+            with watched(self.board, mend):
                 dist.init_process_group(self.devices.backend, store=store, rank=self.index, world_size=self.place.ranks, timeout=timedelta(days=7))
         except (RuntimeError, ValueError) as error:
             raise Impossible(f"{where} ({str(error).splitlines()[0][:160]}): {mend}") from error
@@ -187,19 +187,28 @@ def readable(path: Path) -> bool:
 
 
 @contextmanager
-def patience(sentence: str, limit_s: float = CONNECT_S):
-    """End this process with a sentence where the work inside takes longer; no call of gloo's can be interrupted."""
-    def give_up():
-        say(sentence)
-        os._exit(2)
+def watched(board: Board, mend: str):
+    """Around the connecting of all ranks, in which no call of gloo's can be interrupted: where a rank ends or does not come, say
+    so and end this process."""
+    connected = threading.Event()
 
-    timer = threading.Timer(limit_s, give_up)
-    timer.daemon = True
-    timer.start()
+    def watch():
+        own = board.clone()
+        try:
+            own.wait(connected.is_set, lambda rank: own.peek(f"connected {rank}"), CONNECT_S, mend)
+        except Impossible as error:
+            say(str(error))
+            own.job.stay(waits=False)
+            os._exit(2)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     try:
         yield
+        board.post(f"connected {board.index}", True)
     finally:
-        timer.cancel()
+        connected.set()
+        watching.join()
 
 
 # -- a job as a note on the board -----------------------------------------------------------------------------

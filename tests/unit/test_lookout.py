@@ -64,14 +64,16 @@ def test_the_end_that_was_kept_first_counts(tmp_path):
 
 @pytest.mark.parametrize("kept", ["[1]", "{", "{}", "null"])
 def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookout.time, "sleep", lambda _: None)
+    monkeypatch.setattr(lookout, "LAST_S", 0)
+    monkeypatch.setattr(lookout, "OTHERS_S", (0, 0.1))
     (tmp_path / "end.json").write_text(kept)
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
     assert run(ours).diagnosis.startswith("Rank 1 lost the connection to the machine of rank 0")
 
 
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(lookout.time, "sleep", lambda _: None)
+    monkeypatch.setattr(lookout, "LAST_S", 0)
+    monkeypatch.setattr(lookout, "OTHERS_S", (0, 0.1))
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
     monkeypatch.setattr(ours, "_told", lambda *_: 1 / 0)
     assert run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"

@@ -1,19 +1,38 @@
 """The way to another machine, how far its clock is apart, and what torchrun's ranks must agree on; no other machine is needed."""
 
+import json
+import os
+import platform
 import random
 import socket
+import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from fractions import Fraction
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
+import psutil
 import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.runtime import board, border, launch, offset, peers, team
+from bigtrain_lab.core import Impossible, Link, Mesh
+from bigtrain_lab.experiments import experiment
+from bigtrain_lab.experiments.partition import Partition
+from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.models import timing
+from bigtrain_lab.runtime import board, border, in_place, launch, offset, peers, team
 from bigtrain_lab.runtime.board import Board
+from bigtrain_lab.runtime.faults import Fault
 from bigtrain_lab.runtime.peers import Peer
+from bigtrain_lab.runtime.process import Job
+from bigtrain_lab.schedule import Action
 
 NS = st.integers(1, 10**9)
 
@@ -163,3 +182,215 @@ def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
     under(monkeypatch, RANK="1", WORLD_SIZE="2", MASTER_ADDR="nowhere.invalid", MASTER_PORT="29400")
     with pytest.raises(Impossible, match="Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer nowhere.invalid:29400"):
         board.join(border.place_given(), border.meeting_point())
+
+
+# -- the board: ranks that are late, end or are refused -------------------------------------------------------------
+
+
+@pytest.fixture
+def boards(monkeypatch):
+    """The boards of so many ranks at a store of torch's, each with a connection of its own; and what they say on stderr."""
+    said = []
+    monkeypatch.setattr(board, "say", said.append)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def make(size: int, never=()):
+        made = [Board(store.clone(), rank, size) for rank in range(size)]
+        for each in made:
+            if each.index not in never:
+                each.introduce()
+        return made
+
+    yield make, said
+
+
+def answers(boards, ask) -> list:
+    """What each board answers, or the sentence with which it refuses."""
+    def asked(each):
+        try:
+            return ask(each)
+        except Impossible as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(boards)) as pool:
+        return list(pool.map(asked, boards))
+
+
+def another_process(boards, rank: int, process: list) -> None:
+    """As if that rank were another process."""
+    boards[rank].post(f"process {rank}", {"process": process, "processes": offset.namespace("pid")})
+    assert boards[rank].job.peek(f"process {rank}")["process"] == process  # and so it is there for all
+
+
+def test_what_ranks_leave_is_seen_by_all(boards):
+    three = boards[0](3)
+    assert answers(three, lambda b: b.within("run").everyones("here", {"of": b.index})) == [[{"of": 0}, {"of": 1}, {"of": 2}]] * 3
+    assert answers(three, lambda b: b.of_rank_0("job", [0.1, b.index])) == [[0.1, 0]] * 3
+    assert boards[1] == []
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The boards' clock: a second passes at each look."""
+    found = SimpleNamespace(now=0.0)
+
+    def sleep(_):
+        found.now += 1
+
+    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: found.now, sleep=sleep))
+    return found
+
+
+def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(boards, clock):
+    """Ranks 1 and 3 were never started; rank 2 loads. Once one rank's patience has ended, the others wait no longer."""
+    make, said = boards
+    five = make(5, never=(1, 3))
+    five[2].store.check(["process 2"])
+    about = f"for ranks 1 and 3 (have not started) and rank 2 (process {os.getpid()} on {platform.node()} is not ready)"
+    five[4].post("here 4", 0)
+    assert five[4].peek("here 4") == 0
+    (first,) = answers(five[:1], lambda b: b.everyones("here", 0))
+    assert said == [f"Rank 0 has waited {seconds} s {about}." for seconds in range(10, 300, 30)]
+    assert first == f"Rank 0 has waited 301 s {about}: see what their nodes say, and start the run again."
+    assert answers(five[4:], lambda b: b.everyones("here", 0)) == [first] and len(said) == 10
+
+
+def test_a_rank_that_ends_before_the_run_is_named_at_once(boards):
+    make, said = boards
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    process = [platform.node(), ended.pid, psutil.Process(ended.pid).create_time()]
+    ended.wait()
+    three = make(3)
+    another_process(three, 1, process)
+    sentence = f"Rank 1 (process {ended.pid} on {platform.node()}) ended before the run began: see what it printed."
+    assert answers([three[0], three[2]], lambda b: b.everyones("here", 0)) == [sentence] * 2
+    assert said == []
+
+
+def test_a_rank_of_another_machine_has_ended_when_it_beats_no_more(boards, clock):
+    two, beats = boards[0](2), {}
+    another_process(two, 1, ["far", 7, 0.0])
+    for _ in range(5):
+        two[1].count("beat 1", 1)
+        two[0]._refuse_ended(1, beats)
+        clock.now += 0.9 * board.SILENT_S
+    two[0]._refuse_ended(1, beats)
+    assert two[0].peek("refused") is None
+    clock.now += 0.2 * board.SILENT_S
+    two[0]._refuse_ended(1, beats)
+    assert two[0].peek("refused")["told"] == "Rank 1 (process 7 on far) ended before the run began: see what it printed."
+
+
+def test_a_rank_beats_until_it_is_done(boards, monkeypatch):
+    monkeypatch.setattr(board, "BEAT_S", 0.001)
+    (one,), done = boards[0](1), threading.Event()
+    beating = threading.Thread(target=board.beat, args=(one, done))
+    beating.start()
+    while one.count("beat 0") < 3:
+        time.sleep(0.001)
+    done.set()
+    beating.join()
+
+
+def test_what_keeps_one_rank_from_taking_part_is_heard_by_every_other(boards, monkeypatch):
+    """From a launch that never comes to its ranks; the next launch of the same script starts afresh."""
+    three = boards[0](3)
+    monkeypatch.setattr(board, "join", lambda place, point: three[place.index])
+    monkeypatch.setattr(border, "meeting_point", lambda: Peer("node1", 29400))
+    local = threading.local()
+    monkeypatch.setattr(border, "place_given", lambda: local.place)
+
+    @board.heard_by_all
+    def start(error):
+        if local.place.index == 1 and error:
+            raise error
+        return board.run_of(local.place).everyones("here", local.place.index)
+
+    def started(each, error):
+        local.place = border.Place(each.index, 3)
+        try:
+            return start(error)
+        except Exception as raised:
+            return type(raised), str(raised)
+
+    def all_of(error):
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(lambda each: started(each, error), three))
+
+    where = f"Rank 1 on {platform.node()} cannot take part."
+    heard = (board.Refused, f"{where} steps is 0: launch more.")
+    assert all_of(Impossible("steps is 0: launch more.")) == [heard, (Impossible, "steps is 0: launch more."), heard]
+    heard = (board.Refused, f"{where} ImportError: no such module")
+    assert all_of(ImportError("no such module")) == [heard, (ImportError, "no such module"), heard]
+    assert all_of(None) == [[0, 1, 2]] * 3
+
+
+def test_a_store_that_goes_is_a_sentence(monkeypatch):
+    under(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="29400")
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours = Board(server.clone(), 1, 2)
+    asked = ThreadPoolExecutor(1).submit(answers, [ours], lambda b: b.everyones("here", 0))
+    while not server.check(["here 1"]):
+        time.sleep(0.01)
+    del server
+    (sentence,) = asked.result()
+    assert sentence.startswith("Rank 1 lost the connection to the store at node1:29400")
+
+
+def test_the_last_word_waits_for_the_others_and_not_for_those_that_ended(boards, monkeypatch):
+    make, _ = boards
+    monkeypatch.setattr(board, "STAY_S", 10**6)
+    three = make(3)
+    another_process(three, 2, [platform.node(), 2**22 + 1, 0.0])
+    staying = ThreadPoolExecutor(1).submit(three[0].stay, waits=True)
+    while not three[1].store.check(["left 0"]):
+        time.sleep(0.01)
+    assert not staying.done()
+    three[1].stay(waits=False)
+    staying.result()
+    assert not three[1].store.check(["left 2"])
+
+
+# -- only values travel ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_travels_as_values_exactly():
+    lab = PipelineExperiment(ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink")
+    priced = replace(lab.cost(), durations={"F": Fraction(1, 3), "B": (0.1, np.float64(0.3)), "W": [np.int64(7), 2]}, slowdown={1: 1.5})
+    job = Job("runs/é", Mesh(dp=2, pp=2), priced, 10**18 + 1, "", 3, fault=Fault("straggler", 1, 0, 1.1), devices=("cpu",) * 4, capacity_bytes=2**60)
+    told = json.loads(json.dumps(team.note(job)))
+    found = team.of_note(told)
+    assert found == replace(job, cost=replace(priced, durations={**priced.durations, "B": (0.1, 0.3), "W": [7, 2]}))
+    assert type(next(iter(found.cost.changes))) is Action and all(type(link) is Link for link in found.cost.links.values())
+    assert [found.cost.duration((action,), 0) for action in lab.order.steps(0)[0]] == [priced.duration((action,), 0) for action in lab.order.steps(0)[0]]
+    with pytest.raises(Impossible, match="cannot travel to other ranks"):
+        team.note(object())
+    with pytest.raises(KeyError):
+        team.of_note({"system": ["true"]})
+
+
+def test_a_program_s_digest_is_its_code_s():
+    def made(text):
+        names = {"__name__": "typed"}
+        exec(text, names)
+        return names["program"]
+
+    one = made("def program(rank, lr=1): return {'x': rank in {'a', 'b', 'c'}}")
+    same = made("\n\n# moved\ndef program(rank, lr=1): return {'x': rank in {'c', 'b', 'a'}}")
+    other = made("def program(rank, lr=1): return {'y': rank in {'a', 'b', 'c'}}")
+    assert in_place.digest(one) == in_place.digest(same) != in_place.digest(other)
+    assert in_place.digest(partial(one, lr=2)) == in_place.digest(one)
+    assert in_place.digest(PipelineExperiment(ranks=2).program) == in_place.digest(PipelineExperiment(ranks=4).program)
+    assert in_place.digest(PipelineExperiment().program) != in_place.digest(PipelineExperiment().cost)
+    assert in_place.compiled(frozenset("bca")) == ["'a'", "'b'", "'c'"]  # whose order differs from process to process
+
+
+def test_a_program_that_depends_on_what_was_measured_is_told_rank_0_s(monkeypatch):
+    asked = Partition(profiled="counted", partition="balanced", ranks=2, layers=4, hardware="a100-nvlink")
+    caught = {}
+    monkeypatch.setattr(experiment, "launch", lambda program, **options: caught.update(options))
+    measured = asked.replace(profiled="measured", facts={"machine": asdict(asked.profile), "timed": {timing.timed_as(asked.config, asked.rows): [[1, 1]] * 3}})
+    measured.run()
+    far = {"machine": asdict(asked.profile), "timed": {timing.timed_as(asked.config, asked.rows): [[1, 1], [1, 1], [50, 50]]}}
+    told = caught["informed"](json.loads(json.dumps(far))).__self__
+    assert told.model_dump() == measured.model_dump() and told.slices != measured.slices
