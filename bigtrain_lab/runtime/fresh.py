@@ -33,13 +33,6 @@ def drop() -> None:
         del sys.modules[name]
 
 
-class Unwanted:
-    """What a process becomes that nobody wants any more before it was there."""
-
-    def _bootstrap(self, parent_sentinel=None) -> int:
-        return 0
-
-
 def enter(index: int, root: str, current: bool, payload: str) -> None:
     """The target of a rank's process: the file `payload` has a pickled (job, program in bytes), read once the modules are right."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
