@@ -47,10 +47,20 @@ def warm() -> None:
                 temporary.own()
                 resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
                 with interrupts_held():
-                    forkserver.ensure_running()
+                    try:
+                        forkserver.ensure_running()
+                    except ChildProcessError:  # it is of the process that this is a copy of, or somebody else has heard of its end
+                        forget(forkserver._forkserver)
+                        forkserver.ensure_running()
             except OSError as error:
                 raise Impossible(f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
                                  "directory that can be written, and see what keeps this machine from starting processes.") from error
+
+
+def forget(server) -> None:
+    """Let multiprocessing begin a server of its own again."""
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = server._forkserver_address = server._forkserver_pid = None
 
 
 def start(ranks: int, payload: str, unwanted: int) -> Iterator:
