@@ -33,23 +33,16 @@ def drop() -> None:
         del sys.modules[name]
 
 
-class Unwanted:
-    """What a process becomes that nobody wants any more before it was there."""
-
-    def _bootstrap(self, parent_sentinel=None) -> int:
-        return 0
-
-
 def enter(index: int, root: str, current: bool, payload: str) -> None:
     """The target of a rank's process: the file `payload` has a pickled (job, program in bytes), read once the modules are right."""
+    try:
+        asked = Path(payload).read_bytes()
+    except FileNotFoundError:  # the run was ended before this rank began
+        return
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
     if hasattr(signal, "pthread_sigmask"):  # which the server holds back
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if not current or root != ROOT:
         drop()
     process = import_module(f"{PACKAGE}.runtime.process")
-    try:
-        job, program = pickle.loads(Path(payload).read_bytes())
-    except FileNotFoundError:  # the run was ended before this rank began
-        return
-    process.main(index, job, program)
+    process.main(index, *pickle.loads(asked))

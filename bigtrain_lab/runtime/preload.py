@@ -1,4 +1,4 @@
-"""Imported by the fork server, never by anybody else: what every rank will need of this library.
+"""The last that the fork server imports, and nobody else: what every rank will need of this library.
 
 The server must outlive a file that does not import, such as an experiment in the middle of an edit: it then drops
 everything, and the rank that imports that file tells its error.
@@ -6,6 +6,7 @@ everything, and the rank that imports that file tells its error.
 
 from importlib import import_module
 
+from .. import orphan
 from . import fresh
 
 try:
@@ -14,3 +15,5 @@ try:
 except Exception as error:
     fresh.drop()
     raise ImportError(str(error)) from error  # which the server passes over
+finally:
+    orphan.end()

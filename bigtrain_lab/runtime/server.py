@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import spawn
 from multiprocessing.connection import wait
 from multiprocessing.context import reduction, set_spawning_popen
@@ -21,7 +21,7 @@ from ..core import Impossible
 from . import fresh, temporary
 from .pulse import STOPPED, Pulse
 
-PRELOADED = ["torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
+PRELOADED = ["bigtrain_lab.orphan", "torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
              "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile",
              "bigtrain_lab.runtime.preload"]
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
@@ -47,10 +47,20 @@ def warm() -> None:
                 temporary.own()
                 resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
                 with interrupts_held():
-                    forkserver.ensure_running()
+                    try:
+                        forkserver.ensure_running()
+                    except ChildProcessError:  # it is of the process that this is a copy of, or somebody else has heard of its end
+                        forget(forkserver._forkserver)
+                        forkserver.ensure_running()
             except OSError as error:
                 raise Impossible(f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
                                  "directory that can be written, and see what keeps this machine from starting processes.") from error
+
+
+def forget(server) -> None:
+    """Let multiprocessing begin a server of its own again."""
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = server._forkserver_address = server._forkserver_pid = None
 
 
 def start(ranks: int, payload: str, unwanted: int) -> Iterator:
@@ -93,13 +103,10 @@ class Forked:
         told = in_bytes(process)
         self.sentinel, self._pipe = forkserver.connect_to_new_process([])  # the process ends once nobody has the pipe open
         try:
+            while told:  # first, while the server imports: it fits into the pipe, and a process that nobody wants any more ends by itself
+                told = told[os.write(self._pipe, told):]
             if self._has_forked(unwanted):
                 self.pid = forkserver.read_signed(self.sentinel)
-            else:
-                told = in_bytes(fresh.Unwanted())
-            with suppress(BrokenPipeError):  # it was killed
-                while told:
-                    told = told[os.write(self._pipe, told):]
         except BaseException:
             self.close()
             raise
@@ -136,7 +143,7 @@ class Forked:
 
 def in_bytes(process) -> bytes:
     """What the server's copy reads: how to prepare itself, but for the script that runs here, and the process that it becomes."""
-    prepared = {name: value for name, value in spawn.get_preparation_data(getattr(process, "name", "")).items()
+    prepared = {name: value for name, value in spawn.get_preparation_data(process.name).items()
                 if not name.startswith("init_main")}
     set_spawning_popen(process)  # as multiprocessing does: a process carries a key that must not be pickled for anything else
     try:

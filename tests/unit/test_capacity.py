@@ -1,17 +1,20 @@
 """A device's memory is a limit: a prediction that exceeds it is told, and a run that does fails, both naming rank, action and bytes."""
 
 import re
+import sys
 
+import psutil
 import pytest
 import torch
 
 from bigtrain_lab.cli import main
-from bigtrain_lab.core import Memory, Trace
+from bigtrain_lab.core import Impossible, Memory, Trace, available_bytes
+from bigtrain_lab.core.available import granted
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.faults import Faults
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.explain import does_not_fit, excesses
-from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime import RankFailed, Run, capacity, launch
 
 SMALL = dict(ranks=2, micro_batches=4, layers=2, width=16, heads=2, sequence=16, rows=2, steps=1)
 
@@ -122,3 +125,58 @@ def test_a_limit_holds_at_the_end_of_the_last_action(tmp_path):
 
     with pytest.raises(RankFailed, match="Rank 0 runs out of memory at update: it holds 400 B .optimizer 400 B."):
         launch(program, 1, capacity_bytes=399, directory=tmp_path / "run").wait()
+
+
+# -- the machine's own memory ----------------------------------------------------------------------------------------
+
+
+def group(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(str(text))
+
+
+@pytest.mark.parametrize("groups, left", [
+    ("0::/job/step\n", [700, 400]),  # its own limit, and that of the group around it; the root has none
+    ("0::/of/the/host\n", []),  # a container that does not see its path
+    ("5:cpu:/x\n4:cpu,memory:/job\n", [110, 10**18 - 5]),
+    ("4:cpu:/job\nnonsense\n", []),
+    ("", []),
+])
+def test_what_a_container_grants(groups, left, tmp_path):
+    group(tmp_path / "job" / "step", memory__max=1000, memory__current=350, memory__stat="anon 300\ninactive_file 50")
+    group(tmp_path / "job", memory__max=800, memory__current=400)
+    group(tmp_path, memory__max="max", memory__current=400)
+    group(tmp_path / "memory" / "job", memory__limit_in_bytes=200, memory__usage_in_bytes=100, memory__stat="total_inactive_file 10\n")
+    group(tmp_path / "memory", memory__limit_in_bytes=10**18, memory__usage_in_bytes=5)
+    assert list(granted(groups, tmp_path)) == left
+    assert 0 < available_bytes() <= psutil.virtual_memory().total
+
+
+def test_more_than_the_machine_has_is_refused_before_a_process_starts(tmp_path, monkeypatch):
+    asked = PipelineExperiment(**{**SMALL, "steps": 200})
+    needed = [asked.replace(steps=2).predict().peak_bytes(rank) for rank in range(2)]
+    assert asked.needed_bytes() == needed and min(needed) > 0
+    monkeypatch.setattr(capacity, "available_bytes", lambda: sum(needed) - 1)
+    monkeypatch.setattr(sys.modules[launch.__module__], "Watch", None)
+    with pytest.raises(Impossible, match=r"^The 2 ranks would hold .* of memory at the peak, and this machine has .* available: take fewer or "
+                       "narrower layers, .*Smaller micro-batches"):
+        asked.run(directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(capacity, "available_bytes", lambda: sum(needed))
+    capacity.refuse_beyond_memory(needed, [], ["cpu", "cpu"])
+
+
+@pytest.mark.parametrize("hosts, devices, refused", [
+    ([], "cpu cpu cpu", "The 3 ranks would hold 6 GB"), ([], "cpu cuda:0 cuda:0", None), ([], "cuda:0 cpu cpu", "The 2 ranks would hold 5 GB"),
+    ([{"ranks": [0, 1]}, {"ranks": [2]}], "cpu cpu cpu", None), ([{"ranks": [1, 2]}, {"ranks": [0]}], "cpu cpu cpu", "The 2 ranks on this machine would"),
+    ([{"ranks": [0, 1, 2]}], "cpu cpu cpu", "The 3 ranks would hold 6 GB"),
+])
+def test_only_what_ranks_hold_in_the_memory_of_this_machine_counts(hosts, devices, refused, monkeypatch):
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 4 * 10**9)
+    try:
+        capacity.refuse_beyond_memory([10**9, 2 * 10**9, 3 * 10**9], hosts, devices.split())
+        told = None
+    except Impossible as error:
+        told = str(error)
+    assert told is None if refused is None else told.startswith(refused) and "this machine has 4 GB available" in told

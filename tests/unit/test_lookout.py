@@ -16,6 +16,7 @@ from bigtrain_lab.runtime.end import End
 from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.runtime.lookout import Lookout
 from bigtrain_lab.runtime.process import Job
+from bigtrain_lab.runtime.pulse import Pulse
 from bigtrain_lab.runtime.run import this_process
 
 END = End("failed", "Rank 1 failed.", teller=1)
@@ -164,13 +165,25 @@ class Clock:
 def following(tmp_path, monkeypatch):
     """(progress of two ranks with a stall limit of 5 s, its clock, what adds to a file, the times that stacks were asked for)"""
     clock, asked, printed = Clock(), [], []
-    monkeypatch.setattr(progress, "time", clock)
-    found = progress.Progress(Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(printed))
+    for module in (progress, pulse):
+        monkeypatch.setattr(module, "time", clock)
+    processes = {rank: Pulse(2**22 + rank) for rank in range(2)}  # of nobody: what they are at is set below
+    for process in processes.values():
+        process._process = SimpleNamespace(cpu_times=lambda process=process: SimpleNamespace(user=process.used_s, system=0.0),
+                                           is_running=lambda: True, status=lambda process=process: process.status)
+        process.used_s, process.status = 0.0, psutil.STATUS_SLEEPING
+    found = progress.Progress(Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(printed), processes)
     logs = [EventLog(tmp_path / f"events-{rank}.jsonl", rank) for rank in range(2)]
 
     def grows(what: str, *line):
         if what == "print":
             printed.append(line)
+        elif what == "computes":
+            processes[1].used_s += line[0]
+        elif what == "status":
+            processes[1].status = line[0]
+        elif what == "now":
+            return found.now
         elif what == "output":
             with open(tmp_path / "rank-1.log", "a") as file:
                 file.write("x\n")
@@ -195,6 +208,62 @@ def test_a_run_that_logs_or_prints_goes_on(what, following):
     assert look(4.7) is None and asked == []
     assert look(0.2).startswith("Rank 0 hangs: no progress for 5 s" if what == "0" else "Rank 0 hangs: no progress for 5 s (rank 0 had not begun)")
     assert len(asked) == 1
+
+
+def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
+    look, grows, asked = following
+    for _ in range(10):
+        grows("computes", 0.3)
+        assert look(4.0) is None and asked == []
+    for _ in range(4):
+        grows("computes", 0.01)  # as a rank that looks at a file now and then
+        assert look(1.0) is None
+    grows("computes", 0.2)
+    assert look(1.1).startswith("Rank 0 hangs: no progress for 5 s (rank 0 had not begun)") and len(asked) == 1
+
+
+def test_what_takes_long_is_said_and_since_when(following):
+    look, grows, asked = following
+    assert look(0) is None and grows("now") == ""
+    for _ in range(6):
+        grows("computes", 0.5)
+        look(1.0)
+    assert grows("now") == "the model is being built: rank 1 computes for 6 s"
+    grows("0", "span", 0, 1, 0, "compute", "F", "0F0", 0, 1, 0)
+    look(1.0)
+    grows("computes", 0.5)
+    look(1.0)
+    assert grows("now") == "rank 1 computes for 8 s before its first action"
+    grows("1", "@enter", 0, "2F3")
+    look(1.0)
+    assert grows("now") == ""  # it has just begun that
+    for _ in range(3):
+        grows("computes", 0.5)
+        look(1.0)
+    assert grows("now") == "rank 1 computes for 3 s in 2F3"
+    grows("1", "@wait", 0, 0, 7, "x")
+    for _ in range(3):
+        look(1.0)
+    assert grows("now") == ""
+
+
+def test_a_process_that_is_stopped_is_told_before_the_stall_limit(following, monkeypatch):
+    monkeypatch.setattr(progress, "STOPPED_S", 2.0)
+    look, grows, asked = following
+    grows("status", psutil.STATUS_STOPPED)
+    assert look(1.0) is None and look(1.9) is None
+    assert look(0.2).startswith("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had not begun).")
+
+
+def test_a_deadlock_is_certain_though_somebody_computes(following):
+    look, grows, asked = following
+    for rank in (0, 1):
+        grows(str(rank), "@wait", 0, 1 - rank, 7, "x")
+    look(1)
+    grows("computes", 1.0)
+    look(1)
+    grows("computes", 1.0)
+    assert look(1).startswith("Deadlock")
 
 
 def test_a_deadlock_is_told_when_it_is_seen_twice_with_nothing_written_between(following):

@@ -1,6 +1,8 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
 
 import errno
+import fcntl
+import multiprocessing.forkserver
 import os
 import re
 import shutil
@@ -19,7 +21,8 @@ import torch.distributed as dist
 
 import bigtrain_lab
 from bigtrain_lab.core import Impossible, Span
-from bigtrain_lab.runtime import RankFailed, Run, board, launch, temporary
+from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, temporary
+from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.run import is_alive, this_process
 from bigtrain_lab.runtime.server import hidden_main
@@ -390,3 +393,148 @@ def test_under_torchrun_the_culprit_is_told_though_its_victims_end_last(tmp_path
     assert [[sentence.splitlines()[0] for sentence in said] for said in told] == [["Rank 1 failed: ValueError: the loss is bad"]] * 3
     run = Run.open(tmp_path / "run")
     assert run.state == "failed" and run.diagnosis.startswith("Rank 1 failed: ValueError") and "the loss is bad" in run.diagnosis
+
+
+# -- what goes wrong while ranks start ------------------------------------------------------------------------------
+
+
+def server_process() -> psutil.Process:
+    fork_server.warm()
+    return psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)
+
+
+def asks_the_server(run) -> bool:
+    """Whether the watch has asked the server for a rank, and waits for its answer."""
+    frame = sys._current_frames().get(run._watch._thread.ident)
+    while frame:
+        if frame.f_code is fork_server.Forked._has_forked.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def ends_as_failed(run: Run, told: str) -> None:
+    with pytest.raises(RankFailed, match=told):
+        run.wait()
+    assert Run.open(run.directory).state == "failed" and not any(pulse.is_alive() for pulse in run._watch._pulses.values())
+    assert not list(temporary.own().glob("run-*"))
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_or_ends_before_it_answers_is_the_end_of_the_run(tmp_path, monkeypatch):
+    server = server_process()
+    server.suspend()
+    run = launch(lambda rank: None, 2, directory=tmp_path / "stopped")
+    until(lambda: asks_the_server(run))
+    run.stop()  # whatever the server does
+    assert Run.open(run.directory).diagnosis == "The run was stopped."
+    run = launch(lambda rank: None, 2, directory=tmp_path / "ended")
+    until(lambda: asks_the_server(run))
+    server.kill()
+    ends_as_failed(run, "Rank 0 cannot start: the server that it is forked from has ended .*Run again: a new server starts by itself.")
+    server = server_process()
+    launch(lambda rank: None, 1, directory=tmp_path / "again").wait()
+    monkeypatch.setattr(fork_server, "STOPPED_S", 0.05)
+    server.suspend()
+    try:
+        ends_as_failed(launch(lambda rank: None, 2, directory=tmp_path / "asleep"),
+                       rf"is stopped \(SIGSTOP or Ctrl-Z\): let it go on \(kill -CONT {server.pid}\)")
+    finally:
+        server.resume()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("started, told", [(1, "Rank 1 cannot start: the server"), (2, "The server that ranks are forked from has ended")])
+def test_a_server_that_ends_after_a_rank_has_started_is_the_end_of_the_run(started, told, tmp_path, monkeypatch):
+    server, first = server_process(), fork_server.Forked
+
+    def forked(process, unwanted):
+        found = first(process, unwanted)
+        if process.name == f"rank {started - 1}":
+            server.kill()
+            until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+        return found
+
+    monkeypatch.setattr(fork_server, "Forked", forked)
+    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "ensure_running", lambda: None)  # it was there a moment ago
+    ends_as_failed(launch(lambda rank: rank.group().recv(1 - rank.index, name="x"), 2, directory=tmp_path / "run"), told)
+    monkeypatch.undo()
+    os.waitpid(server.pid, 0)  # as somebody might who looks for the children of this process
+    launch(lambda rank: None, 1, directory=tmp_path / "again").wait()
+
+
+def test_an_interrupt_while_the_directory_is_made_ends_the_run(tmp_path, monkeypatch):
+    def interrupted(*asked):
+        path = before(*asked)
+        os.kill(os.getpid(), signal.SIGINT)
+        return path
+
+    module = sys.modules[launch.__module__]
+    before = module.new_directory
+    monkeypatch.setattr(module, "new_directory", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch(forever, 2, directory=tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    assert (run.state, run.diagnosis) == ("stopped", "The run was interrupted.")
+    until(lambda: not ranks_alive())  # one that was on its way finds that nobody wants it
+
+
+def test_a_watch_that_cannot_start_is_the_end_of_the_run(tmp_path, monkeypatch):
+    def full(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(Impossible, match=r"No thread can be started to watch the ranks \(can't start new thread\): end other"):
+        launch(lambda rank: None, 2, directory=tmp_path / "run")
+    assert Run.open(tmp_path / "run").state == "failed" and ranks_alive() == []
+
+
+def test_what_a_killed_process_left_is_swept_by_the_next(tmp_path):
+    def left(name: str, owner: bool = True) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        (path / "listener-x").touch()
+        if owner:
+            (path / "owner").touch()
+        return path
+
+    left("bigtrain-dead")
+    kept = [left("bigtrain-alive"), left("bigtrain-new", owner=False), left("pymp-x"), left("mine")]
+    (tmp_path / "bigtrain-link").symlink_to(left("elsewhere"), target_is_directory=True)
+    os.mkfifo(left("bigtrain-odd", owner=False) / "owner")
+    linked = left("bigtrain-linked", owner=False)
+    (linked / "owner").symlink_to(tmp_path / "elsewhere" / "owner")
+    with open(kept[0] / "owner") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        temporary._sweep(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"bigtrain-alive", "bigtrain-new", "pymp-x", "mine", "bigtrain-link", "elsewhere", "bigtrain-odd",
+                                                         "bigtrain-linked"}
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 2
+
+
+def test_what_another_user_left_is_not_swept(tmp_path, monkeypatch):
+    (tmp_path / "bigtrain-theirs").mkdir()
+    (tmp_path / "bigtrain-theirs" / "owner").touch()
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    temporary._sweep(str(tmp_path))
+    assert list(tmp_path.iterdir())
+    monkeypatch.undo()
+    temporary._sweep(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("length", [10, 10**6])
+def test_on_a_full_disk_the_end_is_kept_in_the_room_that_was_reserved(length, tmp_path, monkeypatch):
+    def full(path, text):
+        raise Impossible(f"Cannot write {path}: No space left on device; free some space.")
+
+    end.reserve(tmp_path)
+    room = os.stat(tmp_path / "end.reserve")
+    monkeypatch.setattr(end, "write_whole", full)
+    told = end.End("failed", "Rank 1 cannot write. " + "ü" * length)
+    assert told.note(tmp_path) is told
+    kept = os.stat(tmp_path / "end.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["end.json"] and (kept.st_ino, kept.st_size) == (room.st_ino, room.st_size)
+    noted = end.End.noted(tmp_path)
+    assert noted.state == "failed" and noted.diagnosis.startswith("Rank 1 cannot write. ") and (noted == told) == (length == 10)

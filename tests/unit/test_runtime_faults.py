@@ -10,14 +10,15 @@ import time
 import pytest
 import torch
 
-from bigtrain_lab.runtime import Run, launch
-from bigtrain_lab.runtime.diagnose import Doing, deadlock
+from bigtrain_lab.runtime import Run, launch, progress
+from bigtrain_lab.runtime.diagnose import Doing, deadlock, hang
 from bigtrain_lab.runtime.end import End
 from bigtrain_lab.runtime.log import EventLog
+from bigtrain_lab.runtime.pulse import STOPPED
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import after, fails, last_mark, step, until, warm_up
 
-HERE = __file__
+HERE, DISK = __file__, "in uninterruptible sleep (disk)"
 pytestmark = pytest.mark.usefixtures("server")
 
 
@@ -175,6 +176,12 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
     ({0: ["done"], 1: ["done"]}, None),
 ])
 def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
+    found = deadlock(written(tmp_path, logs))
+    assert found is None if told is None else found.startswith(told) and found == found.strip()
+
+
+def written(tmp_path, logs) -> list[Doing]:
+    """What ranks are at whose logs have these marks."""
     for rank, marks in logs.items():
         log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
         for mark in marks:
@@ -187,8 +194,7 @@ def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
     doings = [Doing(tmp_path, rank) for rank in logs]
     for doing in doings:
         doing.follow()
-    found = deadlock(doings)
-    assert found is None if told is None else found.startswith(told) and found == found.strip()
+    return doings
 
 
 SOUND = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "", "cycle": False}
@@ -248,3 +254,34 @@ def test_a_module_that_the_ranks_do_not_have(tmp_path, monkeypatch):
 def test_a_run_goes_on_after_a_failed_one(tmp_path):
     fails(lambda rank: 1 / 0, 2)
     assert launch(lambda rank: {"x": 1}, 2, directory=tmp_path / "run").wait().ranks == 2
+
+
+@pytest.mark.parametrize("logs, kept, guilty", [
+    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {}, "Rank 0 hangs: no progress for 5 s (rank 0 waits for m from rank 1; all that it waits for was sent)."),
+    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {0: STOPPED}, "Rank 0 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s"),
+    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s"),  # it is still to arrive
+    ({0: ["in all"], 1: ["in all"], 2: ["enter F"]}, {}, "Rank 2 hangs: no progress for 5 s (rank 2 was in F)."),
+    ({0: ["in all"], 1: ["in all"]}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 waits for all ranks in sum)."),
+    ({0: ["meet"], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had not begun)."),
+    ({0: [], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had not begun)."),
+    ({0: ["meet"], 1: []}, {}, "Rank 1 hangs: no progress for 5 s (rank 1 had not begun).\nMeanwhile rank 0 waits for rank 1 to begin."),
+    ({0: ["meet", "met", "enter F"], 1: ["meet", "met", "done"]}, {1: STOPPED}, "Rank 0 hangs: no progress for 5 s (rank 0 was in F)."),
+    ({0: ["wait 1 7"], 1: ["enter F"]}, {1: DISK}, "Rank 1 is in uninterruptible sleep (disk): no progress for 5 s (rank 1 was in F). See whether the disk"),
+])
+def test_who_is_guilty_of_a_hang(logs, kept, guilty, tmp_path):
+    told = hang(tmp_path, written(tmp_path, logs), 5, kept)
+    assert told.startswith(guilty) and sum(line.startswith("Rank ") for line in told.splitlines()) == 1
+
+
+def test_a_rank_that_somebody_stops_is_named_long_before_the_stall_limit(monkeypatch):
+    def program(rank):
+        if rank.index == 1:
+            after(rank, "@wait")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        rank.group().barrier()
+
+    monkeypatch.setattr(progress, "STOPPED_S", 0.5)
+    run = fails(program, 2, stall_s=1000)
+    assert run.diagnosis == ("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s (rank 1 had done no step yet). Find out who stops the "
+                             "processes of ranks, and run again.\nMeanwhile rank 0 waits in barrier for rank 1.")
+    assert [(w.state, w.what, w.on) for w in run.waits] == [("waits", "barrier", (1,)), ("failed", STOPPED, ())]
