@@ -192,7 +192,7 @@ show(Broken)"""
 
 
 def test_a_failing_rank_is_named_in_the_panel(lab):
-    page = lab.panel("fails.ipynb", call=BROKEN)
+    page = lab.panel("fails.ipynb", call=BROKEN, own_kernel=True)
     page.get_by_role("button", name="Run on 4 ranks").click()
     trouble = page.locator(".btl-trouble")
     expect(trouble).to_contain_text("stage 1 broke")
@@ -208,7 +208,7 @@ class Mine(GPipe):
 
 
 def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
-    page = lab.panel("typed.ipynb", TYPED)
+    page = lab.panel("typed.ipynb", TYPED, own_kernel=True)
     menu = page.locator(".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")).locator("select")
     expect(menu.locator("option", has_text="mine")).to_have_count(1)
     menu.select_option("mine")
