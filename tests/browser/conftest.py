@@ -1,10 +1,10 @@
-"""One JupyterLab and one Chromium for all browser tests; a page each, watched for outside requests and complaints."""
+"""One JupyterLab, one kernel and one Chromium for all browser tests; a page each, watched for outside requests and complaints."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.browser.lab import Lab, chromium, lab_server
+from tests.browser.lab import Lab, SharedKernel, chromium, lab_server
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "test-artifacts"
 FAILED = pytest.StashKey[bool]()
@@ -22,20 +22,27 @@ def server(tmp_path_factory):
         yield about
 
 
+@pytest.fixture(scope="session")
+def kernel(server):
+    address, token, _ = server
+    return SharedKernel(address, token)
+
+
 @pytest.fixture
-def lab(browser, server, request):
+def lab(browser, server, kernel, request):
     """A page on the server. A failed test leaves a picture in test-artifacts."""
-    made = Lab(browser, *server)
+    made = Lab(browser, *server, kernel=kernel)
     yield made
+    failed = request.node.stash.get(FAILED, False)
     try:
-        if request.node.stash.get(FAILED, False):
+        if failed:
             ARTIFACTS.mkdir(exist_ok=True)
             made.page.screenshot(path=ARTIFACTS / f"{request.node.name}.png", full_page=True)
         else:
             assert made.outside == [], "a request left this machine"
             assert made.complaints == [], "the browser's console complains"
     finally:
-        made.close()
+        made.close(failed)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -68,11 +68,39 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
     return path
 
 
-class Lab:
-    """One page of JupyterLab; keeps what it asked of other machines and what its console complained of."""
+class SharedKernel:
+    """One kernel for notebooks that are opened one after the other: it has imported the library and started its fork server."""
 
-    def __init__(self, browser, address: str, token: str, notebooks: Path, viewport=None):
-        self.address, self.token, self.notebooks = address, token, notebooks
+    def __init__(self, address: str, token: str):
+        self._address, self._token, self._id = address, token, None
+
+    def attach(self, notebook: str) -> None:
+        """Let JupyterLab find the kernel where it would start one for the notebook."""
+        if self._id is None:
+            self._id = self._ask("kernels", {"name": "python3", "path": notebook})["id"]
+        self._ask("sessions", {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"id": self._id}})
+
+    def end(self) -> None:
+        """The next notebook gets another."""
+        if self._id is not None:
+            self._ask(f"kernels/{self._id}", method="DELETE")
+            self._id = None
+
+    def _ask(self, what: str, model: dict | None = None, method: str = "POST") -> dict:
+        request = urllib.request.Request(f"{self._address}/api/{what}", json.dumps(model or {}).encode(), method=method,
+                                         headers={"Authorization": f"token {self._token}", "Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read() or "{}")
+
+
+class Lab:
+    """One page of JupyterLab; keeps what it asked of other machines and what its console complained of.
+
+    `kernel`: the notebook's, where not one of its own is asked for; without it, each notebook has its own.
+    """
+
+    def __init__(self, browser, address: str, token: str, notebooks: Path, viewport=None, kernel: SharedKernel | None = None):
+        self.address, self.token, self.notebooks, self.kernel = address, token, notebooks, kernel
         self.page = browser.new_page(viewport=viewport or LAPTOP)
         self.outside: list[str] = []
         self.complaints: list[str] = []
@@ -84,9 +112,13 @@ class Lab:
         if not request.url.startswith((self.address, self.address.replace("http", "ws"), "data:", "blob:")):
             self.outside.append(request.url)
 
-    def open(self, name: str, cells: list[str], run: bool = True):
-        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page."""
+    def open(self, name: str, cells: list[str], run: bool = True, own_kernel: bool = False):
+        """Write the notebook, show it and, unless told otherwise, run all of it; returns the page. `own_kernel`: for one that
+        defines a member of a family, which would be on the menus of the others."""
         write_notebook(self.notebooks / name, cells)
+        self.kernel = None if own_kernel else self.kernel
+        if self.kernel:
+            self.kernel.attach(name)
         self.page.goto(f"{self.address}/doc/tree/{name}?token={self.token}&reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady")
@@ -97,9 +129,9 @@ class Lab:
     def command(self, name: str, **arguments) -> None:
         self.page.evaluate("([name, arguments]) => { window.jupyterapp.commands.execute(name, arguments); }", [name, arguments])
 
-    def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel'):
+    def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel', own_kernel: bool = False):
         """Open a notebook that shows the pipeline panel, then the other cells; returns the page once the panel is drawn."""
-        self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells])
+        self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel)
         self.page.wait_for_selector(".btl-player[data-revision]")
         return self.page
 
@@ -132,10 +164,24 @@ class Lab:
         self.command("apputils:change-theme", theme=name)
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
 
-    def close(self) -> None:
-        """End the notebook's kernel, then the page."""
-        self.page.evaluate("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.shutdown()")
+    def close(self, failed: bool = False) -> None:
+        """End what the notebook left in the kernel, or the kernel itself, then the page."""
+        if self.kernel and not failed:
+            self.page.evaluate("""code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code }).done""", CLEAN)
+        elif self.kernel:
+            self.kernel.end()
+        else:
+            self.page.evaluate("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.shutdown()")
         self.page.close()
+
+
+CLEAN = """import sys
+from ipywidgets import Widget
+Widget.close_all()
+for module in [module for name, module in sys.modules.items() if name.startswith("bigtrain_lab.")]:
+    for shared in [value for value in vars(module).values() if isinstance(value, Widget)]:
+        shared.open()
+%reset -f"""
 
 
 @contextmanager

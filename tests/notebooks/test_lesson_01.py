@@ -1,12 +1,10 @@
 """Lesson 01: its exercise can be solved, and its script trains as before."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.notebooks.test_notebooks import NOTEBOOKS, read, solved
+from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, read, script_prints, solved
 
 LESSON = NOTEBOOKS / "01_accumulation.ipynb"
 SOLUTION = """
@@ -45,14 +43,8 @@ def test_the_exercise_can_be_solved(tmp_path):
 
 @pytest.mark.slow
 def test_my_script_changed_prints_the_same_losses(tmp_path):
-    source = "\n".join(cell.source for cell in read(LESSON).cells if cell.cell_type == "markdown")
-    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
-    assert sum(line.startswith("+") for line in lines) <= 10
-    printed = []
-    for name, sign in (("before", "-"), ("after", "+")):
-        (tmp_path / f"{name}.py").write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr
-        printed.append([float(line) for line in done.stdout.split()])
+    added, *scripts = both_sides(LESSON, tmp_path)
+    assert added <= 10
+    printed = [[float(line) for line in script_prints(script).split()] for script in scripts]
     assert len(printed[0]) == 10 and printed[0][-1] < printed[0][0]
     assert printed[1] == pytest.approx(printed[0], rel=1e-4)  # float32, another order of sums; the last window is short

@@ -2,18 +2,15 @@
 
 import contextlib
 import io
-import os
-import re
-import subprocess
-import sys
 
 import pytest
 
 from bigtrain_lab.checks.memory import MISTAKES
-from tests.notebooks.test_notebooks import NOTEBOOKS, read
+from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, read, script_prints
 from tests.unit.test_checks_memory import solution
 
-LESSON = {cell.id: cell for cell in read(NOTEBOOKS / "02_where_did_the_memory_go.ipynb").cells}
+PATH = NOTEBOOKS / "02_where_did_the_memory_go.ipynb"
+LESSON = {cell.id: cell for cell in read(PATH).cells}
 
 
 def printed(source: str, **names) -> str:
@@ -32,14 +29,9 @@ def test_its_first_answer_is_told_what_it_is():
 
 @pytest.mark.slow
 def test_my_script_changed_trains_as_before_and_tells_its_memory(tmp_path):
-    lines = re.search(r"```diff\n(.*?)```", LESSON["my-script"].source, re.S)[1].splitlines()
-    assert sum(line.startswith("+") for line in lines) <= 12
-    told = {}
-    for name, sign in (("before", "-"), ("after", "+")):
-        script = tmp_path / f"{name}.py"
-        script.write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
-        told[name] = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=500, check=True,
-                                    env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.splitlines()
+    added, *scripts = both_sides(PATH, tmp_path)
+    assert added <= 12
+    told = {script.stem: script_prints(script).splitlines() for script in scripts}
     losses = {name: [float(line.split()[1]) for line in lines[:2]] for name, lines in told.items()}
     assert losses["before"] == pytest.approx(losses["after"])
     assert len(told["before"]) == 20 and "MB at the peak" in told["after"][2] and any("optimizer" in line for line in told["after"])

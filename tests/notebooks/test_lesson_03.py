@@ -1,12 +1,8 @@
 """Lesson 03: its exercise can be solved, and its script trains as before."""
 
-import re
-import subprocess
-import sys
-
 import pytest
 
-from tests.notebooks.test_notebooks import NOTEBOOKS, read, solved
+from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, read, script_prints, solved
 
 LESSON = NOTEBOOKS / "03_mixed_precision.ipynb"
 SOLUTION = """
@@ -39,15 +35,8 @@ def test_the_exercise_can_be_solved(tmp_path):
 
 @pytest.mark.slow
 def test_my_script_changed_trains_as_before(tmp_path):
-    source = "\n".join(cell.source for cell in read(LESSON).cells if cell.cell_type == "markdown")
-    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
-    assert sum(line.startswith("+") for line in lines) <= 10
-    printed = []
-    for name, sign in (("before", "-"), ("after", "+")):
-        text = "\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n"
-        (tmp_path / f"{name}.py").write_text(text)
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr
-        printed.append([float(line.split()[1]) for line in done.stdout.splitlines()])
+    added, *scripts = both_sides(LESSON, tmp_path)
+    assert added <= 10
+    printed = [[float(line.split()[1]) for line in script_prints(script).splitlines()] for script in scripts]
     assert len(printed[0]) == 20 and printed[0][-1] < printed[0][0]
     assert printed[1] == pytest.approx(printed[0], rel=0.02) and printed[1] != printed[0]  # bf16 has 8 bits

@@ -1,12 +1,10 @@
 """Lesson 04: its exercises can be solved, and its script trains as before."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.notebooks.test_notebooks import NOTEBOOKS, read, solved
+from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, read, script_prints, solved
 
 LESSON = NOTEBOOKS / "04_recompute.ipynb"
 CHECKPOINT = """
@@ -70,14 +68,8 @@ def test_the_exercises_can_be_solved(tmp_path):
 
 
 def test_my_script_changed_prints_the_same_losses(tmp_path):
-    source = "\n".join(cell.source for cell in read(LESSON).cells if cell.cell_type == "markdown")
-    lines = re.search(r"```diff\n(.*?)```", source, re.S)[1].splitlines()
-    assert sum(line.startswith("+") for line in lines) == 2
-    printed = []
-    for name, sign in (("before", "-"), ("after", "+")):
-        (tmp_path / f"{name}.py").write_text("\n".join(line[1:] for line in lines if line[:1] in (" ", sign)) + "\n")
-        done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr
-        printed.append(done.stdout)
+    added, *scripts = both_sides(LESSON, tmp_path)
+    assert added == 2
+    printed = [script_prints(script) for script in scripts]
     losses = list(map(float, printed[0].split()))
     assert printed[0] == printed[1] and len(losses) == 20 and losses[-1] < losses[0]

@@ -20,7 +20,8 @@ def test_a_run_is_as_predicted_and_as_one_process(name, tmp_path):
     asked = exact(Experiment.named(name))
     run = asked.run(directory=tmp_path / "run", jitter_s=0.002)
     run.wait()
-    assert run.result and run_differs(asked, run) == []
+    findings = run_differs(asked, run)
+    assert run.result and not findings, "\n".join(findings)
 
 
 # -- wrong ones; they inherit their name, so they are on no menu ------------------------------------------------------

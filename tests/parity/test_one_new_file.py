@@ -1,15 +1,17 @@
-"""A schedule of one's own, in one new file or in a notebook cell: simulated, run, drawn, listed and checked."""
+"""A schedule or an experiment of one's own is one new file: simulated, run, drawn, listed and checked, without editing a test."""
 
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+import torch
+
+from tests.unit.jobs import forked
 
 ROOT = Path(__file__).parents[2]
 CLASS = '''
@@ -21,54 +23,73 @@ class LastFirst(Schedule):
         return [*(F(rank, m) for m in batch), *(B(rank, m) for m in reversed(batch))]
 '''
 PROOF = '''
+import pytest
 from bigtrain_lab import Schedule, figures
-from bigtrain_lab.checks import clocks_differ, tensors_differ
+from bigtrain_lab.checks import run_differs
+from bigtrain_lab.cli import main
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 asked = PipelineExperiment(schedule="last-first", ranks=2, micro_batches=3, layers=2, width=16, heads=2, sequence=8,
                            dtype="float64", optimizer="sgd", steps=2)
 predicted = asked.predict()
-run = asked.run(directory=DIRECTORY)
+run = asked.run(directory="run")
 run.wait()
 boxes = len(figures.figure("timeline", predicted).to_plotly_json()["data"])
-print({"idle": [predicted.idle(r) for r in range(2)], "clocks": clocks_differ(predicted, run.trace("modelled")),
-       "numbers": tensors_differ(run.result, asked.reference()), "drawn": boxes > 0,
+print({"idle": [predicted.idle(r) for r in range(2)], "differs": run_differs(asked, run), "drawn": boxes > 0,
        "listed": "last-first" in Schedule.all() and "last-first" in asked.knobs()["schedule"].menu()})
+main(["list"])
+pytest.main(["-q", "-p", "no:cacheprovider", "test_every_experiment.py", "-k", "right-sum or wrong-sum", "-rA"])
 '''
-RIGHT = str({"idle": [6.0, 6.0], "clocks": [], "numbers": [], "drawn": True, "listed": True})
+RIGHT = str({"idle": [6.0, 6.0], "differs": [], "drawn": True, "listed": True})
+EXPERIMENT = '''"""What is the sum of a run's steps?"""
+
+import numpy as np
+
+from ..core import Cost, knob
+from ..plan import Compute, Plan
+from ..schedule import F
+from ..simulate import simulate
+from .experiment import Experiment
+
+
+class Sum(Experiment):
+    name = "{name}"
+    question = "What is the sum of a run's steps?"
+    ranks: int = knob(2, "processes", low=2, high=4)
+    steps: int = knob(3, "steps of a run", low=1, high=4)
+
+    def cost(self):
+        return Cost(dict(F=1))
+
+    def predict(self):
+        return simulate(Plan({{(r, "compute"): tuple(Compute(F(r, m)) for m in range(self.steps)) for r in range(self.ranks)}},
+                             ranks=self.ranks, steps=self.steps), self.cost())
+
+    def program(self, rank):
+        for m in range(self.steps):
+            with rank.span(F(rank.index, m)):
+                pass
+        return {{"sum": np.array(sum(range(self.steps)))}}
+
+    def reference(self):
+        return {{"sum": np.array({reference})}}
+'''
 
 
 @pytest.mark.slow
-def test_in_a_new_file(tmp_path):
-    """A copy of the library with one file more; nothing else is touched."""
+def test_a_schedule_and_two_experiments_in_new_files(tmp_path):
+    """A copy of the library with three files more, and the parity test as it is: the experiment whose reference is wrong fails."""
     shutil.copytree(ROOT / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests/parity/test_every_experiment.py", tmp_path)
     (tmp_path / "bigtrain_lab/schedules/last_first.py").write_text(
         '"""GPipe, backwards."""\n\nfrom ..schedule import B, F, Schedule\n\n' + CLASS)
-    script = tmp_path / "prove.py"
-    script.write_text(f"DIRECTORY = {str(tmp_path / 'run')!r}\n" + PROOF)
-
-    def python(*arguments):
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(tmp_path)})
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert python(script).strip() == RIGHT
-    assert "last-first" in python("-m", "bigtrain_lab", "list")
-
-
-@pytest.mark.slow
-def test_in_a_notebook_cell(tmp_path):
-    """Typed in a kernel; running the cell again replaces it, and a library's name is refused."""
-    cells = ["from bigtrain_lab.schedule import B, F, Schedule\n" + CLASS,
-             CLASS,
-             f"DIRECTORY = {str(tmp_path / 'run')!r}\n" + PROOF,
-             "try:\n    class Mine(Schedule):\n        name = 'gpipe'\nexcept ValueError as error:\n    print(error)"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells],
-                                        metadata={"kernelspec": {"name": "python3", "display_name": "", "language": "python"}})
-    NotebookClient(notebook, timeout=500, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = ["".join(o.get("text", "") for o in c.outputs).strip() for c in notebook.cells]
-    assert printed[2] == RIGHT
-    assert printed[3] == "The name 'gpipe' is taken by bigtrain_lab.schedules.gpipe.GPipe: give Mine another `name`."
+    for name, reference in (("right-sum", 1), ("wrong-sum", 2)):
+        (tmp_path / f"bigtrain_lab/experiments/{name.replace('-', '_')}.py").write_text(EXPERIMENT.format(name=name, reference=reference))
+    (tmp_path / "prove.py").write_text(PROOF)
+    done = subprocess.run([sys.executable, "prove.py"], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    printed = done.stdout.splitlines()
+    assert printed[:1] == [RIGHT], done.stdout + done.stderr
+    assert all(name in done.stdout for name in ("last-first", "right-sum", "wrong-sum"))
+    assert "rank 1: sum is off by" in done.stdout and printed[-1].startswith("1 failed, 1 passed"), done.stdout
 
 
 SCRIPT = '''
@@ -94,12 +115,14 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
-    """Under torchrun, with torch's group, the user's optimizer, and nothing of the lab around it."""
-    import torch
+    """As under torchrun, with torch's group, the user's optimizer, and nothing of the lab around it."""
     (tmp_path / "mine.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "mine.py"],
-                          cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    with socket.socket() as held:  # given to nobody else until rank 0 listens there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+        done = forked(tmp_path, ["mine.py"], [{**given, "RANK": str(rank)} for rank in range(2)])
+    assert [code for code, _ in done] == [0, 0], done
     stages = []
     for rank in range(2):
         torch.manual_seed(rank)
@@ -112,4 +135,4 @@ def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
         loss = torch.nn.functional.mse_loss(model(x), x.sin())
         loss.backward()
         optimizer.step()
-    assert json.loads(done.stdout.strip().splitlines()[-1]) == pytest.approx(loss.item(), rel=1e-12)
+    assert json.loads(done[1][1].splitlines()[-1]) == pytest.approx(loss.item(), rel=1e-12)

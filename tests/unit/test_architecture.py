@@ -47,23 +47,24 @@ def imports(path: Path, top_only=False) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_down(path):
-    part = part_of(path)
-    if part in ("__init__", "__main__"):
-        return
-    assert part in ORDER, f"{part} has no place in the order of imports"
-    below = set(ORDER[: ORDER.index(part) + 1])
-    for name in imports(path):
-        if name.startswith("bigtrain_lab.") and (target := name.split(".")[1]) != "__version__":
-            assert target in below, f"{path.relative_to(PACKAGE)} imports {name}, which lies above it"
+def test_imports_point_down():
+    wrong = []
+    for path in FILES:
+        part = part_of(path)
+        if part in ("__init__", "__main__"):
+            continue
+        assert part in ORDER, f"{part} has no place in the order of imports"
+        below = {"__version__", *ORDER[: ORDER.index(part) + 1]}
+        wrong += [f"{path.relative_to(PACKAGE)} imports {name}, which lies above it" for name in imports(path)
+                  if name.startswith("bigtrain_lab.") and name.split(".")[1] not in below]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("library", MAY_IMPORT)
-def test_heavy_libraries_stay_where_they_belong(library):
-    users = {part_of(p) for p in FILES for name in imports(p) if name.split(".")[0] == library}
-    assert users <= MAY_IMPORT[library]
-    assert users, f"nobody imports {library}: the rule guards nothing"
+def test_heavy_libraries_stay_where_they_belong():
+    """And each is imported somewhere, else its rule guards nothing."""
+    for library, allowed in MAY_IMPORT.items():
+        users = {part_of(p) for p in FILES for name in imports(p) if name.split(".")[0] == library}
+        assert users and users <= allowed, library
 
 
 def too_long(lines: int, limit: int, header: str) -> bool:
@@ -71,14 +72,17 @@ def too_long(lines: int, limit: int, header: str) -> bool:
     return lines > limit and not re.search(rf"[Aa]bove {limit} lines,? (since|because) \w+", " ".join(header.replace("*", " ").split()))
 
 
-@pytest.mark.parametrize("path", FILES + SCRIPTS, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_files_stay_short(path):
-    inside, text = path.relative_to(PACKAGE), path.read_text()
-    limit = ANY if str(inside) in FRAMES else LIMITS.get(part_of(path), ANY)
-    header = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else text.partition("*/")[0] if text.startswith("/*") else ""
-    lines = text.count("\n")
-    assert not too_long(lines, limit, header), f'{lines} lines, and its header does not say "Above {limit} lines, since ..."'
-    assert header or not lines, "a file begins with its idea"
+def test_files_stay_short_and_begin_with_their_idea():
+    wrong = []
+    for path in FILES + SCRIPTS:
+        inside, text = path.relative_to(PACKAGE), path.read_text(encoding="utf-8")
+        limit, lines = ANY if str(inside) in FRAMES else LIMITS.get(part_of(path), ANY), text.count("\n")
+        header = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else text.partition("*/")[0] if text.startswith("/*") else ""
+        if too_long(lines, limit, header):
+            wrong.append(f'{inside} has {lines} lines, and its header does not say "Above {limit} lines, since ..."')
+        if lines and not header:
+            wrong.append(f"{inside} does not begin with its idea")
+    assert wrong == []
 
 
 def test_text_is_read_and_written_as_utf_8():
