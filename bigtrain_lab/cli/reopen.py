@@ -45,7 +45,8 @@ def reopen(path: Path | None) -> Reopened:
             if experiment.is_of(settings):
                 traces.insert(0, experiment.predict())
             else:
-                notes.append("This run is of an earlier order, so there is no prediction of it: run it again to compare.")
+                notes.append("This run is of an earlier order, so there is no prediction of it: "
+                             "run it again to compare.")
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
