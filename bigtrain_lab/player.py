@@ -50,10 +50,12 @@ class Player(anywidget.AnyWidget):
         super().__init__(limit_bytes=limit_bytes, height=height, **traits)
         self.show(trace)
 
-    def show(self, trace: Trace | None, note: str = "", live: bool = False, step_ends: tuple[int, ...] | None = None) -> None:
+    def show(self, trace: Trace | None, note: str = "", live: bool = False,
+             step_ends: tuple[int, ...] | None = None) -> None:
         """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone.
 
-        `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of a trace, those of the whole.
+        `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of a trace, where its
+        steps end in the whole.
         """
         with self.hold_sync():
             self.live = live

@@ -249,7 +249,8 @@ def strip(trace: Trace, columns: int) -> Strip:
     if not spans:
         return Strip((), "Nothing has run yet.")
     begin = min(e.start for e in (*spans, *trace.transfers()))
-    ends = [end - begin for end in (*trace.step_ends[:-1], max(e.end for e in (*spans, *trace.transfers())))]
+    last = max(e.end for e in (*spans, *trace.transfers()))
+    ends = [end - begin for end in (*trace.step_ends[:-1], last)]
     small = sorted(s.end - s.start for s in spans)[len(spans) // 4]  # not the smallest: an update may last next to nothing
     steps = max([1, *(number for number, end in enumerate(ends, 1) if 2 * end <= columns * small)])
     length = ends[steps - 1]

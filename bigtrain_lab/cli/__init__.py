@@ -159,7 +159,8 @@ def compare(*paths: Place,
         for note in side.opened.notes:
             console.print(note, soft_wrap=True)
     settings, lines = side_by_side.settings_that_differ(sides), side_by_side.lines(sides, traces)
-    same = f"The settings are the same{', the orders are not' if side_by_side.orders_differ(sides) else ''}."
+    orders = ", the orders are not" if side_by_side.orders_differ(sides) else ""
+    same = f"The settings are the same{orders}."
     console.print(settings_apart(letters, settings) if settings else same)
     if lines:
         console.print(amounts_apart(letters, traces[0].clock, lines))

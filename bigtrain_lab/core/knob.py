@@ -30,7 +30,8 @@ class Knob:
     def typed(self) -> set[str]:
         """The names on the menu whose class was typed in a notebook's cell."""
         members = self.choices() if callable(self.choices) else {}
-        return {name for name, member in members.items() if is_typed(member)} if isinstance(members, dict) else set()
+        members = members if isinstance(members, dict) else {}
+        return {name for name, member in members.items() if is_typed(member)}
 
 
 def knob(default, help: str, **about):

@@ -108,7 +108,8 @@ class Trace:
         return next((e.start for e in self.events if isinstance(e, (Span, Transfer))), 0)
 
     def _makespan_ticks(self) -> int:
-        return max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=self._begin()) - self._begin()
+        begin = self._begin()
+        return max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=begin) - begin
 
     @property
     def makespan(self) -> float:
@@ -137,7 +138,7 @@ class Trace:
 
     @property
     def step_time(self) -> float:
-        """From the first start to the end of the last step, divided by the steps. What follows the training is no part of it."""
+        """From the first start to the end of the last step, divided by the steps. What follows is no part of it."""
         return self.units(self.step_ends[-1] - self._begin()) / self.steps
 
     def busy(self, rank: int) -> float:

@@ -123,8 +123,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     @cached_property
     def order_digest(self) -> str:
-        """A name of that order, the same in every process. A class that was typed again has the old name and another order."""
-        return sha256(json.dumps(planned).encode()).hexdigest()[:16] if (planned := self.planned()) is not None else ""
+        """A name of that order, the same in every process: a class that was typed again keeps its own name."""
+        planned = self.planned()
+        return "" if planned is None else sha256(json.dumps(planned).encode()).hexdigest()[:16]
 
     @property
     def told(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return {**self.model_dump(mode="json"), **({"facts": facts} if (facts := self.facts) else {})}
 
     def is_of(self, told: dict[str, Any]) -> bool:
-        """Whether a run or a trace that keeps this was made by the order of now; True where it tells none."""
+        """Whether a run or a trace that keeps this was made by this order; True where it tells none."""
         return order_of(told) in ("", self.order_digest)
 
     @classmethod

@@ -37,7 +37,8 @@ class OnHardware(Experiment):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**super().facts, **({"machine": asdict(self.profile)} if self.profile.name == MACHINE else {})}
+        machine = {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
+        return {**super().facts, **machine}
 
     @property
     def watts(self) -> float | None:

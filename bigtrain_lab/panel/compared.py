@@ -9,7 +9,8 @@ from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from .nearest import Prediction, raised
 
-EARLIER = "The last run is of an earlier order: its class has changed since, so it is compared with nothing. Run it again."
+EARLIER = ("The last run is of an earlier order: its class has changed since, so it is compared with nothing. "
+           "Run it again.")
 
 
 class Pinned(NamedTuple):
@@ -51,9 +52,11 @@ class Compared:
         """A run has ended, or was reopened. What its class raises comes last: the traces are taken."""
         self.begin(ran)
         self.traces |= traces
-        self.order = next((order for trace in traces.values() if (order := order_of(trace.settings))), self.order)
+        told = (order_of(trace.settings) for trace in traces.values())
+        self.order = next(filter(None, told), self.order)
         self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
-        if "modelled" in traces and ran.is_of(traces["modelled"].settings):  # else its class, typed again, knows nothing of that run
+        # A class that was typed again cannot explain a run of the one before.
+        if "modelled" in traces and ran.is_of(traces["modelled"].settings):
             self.said = ran.explain(traces["modelled"])
 
     def _forget(self) -> None:
@@ -67,10 +70,12 @@ class Compared:
 
     @property
     def changed(self) -> str:
-        """What has changed since the last run: "settings"; "order", where a class was typed again; "" where nothing has."""
+        """What has changed since the last run: "settings", "order" (its class was typed again), or nothing, ""."""
         if self.ran is None:
             return ""
-        return "settings" if self.refused or identity(self.ran) != identity(self.experiment) else "order" if self.order != self._order_now else ""
+        if self.refused or identity(self.ran) != identity(self.experiment):
+            return "settings"
+        return "order" if self.order != self._order_now else ""
 
     @property
     def note(self) -> str:
@@ -92,7 +97,9 @@ class Compared:
     def sentences(self) -> list[str]:
         """Which machine prices all this, where it is not this one; why the last run went as it did, where it is of these settings,
         else why the prediction does."""
-        return ([EARLIER] if self.changed == "order" else []) + machine_of_a_run(self.experiment) + ((not self.changed and self.said) or (self.prediction.sentences if self.prediction else []))
+        earlier = [EARLIER] if self.changed == "order" else []
+        why = (not self.changed and self.said) or (self.prediction.sentences if self.prediction else [])
+        return earlier + machine_of_a_run(self.experiment) + why
 
     def of(self, tab: str) -> Trace | None:
         """The trace that a tab shows."""

@@ -106,7 +106,8 @@ class Picture(widgets.VBox):
             self._fitting, self.first.max, self._fitting = True, last, False
             self._told.value = (f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps} are drawn, their time '
                                 "from 0; the table tells of all</div>")
-        self.player.show(window(trace, first - 1, count), self._note, self._live, trace.step_ends[first - 1:first - 1 + count])
+        ends = trace.step_ends[first - 1:first - 1 + count]
+        self.player.show(window(trace, first - 1, count), self._note, self._live, ends)
 
 
 def drawn(name: str, trace: Trace) -> widgets.DOMWidget:

@@ -22,7 +22,8 @@ def window(trace: Trace, first: int, steps: int) -> Trace:
     """The part of a trace from step `first` (the first is 0) on, that many steps."""
     if first <= 0 and steps >= trace.steps:
         return trace
-    start, end = trace.step_ends[first - 1] if first > 0 else trace.events[0].start, trace.step_ends[first + steps - 1]
+    start = trace.step_ends[first - 1] if first > 0 else trace.events[0].start
+    end = trace.step_ends[first + steps - 1]
     events = trace.events
     if first + steps < trace.steps:  # what ends with the step is its own, an update that takes no time too
         events = [e for e in events[:bisect_right(events, end, key=lambda e: e.start)] if e.start < end or e.end == end]
