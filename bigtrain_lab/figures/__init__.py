@@ -35,7 +35,7 @@ def literal(value):
         case Trace():
             texts = {text for event in value.events for text in event if type(text) is str}
             events = tuple(map(literal, value.events)) if any(map(MARKUP.search, texts)) else value.events
-            return replace(value, events=events, settings=literal(value.settings))
+            return replace(value, events=events, unit=literal(value.unit), settings=literal(value.settings))
         case dict():
             return {literal(key): literal(each) for key, each in value.items()}
         case list():

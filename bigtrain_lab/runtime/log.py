@@ -175,6 +175,8 @@ def items(what: str, *values) -> Iterator:
 
 def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) -> Iterator[Logged]:
     """A ledger's readings inside an action: of each moment the kinds that changed, and all where it shares its time with another."""
+    if any(len(row) != 2 + len(kinds) or row[0] is None or None in row[2:] for row in rows):
+        raise ValueError("a moment has its time, its place and the bytes of each kind")
     last, moments = [None] * len(kinds), Counter(at for _, at, *_ in rows)
     for wall, at, *now in rows:
         for kind, size, was in zip(kinds, now, last):

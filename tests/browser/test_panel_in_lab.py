@@ -5,6 +5,10 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from bigtrain_lab.cli import main
+from bigtrain_lab.panel.history import when
+from tests.unit.strangers import TAG, change_json, tagged
+
 pytestmark = pytest.mark.slow
 
 
@@ -275,3 +279,44 @@ def test_of_many_steps_those_asked_for_are_drawn(lab):
     lab.until("revision", f"value !== '{revision}'")
     expect(page.locator(".btl-describe", has_text="to 200 of 200")).to_be_visible()
     assert lab.row("step time")[0] == "33 slots" and int(lab.data("spans")) == drawn
+
+
+def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
+    """Tags in all of its texts, opened by a program, by History and as an exported page: each is shown as it is written."""
+    source, runs = tmp_path / "run", lab.notebooks / "runs"
+    assert main(["run", "pipeline", "--ranks", "2", "--micro-batches", "2", "--steps", "2", "--layers", "2", "--width", "16", "--heads", "2",
+                 "--sequence", "8", "--directory", str(source)]) == 0
+    runs.mkdir(exist_ok=True)
+    failed, done, refused = (runs / f"2026010{day}T120000Z-pipeline-{TAG}" for day in (1, 3, 5))
+    for directory, state in ((failed, "failed"), (done, "done"), (refused, "done")):
+        change_json(tagged(source, directory, state) / "settings.json", ["started"], f"2026-01-0{directory.name[7]}T12:00:00+00:00")
+    change_json(refused / "settings.json", ["settings", TAG], TAG)  # a setting that no experiment has
+    page = lab.panel("stranger.ipynb", call=f"panel = show('pipeline')\npanel.reopen('runs/{failed.name}')\npanel")
+    panel = page.locator(".btl-panel")
+    expect(panel.locator(".btl-trouble")).to_contain_text(TAG)
+    expect(panel.locator(".btl-waits")).to_contain_text("<img src=x onerror")
+    panel.get_by_role("button", name="History").click()
+    listed = panel.locator(".btl-history select")
+    for day, where, told in ((3, ".btl-status", "done on 03 Jan"), (5, ".btl-trouble", f"pipeline has no setting '{TAG}'")):
+        option = listed.locator("option", has_text=when(f"2026-01-0{day}T12:00:00+00:00"))
+        expect(option).to_contain_text(TAG)
+        listed.select_option(label=option.text_content())
+        expect(panel.locator(where)).to_contain_text(told)
+    assert not page.evaluate("'hacked' in window") and page.locator(".btl-panel img").count() == 0
+
+    for directory in (failed, done):
+        assert main(["export", str(directory), "--html", str(tmp_path / "page.html")]) == 0
+        shown = browser.new_page()
+        try:
+            shown.goto((tmp_path / "page.html").as_uri())
+            shown.wait_for_selector(".btl-player[data-revision]")
+            expect(shown.locator("body")).to_contain_text(TAG)
+            shown.locator("canvas").focus()
+            for key in ("p", "End", "v", "Home"):
+                shown.keyboard.press(key)
+            assert not shown.evaluate("'hacked' in window") and shown.locator("img").count() == 0
+            shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')")
+            shown.wait_for_function("() => document.images.length === 1 && document.images[0].complete")
+            assert not shown.evaluate("'hacked' in window")  # not even then: the page's policy lets no such script run
+        finally:
+            shown.close()

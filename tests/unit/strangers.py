@@ -56,11 +56,11 @@ def objects(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    with ZipFile(path, "w", ZIP_DEFLATED) as file, file.open("a.npy", "w") as member:
-        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1073741824,), }"
+    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file, file.open("a.npy", "w") as member:
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (67108864,), }"
         header += b" " * (-(len(header) + 11) % 64) + b"\n"
         member.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-        for _ in range(1024):
+        for _ in range(64):
             member.write(bytes(2**20))
 
 
@@ -221,3 +221,24 @@ def opened(place: Path, source: Path, written: Path) -> list[str]:
             wrong.append("export: a tag is in the page")
         page.unlink()
     return wrong
+
+
+def tagged(source: Path, place: Path, state: str = "done") -> Path:
+    """A run whose every text is a tag that would run a script, and which can be opened all the same."""
+    copied(source, place)
+    hosts = [{"name": TAG, "ranks": [rank], "ahead_s": 0.5 * rank, "error_s": 0.1 * rank} for rank in range(2)]
+    settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
+    (place / "settings.json").write_text(json.dumps({**settings, "name": TAG, "unit": TAG, "hosts": hosts}), encoding="utf-8")
+    waits = [{**WAIT, "what": TAG, "line": TAG, "rank": rank, "on": [1 - rank]} for rank in range(2)]
+    (place / "end.json").write_text(json.dumps({"state": state, "diagnosis": TAG, "waits": waits}), encoding="utf-8")
+    for rank in range(2):
+        path = place / f"events-{rank}.jsonl"
+        *lines, last = path.read_text(encoding="utf-8").splitlines()
+        wall = json.loads(last)[1]
+        more = [["span", wall, wall + 9, rank, lane, TAG, TAG, 20_000, 21_000, None] for lane in ("compute", TAG)]
+        more += [["transfer", wall, wall + 9, 8, rank, TAG, TAG, TAG, 20_000, 21_000, 1 - rank, 8], ["memory", wall, rank, TAG, TAG, TAG, 21_000, 64],
+                 ["scalar", wall, rank, TAG, "scalar", TAG, 21_000, 1.5], ["scalar", wall, rank, TAG, "not finite", TAG, 21_000, float("nan")],
+                 ["histogram", wall, rank, TAG, TAG, TAG, 21_000, [0, 1], [2]],
+                 ["alive", wall, rank, TAG, 21_000, [["weights", TAG, 64, [8], TAG, TAG, TAG]]]]
+        path.write_text(vouched([*lines, *(json.dumps(line, separators=(",", ":")) for line in more), last]), encoding="utf-8")
+    return place

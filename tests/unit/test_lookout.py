@@ -92,7 +92,7 @@ def run(ours: Lookout) -> End:
 def test_a_lookout_looks_as_far_as_the_next_rank_that_lives(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(lookout, "is_alive", lambda process: looked.append(process[1] - 2**22) or looked[-1] not in (4, 5))
-    (tmp_path / "status-4.json").write_text('{"state": "done"}')
+    (tmp_path / "status-4.json").write_text('{"rank": 4, "state": "done", "wall": 0}')
     ours = lookout_of(tmp_path, 3, 8, mates={rank: ["a", 2**22 + rank, 0] for rank in range(8) if rank != 3})
     ours._look_beside()
     assert looked == [4, 5, 6] and ours._board.notes == {"gone": [5, None]}
