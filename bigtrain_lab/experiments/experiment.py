@@ -182,8 +182,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)
         return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
-                      name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts,
-                      informed=lambda facts: self.replace(facts=facts).program, fault=self.misfortune,
+                      name=self.name, steps=self.steps, watts=lambda: self.watts,
+                      facts=lambda: self.facts, fault=self.misfortune,
+                      informed=lambda facts: self.replace(facts=facts).program,
                       capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, **options)
 
 

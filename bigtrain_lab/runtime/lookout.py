@@ -27,9 +27,9 @@ from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
 from .run import is_alive
 
-GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself, once the run has failed
+GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
 LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
-OTHERS_S = 0.5, 5.0  # for the note of a rank that knows more: where this one saw how rank 0 ended, and where it did not
+OTHERS_S = 0.5, 5.0  # for another rank's note: where this one saw how rank 0 ended, and where it did not
 WORKED_S, WITHIN_S = 0.25, 5.0  # processor time, in so much time, that shows that a rank works
 
 
@@ -42,7 +42,7 @@ class Lookout:
         self._job, self._directory = job, Path(job.directory)
         self._progress = Progress(job, stall_s, lambda: self._board.count("signs"))
         self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
-        self._worked, self._worked_at = 0.0, 0.0  # processor time of this process when it was last looked at, and when that was
+        self._worked, self._worked_at = 0.0, 0.0  # this process's processor time, and when it was read
         self._beside: Beside | None = None  # the next rank that lives on this machine
         self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
         self._mates, self._parent = team.mates, os.getppid() if team.place.agent else None
@@ -165,14 +165,14 @@ class Lookout:
             self._publish(self._told("stopped", self._orphaned()))
 
     def _tell_of_signs(self) -> None:
-        """What this rank prints goes to torchrun, and its processor time only this machine knows: rank 0 hears of both on the board."""
+        """Rank 0 cannot see what this rank prints or computes: it hears of both on the board."""
         writes, works = sum(output.writes for output in self._outputs), self._works()
         if works or writes != self._told_writes:
             self._told_writes = writes
             self._board.count("signs", 1)
 
     def _works(self) -> bool:
-        """Whether this process has worked, its lookout aside: at least a twentieth of one processor since it was last found to."""
+        """Whether this process has used a twentieth of a processor or more, its lookout aside."""
         worked, now = time.process_time() - time.thread_time(), time.monotonic()
         works = worked - self._worked >= WORKED_S and now - self._worked_at <= WITHIN_S
         if works or now - self._worked_at > WITHIN_S:
