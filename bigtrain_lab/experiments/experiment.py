@@ -212,13 +212,18 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)
         return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
-                      name=self.name, steps=self.steps, watts=lambda: self.watts, facts=lambda: self.facts,
-                      informed=lambda facts: self.replace(facts=facts).program, fault=self.misfortune,
-                      capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, needed_bytes=self.needed_bytes, **options)
+                      name=self.name, steps=self.steps, watts=lambda: self.watts,
+                      facts=lambda: self.facts, fault=self.misfortune,
+                      informed=lambda facts: self.replace(facts=facts).program,
+                      capacity_bytes=lambda: self.capacity_bytes, relief=self.relief,
+                      needed_bytes=self.needed_bytes, **options)
 
     def needed_bytes(self) -> list[int]:
-        """What each rank would hold at its peak, as predicted of the first steps: Adam's state is there after one."""
-        trace = self.replace(steps=min(self.steps, 2), fault="none").predict() if "steps" in type(self).model_fields else self.predict()
+        """What each rank would hold at its peak, as predicted of two steps: Adam's state is there after one."""
+        asked = self.replace(fault="none")
+        if "steps" in type(self).model_fields:
+            asked = asked.replace(steps=min(self.steps, 2))
+        trace = asked.predict()
         return [trace.peak_bytes(rank) for rank in range(self.ranks)]
 
 

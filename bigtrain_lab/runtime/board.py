@@ -1,13 +1,15 @@
-"""The board on which ranks that torchrun started leave each other notes: a few keys of the store at which they met.
+"""The board on which ranks that torchrun started leave notes: keys of the store they met at.
 
-A rank joins first of all, before it loads an experiment or reads its settings, so the others know its process from then on:
+A rank joins first of all, before it loads an experiment or reads its settings. The others know its
+process from then on:
 
     process 3    host, pid and start of rank 3
     refused      why there will be no run, by the rank that said so first
     left 3       rank 3 has said its last word
 
-No call blocks in the store. A rank that waits also looks for a refusal and for processes that have ended, says whom it waits
-for, and leaves a refusal itself when its patience ends. Only JSON travels: nothing that came from the store is ever executed.
+No call blocks in the store. A rank that waits also looks for a refusal and for ended processes,
+says whom it waits for, and leaves a refusal itself when its patience ends. Only JSON travels: nothing
+that came from the store is ever executed.
 """
 
 import atexit
@@ -43,14 +45,15 @@ class Refused(Impossible):
 
 
 class Board:
-    """`index` of `size` ranks at a store. Values are what JSON holds. `job`: the part of it that lasts for the whole job."""
+    """`index` of `size` ranks at a store; values are what JSON holds. `job`: the whole job's part."""
 
     def __init__(self, store, index: int, size: int, job: "Board | None" = None):
         self.store, self.index, self.size, self.job = store, index, size, job or self
 
     def clone(self) -> "Board":
-        """The same board by a connection of its own, for another thread: a store serves one caller at a time."""
-        return Board(self.store.clone(), self.index, self.size, self.job.clone() if self.job is not self else None)
+        """The same board by another connection, for a thread: a store serves one caller at a time."""
+        job = self.job.clone() if self.job is not self else None
+        return Board(self.store.clone(), self.index, self.size, job)
 
     def within(self, name) -> "Board":
         """The part of the board that has this name."""
@@ -61,7 +64,7 @@ class Board:
         return self.job.within(f"run {number}")
 
     def post(self, key: str, value) -> None:
-        """Leave a note. It takes a moment to be there for others, in the order of this rank's own."""
+        """Leave a note. Others see it a moment later, and a rank's notes in their order."""
         self.store.set(key, json.dumps(value, default=str))
 
     def peek(self, key: str):
@@ -79,7 +82,8 @@ class Board:
         """Each rank's value, by rank."""
         self.post(f"{key} {self.index}", value)
         self.count(key, 1)
-        self.wait(lambda: self.count(key) >= self.size, lambda rank: self.store.check([f"{key} {rank}"]))
+        self.wait(lambda: self.count(key) >= self.size,
+                  lambda rank: self.store.check([f"{key} {rank}"]))
         return [self.peek(f"{key} {rank}") for rank in range(self.size)]
 
     def of_rank_0(self, key: str, value=None):
@@ -90,13 +94,15 @@ class Board:
         return self.peek(key)
 
     def refuse(self, reason: str) -> dict:
-        """Leave the reason why this rank cannot take part, unless there is one; the one that is there then."""
-        return self._refuse(self.index, f"Rank {self.index} on {platform.node()} cannot take part. {reason}", reason)
+        """Leave why this rank cannot take part, unless a refusal is there; the one that is there."""
+        told = f"Rank {self.index} on {platform.node()} cannot take part. {reason}"
+        return self._refuse(self.index, told, reason)
 
-    # -- waiting --------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def wait(self, done, has_come, patience_s: float | None = None, mend: str = MEND) -> None:
-        """Return when `done()`. Refused where a rank cannot take part, has ended, or does not come in time: `has_come(rank)`."""
+        """Return when `done()`. Refused where a rank cannot take part, has ended, or does not come
+        in time. `has_come(rank)` says whose part is there."""
         patience_s = patience_s or PATIENCE_S
         begun, beats = time.monotonic(), {}
         look_at, say_at = begun, begun + FIRST_S
@@ -105,19 +111,21 @@ class Board:
                 if note := self.peek("refused"):
                     raise Refused(note["told"])
                 now = time.monotonic()
+                waited = f"Rank {self.index} has waited {now - begun:.0f} s for"
                 if now >= look_at:
                     look_at = now + PROCESSES_S
                     for rank in [rank for rank in range(self.size) if not has_come(rank)]:
                         self._refuse_ended(rank, beats)
                 if now >= say_at:
                     say_at = now + AGAIN_S
-                    say(f"Rank {self.index} has waited {now - begun:.0f} s for {self._described(has_come)}.")
+                    say(f"{waited} {self._described(has_come)}.")
                 if now - begun > patience_s:
-                    self._refuse(self.index, f"Rank {self.index} has waited {now - begun:.0f} s for {self._described(has_come)}: {mend}")
+                    self._refuse(self.index, f"{waited} {self._described(has_come)}: {mend}")
                 time.sleep(LOOK_S)
         except RuntimeError as error:
-            raise Refused(f"Rank {self.index} lost the connection to the store at {border.meeting_point()}: rank 0 or its torchrun has "
-                          "ended; see what it says, and start the run again.") from error
+            raise Refused(f"Rank {self.index} lost the connection to the store at "
+                          f"{border.meeting_point()}: rank 0 or its torchrun has ended; "
+                          "see what it says, and start the run again.") from error
 
     def _refuse_ended(self, rank: int, beats: dict) -> None:
         """Leave a refusal for a rank that has joined and ended."""
@@ -133,7 +141,8 @@ class Board:
             ended = was == beat and now - since > SILENT_S
         if ended:
             host, pid, _ = process["process"]
-            self._refuse(rank, f"Rank {rank} (process {pid} on {host}) ended before the run began: see what it printed.")
+            self._refuse(rank, f"Rank {rank} (process {pid} on {host}) ended before the run began: "
+                         "see what it printed.")
 
     def _refuse(self, rank: int, told: str, reason: str = "") -> dict:
         return self.first("refused", {"rank": rank, "told": told, "reason": reason})
@@ -141,24 +150,32 @@ class Board:
     def _described(self, has_come) -> str:
         """All ranks that have not come, in words."""
         late = [rank for rank in range(self.size) if not has_come(rank)]
-        joined = {rank: process for rank in late if (process := self.job.peek(f"process {rank}"))}
-        never = [rank for rank in late if rank not in joined]
-        found = [f"{ranks(never)} ({'has' if len(never) == 1 else 'have'} not started)"] if never else []
-        return " and ".join(found + [f"rank {rank} (process {it['process'][1]} on {it['process'][0]} is not ready)" for rank, it in joined.items()])
+        never, told = [], []
+        for rank in late:
+            if process := self.job.peek(f"process {rank}"):
+                host, pid, _ = process["process"]
+                told.append(f"rank {rank} (process {pid} on {host} is not ready)")
+            else:
+                never.append(rank)
+        if never:
+            told.insert(0, f"{ranks(never)} ({'has' if len(never) == 1 else 'have'} not started)")
+        return " and ".join(told)
 
     @staticmethod
     def _is_beside(process: dict) -> bool:
         """Whether this process can see that one."""
-        return process["process"][0] == platform.node() and process["processes"] == namespace("pid")
+        host = process["process"][0]
+        return host == platform.node() and process["processes"] == namespace("pid")
 
-    # -- joining and leaving --------------------------------------------------------------------------------
+    # -- joining and leaving -----------------------------------------------------------------------
 
     def introduce(self) -> None:
         """Let the others know this process."""
-        self.job.post(f"process {self.index}", {"process": this_process(), "processes": namespace("pid")})
+        about = {"process": this_process(), "processes": namespace("pid")}
+        self.job.post(f"process {self.index}", about)
 
     def stay(self, waits: bool) -> None:
-        """This rank has said its last word. If it `waits`: return when all others have said theirs, too."""
+        """This rank has said its last word. If it `waits`, return when all others have, too."""
         try:
             self.job.post(f"left {self.index}", True)
             until = time.monotonic() + STAY_S
@@ -181,18 +198,20 @@ def say(sentence: str) -> None:
     os.write(2, f"bigtrain: {sentence}\n".encode(errors="replace"))
 
 
-# -- the job's board ------------------------------------------------------------------------------------------
+# -- the job's board -------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)  # one connection and one note a process, whoever asks first; rank 0 keeps its store for later runs
+@lru_cache(maxsize=None)  # a process joins once, and rank 0 keeps its store for later runs
 def join(place: Place, point: peers.Peer) -> Board:
-    """The board of the job that this process is a rank of. Its last word is its exit: torchrun ends all ranks with the first
-    that fails, and rank 0's process may hold the store, so both wait for the others' last words."""
+    """The board of the job that this process is a rank of.
+
+    The process waits at its exit for the others' last words: torchrun ends all ranks with the first
+    that fails, and rank 0's process may hold the store."""
     store = dist.PrefixStore(f"bigtrain_lab {place.restart}", store_of_all(place, point))
     board = Board(store, place.index, place.ranks)
     board.introduce()
     done = threading.Event()
-    beating = threading.Thread(target=beat, args=(board, done), daemon=True, name="bigtrain_lab heartbeat")
+    beating = threading.Thread(target=beat, args=(board, done), daemon=True)
     beating.start()
 
     @atexit.register
@@ -219,7 +238,8 @@ def run_of(place: Place) -> Board:
 
 
 def heard_by_all(start):
-    """`start`, each call of which is one run. Under torchrun every other rank hears what keeps this one from taking part."""
+    """`start`, each call of which is one run. Under torchrun, every other rank hears what keeps this
+    one from taking part."""
     @wraps(start)
     def started(*args, **options):
         if not (place := border.place_given()):
@@ -227,7 +247,7 @@ def heard_by_all(start):
         join(place, border.meeting_point()).count(f"runs of {place.index}", 1)
         try:
             return start(*args, **options)
-        except BaseException as error:  # noqa: B902  (whatever it is, no rank may wait for this one)
+        except BaseException as error:  # noqa: B902  (nobody may wait for this rank)
             with suppress(RuntimeError):  # the store has gone
                 run_of(place).refuse(reason_of(error))
             raise
@@ -251,20 +271,25 @@ def store_of_all(place: Place, point: peers.Peer):
             if not place.hosts:
                 peers.connect(address, point.port)  # torch's own attempts say nothing
                 answered = True
-            return dist.TCPStore(point.host, point.port, place.ranks, is_master=place.hosts, timeout=timedelta(seconds=ANSWER_S),
-                                 wait_for_workers=False, multi_tenant=True)
+            return dist.TCPStore(point.host, point.port, place.ranks, is_master=place.hosts,
+                                 timeout=timedelta(seconds=ANSWER_S), wait_for_workers=False,
+                                 multi_tenant=True)
         except (peers.Unreachable, RuntimeError) as error:
             waited = time.monotonic() - begun
-            if place.hosts or waited > PATIENCE_S or (answered and isinstance(error, peers.Unreachable)):  # it has ended meanwhile
+            ended = answered and isinstance(error, peers.Unreachable)
+            if place.hosts or ended or waited > PATIENCE_S:
                 raise unreached(place, point, error) from error
         if waited > say_at:
             say_at += AGAIN_S
-            say(f"Rank {place.index} has waited {waited:.0f} s for rank 0, which does not answer at {point}.")
+            say(f"Rank {place.index} has waited {waited:.0f} s for rank 0, "
+                f"which does not answer at {point}.")
         time.sleep(0.1)
 
 
 def unreached(place: Place, point: peers.Peer, error: Exception) -> Impossible:
     why = str(error).splitlines()[0][:160]
     if place.hosts:
-        return Impossible(f"Rank 0 cannot open the store at {point} ({why}): let MASTER_ADDR be its own address, and MASTER_PORT a free port.")
-    return Impossible(f"Rank {place.index} does not reach rank 0 at {point} ({why}): try `bigtrain doctor --peer {point}` on its node.")
+        return Impossible(f"Rank 0 cannot open the store at {point} ({why}): "
+                          "let MASTER_ADDR be its own address, and MASTER_PORT a free port.")
+    return Impossible(f"Rank {place.index} does not reach rank 0 at {point} ({why}): "
+                      f"try `bigtrain doctor --peer {point}` on its node.")

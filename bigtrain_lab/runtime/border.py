@@ -35,7 +35,7 @@ def place_given() -> Place | None:
 
 
 def speaks() -> bool:
-    """Whether this process says what is refused here: of the ranks that torchrun started, the first of each machine.
+    """Whether this process says what is refused here: of torchrun's ranks, the first of each machine.
     Every rank says what was refused on another."""
     place = place_given()
     return not (place and place.agent) or os.environ.get("LOCAL_RANK") == "0"

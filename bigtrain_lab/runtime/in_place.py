@@ -1,8 +1,8 @@
 """A rank that torchrun (or Slurm or Kubernetes through it) started: the same command runs the program here, in this process.
 
-All ranks share one directory, which rank 0 makes on a disk that every node sees. Each runs its own program, whose code is
-the same, by values that are rank 0's: no code travels. Each keeps its own log in the directory, and a
-failure is told as under `launch`: by one rank in full, by the others in a sentence.
+All ranks share one directory, which rank 0 makes on a disk that every node sees. Each runs its own
+program: the code is the same, the measured values are rank 0's, and no code travels. Each keeps its
+own log there, and a failure is told as under `launch`: by one rank in full, by the others in a sentence.
 """
 
 import hashlib
@@ -63,13 +63,14 @@ def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, in
 
 
 def digest(program) -> str:
-    """Of a program's code, the same on all ranks: its own, and the files that define it where they are known. The values that it
-    was made with are the settings'."""
+    """Of a program's code, the same on all ranks: its own, and the files that define it where they are
+    known. Values that it was made with do not count: the settings are compared."""
     while isinstance(program, partial):
         program = program.func
     function = getattr(program, "__func__", program)
     found = hashlib.sha256(repr(compiled(getattr(function, "__code__", None))).encode())
-    for name in sorted({function.__module__, type(getattr(program, "__self__", program)).__module__} - {"builtins"}):
+    owner = type(getattr(program, "__self__", program))
+    for name in sorted({function.__module__, owner.__module__} - {"builtins"}):
         with suppress(OSError, TypeError, KeyError):  # typed in a shell, or made by exec
             found.update(inspect.getsource(sys.modules[name]).encode())
     return found.hexdigest()[:16]
@@ -78,5 +79,6 @@ def digest(program) -> str:
 def compiled(value):
     """What a function's code does, without where it stands, for repr."""
     if isinstance(value, CodeType):
-        return value.co_name, value.co_code, value.co_names, [compiled(each) for each in value.co_consts]
+        constants = [compiled(each) for each in value.co_consts]
+        return value.co_name, value.co_code, value.co_names, constants
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value

@@ -42,7 +42,8 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
-           informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "", needed_bytes=None, ledger: bool = False) -> Run:
+           informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "",
+           needed_bytes=None, ledger: bool = False) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -55,16 +56,17 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
     facts      a function -> dict that the settings keep as "facts": what was measured before
-    informed   facts -> the program, where that depends on them; asked under torchrun, where rank 0's facts hold for all
+    informed   facts -> the program, where it depends on them: under torchrun rank 0's facts hold for all
     fault      what goes wrong on purpose, and where (faults.py)
     capacity_bytes  what each rank's device holds: a rank whose meter counts more fails (capacity.py); None: what the cost says
     relief     what would need less memory, a sentence; such a failure ends with it
     needed_bytes  the predicted peak of each rank: no rank is started where those of this machine need more than it has available
     ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
 
-    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is done. Each rank runs its
-    own program, whose code must be the same on all; cost, facts and directory are rank 0's for all, and only they travel, as values.
-    `cost`, `facts`, `watts`, `capacity_bytes` and `needed_bytes` may be functions: of all ranks of torchrun, only rank 0 asks them.
+    Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is
+    done. Each rank runs its own program, whose code must be the same on all. Cost, facts and directory
+    are rank 0's, and travel as values. `cost`, `facts`, `watts`, `capacity_bytes` and `needed_bytes`
+    may be functions: of all ranks of torchrun, only rank 0 calls them.
     Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
@@ -117,8 +119,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         return begin
 
     if given:
-        return run_in_place(given, program, {**asked, **versions(), "settings": settings or {}},
-                            lambda hosts, devices: settle(hosts, devices)(), stall_s, informed)
+        told = {**asked, **versions(), "settings": settings or {}}
+        return run_in_place(given, program, told, lambda hosts, devices: settle(hosts, devices)(), stall_s, informed)
     warm()
     begin = settle([], choose([Node(ranks, visible())], device, nccl_here()))
     watch = None

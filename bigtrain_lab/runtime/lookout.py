@@ -28,9 +28,9 @@ from .progress import Counted, Progress
 from .pulse import Beats, Pulse
 from .run import is_alive, this_process
 
-GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself, once the run has failed
+GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
 LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
-OTHERS_S = 0.5, 5.0  # for the note of a rank that knows more: where this one saw how rank 0 ended, and where it did not
+OTHERS_S = 0.5, 5.0  # for another rank's note: where this one saw how rank 0 ended, and where it did not
 
 
 class Lookout:
@@ -166,9 +166,9 @@ class Lookout:
             self._publish(self._told("stopped", self._orphaned()))
 
     def _tell_of_signs(self) -> None:
-        """What this rank prints goes to torchrun, and its processor time only this machine knows: rank 0 hears of both on the board.
-        The lookout's own time does not count."""
-        writes, beats = sum(output.writes for output in self._outputs), self._beats.look(time.process_time() - time.thread_time())
+        """Rank 0 cannot see what this rank prints or computes: it hears of both on the board."""
+        used_s = time.process_time() - time.thread_time()  # without the lookout's own
+        writes, beats = sum(output.writes for output in self._outputs), self._beats.look(used_s)
         if (writes, beats) != (self._told_writes, self._told_beats):
             self._told_writes, self._told_beats = writes, beats
             self._board.count("signs", 1)

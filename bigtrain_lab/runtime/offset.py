@@ -49,7 +49,7 @@ def clock_id() -> str:
 
 
 def namespace(kind: str) -> str:
-    """The same in two processes exactly where they share a network ("net") or a table of processes ("pid")."""
+    """The same in two processes exactly where they share a network ("net") or a process table ("pid")."""
     try:
         return clock_id() + os.readlink(f"/proc/self/ns/{kind}")
     except OSError:  # no Linux

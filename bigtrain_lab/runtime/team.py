@@ -4,8 +4,8 @@
     compare     all must have been asked the same: settings, ranks, versions
     connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
     clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
-    the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ from others. It travels as
-                values; the program does not, each rank has its own, of the same code
+    the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
+                It travels as values; the program does not, each rank has its own
     directory   made by rank 0; every rank must see it
 """
 
@@ -70,7 +70,8 @@ class Team:
     """All ranks of the job that `place` is one of, connected; Impossible, on every rank, where they cannot work together."""
 
     def __init__(self, place: Place, board: Board, asked: dict):
-        self.place, self.index, self.board, self.ours = place, place.index, board, not dist.is_initialized()
+        self.place, self.index, self.board = place, place.index, board
+        self.ours = not dist.is_initialized()
         self.members = [Member(*each) for each in self.board.everyones("here", Member.here(asked))]
         self.me = self.members[place.index]
         refuse_differences([member.asked for member in self.members])
@@ -96,8 +97,10 @@ class Team:
         return told
 
     def agree(self, prepare) -> Job:
-        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every rank sees its directory."""
-        job = of_note(self.board.of_rank_0("job", note(prepare(self.hosts(), self.devices)) if self.index == 0 else None))
+        """Rank 0's job, which `prepare(hosts, devices)` makes there, with this machine's zero. Every rank
+        sees its directory."""
+        own = note(prepare(self.hosts(), self.devices)) if self.index == 0 else None
+        job = of_note(self.board.of_rank_0("job", own))
         self._refuse_unseen(job)
         return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
 
@@ -153,7 +156,8 @@ class Team:
             raise Impossible(f"{where} ({str(error).splitlines()[0][:160]}): {mend}") from error
 
     def _offsets(self, when: str) -> dict[str, Offset]:
-        found = self.board.of_rank_0(f"offsets {when}", offsets(self.index, [member.clock for member in self.members]))
+        own = offsets(self.index, [member.clock for member in self.members])
+        found = self.board.of_rank_0(f"offsets {when}", own)
         return {clock: Offset(*offset) for clock, offset in found.items()}
 
     def _refuse_unseen(self, job) -> None:
@@ -188,8 +192,8 @@ def readable(path: Path) -> bool:
 
 @contextmanager
 def watched(board: Board, mend: str):
-    """Around the connecting of all ranks, in which no call of gloo's can be interrupted: where a rank ends or does not come, say
-    so and end this process."""
+    """Around the connecting of all ranks: no call of gloo's can be interrupted, so where a rank ends or
+    does not come, say so and end this process."""
     connected = threading.Event()
 
     def watch():
@@ -211,13 +215,14 @@ def watched(board: Board, mend: str):
         watching.join()
 
 
-# -- a job as a note on the board -----------------------------------------------------------------------------
+# -- a job as a note on the board --------------------------------------------------------------------
 
-KINDS = {kind.__name__: kind for kind in (tuple, dict, Fraction, Mesh, Action, Link, Cost, Fault, Job)}
+KINDS = {kind.__name__: kind
+         for kind in (tuple, dict, Fraction, Mesh, Action, Link, Cost, Fault, Job)}
 
 
 def note(value):
-    """A job, or a value in it, as JSON holds it: {name of its kind: its parts}. Numbers stay what they are, to the last bit."""
+    """A job, or a value in it, as JSON holds it: {name of its kind: its parts}. Numbers stay exact."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -226,7 +231,8 @@ def note(value):
         case Mapping():
             kind, parts = dict, value.items()
         case tuple():
-            kind, parts = next((known for known in (Action, Link) if isinstance(value, known)), tuple), value
+            kind = next((known for known in (Action, Link) if isinstance(value, known)), tuple)
+            parts = value
         case Fraction():
             kind, parts = Fraction, value.as_integer_ratio()
         case Mesh():
@@ -237,7 +243,8 @@ def note(value):
         case _ if hasattr(value, "item"):  # a number of numpy's or torch's
             return note(value.item())
         case _:
-            raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers.")
+            raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: "
+                             "let it hold numbers.")
     return {kind.__name__: [note(part) for part in parts]}
 
 
