@@ -13,9 +13,10 @@ from bigtrain_lab.panel import Panel, show
 from bigtrain_lab.panel import table
 from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, nearby, put, refresh
 from bigtrain_lab.panel.graded import Graded, positions
+from bigtrain_lab.panel.live import progress
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.panel.press import Press
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.schedules.gpipe import GPipe
 from tests.unit.ranks import until
@@ -567,3 +568,26 @@ def test_what_two_figures_lack_is_told_once():
     panel = Panel("precision", steps=1)
     others = panel.picture._others.children
     assert [type(each).__name__ for each in others] == ["HTML"] and "no histograms" in others[0].value
+
+
+def test_what_ranks_compute_is_said_while_they_log_nothing():
+    empty = Trace((), "modelled")
+    assert progress(empty, 8, 2, 12.3).endswith("running, starting; 12.3 s")
+    told = progress(empty, 8, 2, 12.3, "the model is being built: ranks 0 & 1 compute for 11 s")
+    assert told.endswith("running, starting; 12.3 s; the model is being built: ranks 0 &amp; 1 compute for 11 s")
+
+
+def test_what_ranks_compute_comes_from_the_run(panel, monkeypatch):
+    monkeypatch.setattr(Run, "now", "rank 1 computes for 40 s in 2F3")
+    said = []
+    monkeypatch.setattr(panel.bar, "tell", lambda html, *rest, **more: said.append(html))
+    panel.start()
+    panel.wait()
+    assert any(html.endswith("s; rank 1 computes for 40 s in 2F3") for html in said)
+
+
+def test_a_run_that_needs_more_memory_than_there_is_is_refused_in_the_panel(monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.runtime.capacity.available_bytes", lambda: 10)
+    panel = Panel("staleness")
+    assert panel.start() is None
+    assert panel.problem.startswith("The 4 ranks would hold ") and "this machine has 0.01 kB available" in panel.problem
