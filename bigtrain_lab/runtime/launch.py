@@ -50,7 +50,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     cost       prices the modelled clock; without it, or with clock=False, only wall times are recorded
     watts      of one device, for the energy
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
-    record     False: no log, no clocks, no stall limit; plain groups, for benchmarks
+    record     False: no log, no clocks, no stall limit but for a rank that somebody stops; plain groups, for benchmarks
     stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long (progress.py)
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise

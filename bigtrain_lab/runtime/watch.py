@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Watch:
         self._processes: list = []
         self._pulses: dict[int, Pulse] = {}
         self._exits: dict[int, Exit] = {}
-        self._progress = Progress(job, stall_s, pulses=self._pulses)
+        self._progress = Progress(job, stall_s if job.record else inf, pulses=self._pulses)
         self._stopped: str | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
@@ -112,7 +113,7 @@ class Watch:
                 if all(diagnose.status_of(self.directory, rank) for rank in self._exits):
                     return End("done")
                 return End("failed", diagnose.failure(self.directory, self._progress.doings(), self._exits))
-            elif self._job.record and (found := self._progress.trouble(self._ask_for_stacks)):
+            elif (found := self._progress.trouble(self._ask_for_stacks)):
                 return End("failed", found)
 
     def _failure(self) -> End:

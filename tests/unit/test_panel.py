@@ -14,10 +14,11 @@ from bigtrain_lab.panel import Panel, show
 from bigtrain_lab.panel import table
 from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, nearby, put, refresh
 from bigtrain_lab.panel.graded import Graded, positions
+from bigtrain_lab.panel.live import progress
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.panel.press import Press
 from bigtrain_lab.recompute import Recompute
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.schedule import B, F, Schedule
 from bigtrain_lab.schedules.gpipe import GPipe
 from bigtrain_lab.schedules.pipedream import PipeDream
@@ -645,3 +646,26 @@ def test_the_versions_that_actions_use_are_part_of_an_order(family):
     assert right == Experiment.named("pipeline")(**asked).order_digest == Experiment.named("pipeline")(**asked, width=128).order_digest
     type("Typed", (PipeDream,), {"name": "typed", "__module__": "__main__", "version": lambda self, action: 0})
     assert Experiment.named("pipeline")(**asked).order_digest != right
+
+
+def test_what_ranks_compute_is_said_while_they_log_nothing():
+    empty = Trace((), "modelled")
+    assert progress(empty, 8, 2, 12.3).endswith("running, starting; 12.3 s")
+    told = progress(empty, 8, 2, 12.3, "the model is being built: ranks 0 & 1 compute for 11 s")
+    assert told.endswith("running, starting; 12.3 s; the model is being built: ranks 0 &amp; 1 compute for 11 s")
+
+
+def test_what_ranks_compute_comes_from_the_run(panel, monkeypatch):
+    monkeypatch.setattr(Run, "now", "rank 1 computes for 40 s in 2F3")
+    said = []
+    monkeypatch.setattr(panel.bar, "tell", lambda html, *rest, **more: said.append(html))
+    panel.start()
+    panel.wait()
+    assert any(html.endswith("s; rank 1 computes for 40 s in 2F3") for html in said)
+
+
+def test_a_run_that_needs_more_memory_than_there_is_is_refused_in_the_panel(monkeypatch):
+    monkeypatch.setattr("bigtrain_lab.runtime.capacity.available_bytes", lambda: 10)
+    panel = Panel("staleness")
+    assert panel.start() is None
+    assert panel.problem.startswith("The 4 ranks would hold ") and "this machine has 0.01 kB available" in panel.problem

@@ -414,7 +414,7 @@ def asks_the_server(run) -> bool:
 
 
 def ends_as_failed(run: Run, told: str) -> None:
-    with pytest.raises(RankFailed, match=told):
+    with pytest.raises(RankFailed, match=f"^{told}"):
         run.wait()
     assert Run.open(run.directory).state == "failed" and not any(pulse.is_alive() for pulse in run._watch._pulses.values())
     assert not list(temporary.own().glob("run-*"))
@@ -438,7 +438,7 @@ def test_a_server_that_stops_or_ends_before_it_answers_is_the_end_of_the_run(tmp
     server.suspend()
     try:
         ends_as_failed(launch(lambda rank: None, 2, directory=tmp_path / "asleep"),
-                       rf"is stopped \(SIGSTOP or Ctrl-Z\): let it go on \(kill -CONT {server.pid}\)")
+                       rf"The server that ranks are forked from is stopped \(SIGSTOP or Ctrl-Z\): let it go on \(kill -CONT {server.pid}\)")
     finally:
         server.resume()
 

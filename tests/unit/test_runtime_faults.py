@@ -273,15 +273,20 @@ def test_who_is_guilty_of_a_hang(logs, kept, guilty, tmp_path):
     assert told.startswith(guilty) and sum(line.startswith("Rank ") for line in told.splitlines()) == 1
 
 
-def test_a_rank_that_somebody_stops_is_named_long_before_the_stall_limit(monkeypatch):
+@pytest.mark.parametrize("record", [True, False])
+def test_a_rank_that_somebody_stops_is_named_long_before_the_stall_limit(record, monkeypatch):
     def program(rank):
         if rank.index == 1:
-            after(rank, "@wait")
+            if record:
+                after(rank, "@wait")
             os.kill(os.getpid(), signal.SIGSTOP)
         rank.group().barrier()
 
     monkeypatch.setattr(progress, "STOPPED_S", 0.5)
-    run = fails(program, 2, stall_s=1000)
+    run = fails(program, 2, stall_s=1000, record=record)
+    if not record:
+        assert run.diagnosis.startswith("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s")
+        return
     assert run.diagnosis == ("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s (rank 1 had done no step yet). Find out who stops the "
                              "processes of ranks, and run again.\nMeanwhile rank 0 waits in barrier for rank 1.")
     assert [(w.state, w.what, w.on) for w in run.waits] == [("waits", "barrier", (1,)), ("failed", STOPPED, ())]
