@@ -118,15 +118,15 @@ def interrupts_held():
 @contextmanager
 def hidden_main():
     """Let the start method find no script in `__main__`: it would run it again in every rank."""
-    script = sys.modules["__main__"]
-    hidden = {name: getattr(script, name) for name in ("__file__", "__spec__") if hasattr(script, name)}
+    script, names = vars(sys.modules["__main__"]), ("__file__", "__spec__")
+    before = {name: script[name] for name in names if name in script}  # IPython's %reset leaves neither
+    script.update(dict.fromkeys(names))
     try:
-        for name in hidden:
-            setattr(script, name, None)
         yield
     finally:
-        for name, value in hidden.items():
-            setattr(script, name, value)
+        for name in names:
+            del script[name]
+        script.update(before)
 
 
 def has_ended() -> bool:
