@@ -143,6 +143,7 @@ class Forked:
 
 def in_bytes(process) -> bytes:
     """What the server's copy reads: how to prepare itself, but for the script that runs here, and the process that it becomes."""
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # which multiprocessing asks for, and IPython's %reset takes away
     prepared = {name: value for name, value in spawn.get_preparation_data(process.name).items()
                 if not name.startswith("init_main")}
     set_spawning_popen(process)  # as multiprocessing does: a process carries a key that must not be pickled for anything else
@@ -186,12 +187,12 @@ def interrupts_held():
 @contextmanager
 def hidden_main():
     """Let the start method find no script in `__main__`: it would run it again in every rank."""
-    script = sys.modules["__main__"]
-    hidden = {name: getattr(script, name) for name in ("__file__", "__spec__") if hasattr(script, name)}
+    script, names = vars(sys.modules["__main__"]), ("__file__", "__spec__")
+    before = {name: script[name] for name in names if name in script}  # IPython's %reset leaves neither
+    script.update(dict.fromkeys(names))
     try:
-        for name in hidden:
-            setattr(script, name, None)
         yield
     finally:
-        for name, value in hidden.items():
-            setattr(script, name, value)
+        for name in names:
+            del script[name]
+        script.update(before)

@@ -301,12 +301,16 @@ def test_a_server_that_cannot_start_is_a_sentence(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_main_is_hidden_only_while_ranks_start():
+@pytest.mark.parametrize("reset", [False, True], ids=["as it is", "after IPython's %reset"])
+def test_main_is_hidden_only_while_ranks_start(reset, monkeypatch, tmp_path):
     main = sys.modules["__main__"]
-    before = (getattr(main, "__file__", None), main.__spec__)
+    if reset:
+        monkeypatch.delattr(main, "__spec__")
+    before = {name: vars(main).get(name, "missing") for name in ("__file__", "__spec__")}
     with hidden_main():
         assert main.__spec__ is None and getattr(main, "__file__", None) is None
-    assert (getattr(main, "__file__", None), main.__spec__) == before
+    assert {name: vars(main).get(name, "missing") for name in before} == before
+    assert launch(lambda rank: {"x": rank.size}, 1, directory=tmp_path / "run").result["x"] == 1
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
