@@ -194,6 +194,7 @@ function render({ model, el }) {
   }
   const act = {
     frame,
+    pause() { setPlaying(false); },
     toggle() { if (!v.scene) return; if (!playing && (rested || v.t >= v.scene.end)) act.seek(0); setPlaying(!playing); },
     seek(t) {
       if (!v.scene) return;

@@ -70,7 +70,7 @@ function peakList(d, v, act) {
       if (!peak) return api.close();
       v.listed = rank; list.hidden = false; act.frame(); d.root.dataset.peak = rank; d.peak.setAttribute("aria-pressed", true);
       list.replaceChildren(head(rank, peak), ...byKind(peak), ...(peak.rows.length ? table(peak) : [without()]));
-      if (moved) { act.seek(peak.tick); list.shut.focus({ preventScroll: true }); list.scrollIntoView({ block: "nearest" }); }
+      if (moved) { act.pause(); act.seek(peak.tick); list.shut.focus({ preventScroll: true }); list.scrollIntoView({ block: "nearest" }); }
     },
     close() {
       if (v.listed === null) return;
