@@ -70,6 +70,8 @@ def arrays_apart(ours: Mapping, theirs: Mapping, letters: tuple[str, str] = ("A"
     other = [name for name in ours if not same_bits(ours[name], theirs[name])]
     if not other:
         return f"equal bit for bit, in all {len(ours)} tensors."
+    if text := [name for name in other if {ours[name].dtype.kind, theirs[name].dtype.kind} & set("SU")]:
+        return f"{len(other)} of {len(ours)} tensors differ; {text[0]} is text."
     errors = relative_errors(theirs, ours)
     worst = max(other, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
     of = " of its norm" if any(np.any(array) for array in ours.values()) else f", where {letters[0]} has zeros alone"

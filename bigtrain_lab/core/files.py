@@ -1,7 +1,7 @@
-"""Files: one that is written is there whole or not at all; one that is read is regular, bounded and checked.
+"""Files: a file is written whole or not at all; a file that is read is regular, bounded and clean.
 
-What is read may be a stranger's. So only regular files are opened (a pipe, a device or a folder could block for ever), no more
-bytes are taken than such a file has in truth, and JSON becomes a value only where it is of its type.
+A run directory may come from a stranger. A pipe, a device or a folder could block for ever, so only
+regular files are opened. Reading is bounded in bytes, and control characters are replaced.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from .impossible import Impossible
 
 MOST_BYTES = 4_000_000  # of a file of JSON: those of a run have some kilobytes
-ESCAPE = re.compile(r'\\(?:[\\"nt/]|([bfr]|u[0-9a-f]{4}))')  # as json.dumps writes them; group 1: of a control character
+ESCAPE = re.compile(r'\\(?:[\\"nt/]|([bfr]|u[0-9a-f]{4}))')  # of json.dumps; group 1: control
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -38,11 +38,12 @@ def write_whole(path, text: str) -> Path:
 
 
 def open_regular(path) -> BinaryIO:
-    """A regular file, open for reading. OSError where there is none, or something else: nothing here waits."""
+    """A regular file, open for reading. OSError for anything else; this never blocks."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # asked first: to open a device may already do something
+        if not stat.S_ISREG(os.stat(path).st_mode):  # first: opening a device may have effects
             raise OSError(EINVAL, "it is not a regular file")
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        number = os.open(path, os.O_RDONLY | flags)
     except ValueError as error:
         raise OSError(EINVAL, "no file can have this name") from error
     file = os.fdopen(number, "rb")
@@ -53,7 +54,7 @@ def open_regular(path) -> BinaryIO:
 
 
 def read_bounded(path, most: int = MOST_BYTES) -> bytes:
-    """All bytes of a regular file that has no more than `most`; OSError where it is none or has more."""
+    """All bytes of a regular file. OSError where it has more than `most`, or is no such file."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -62,17 +63,20 @@ def read_bounded(path, most: int = MOST_BYTES) -> bytes:
 
 
 def clean_json(data: bytes, finite: bool = True) -> bytes:
-    """The same JSON in UTF-8, with a replacement character for each control character (a terminal would obey it) and each half of a
-    surrogate pair. ValueError where it is no JSON, nested too deep, or has a number that is not `finite`."""
+    """The same JSON in UTF-8, without control characters, which a terminal would obey, and lone surrogates.
+
+    ValueError where it is not JSON, is nested too deep, or has a number that is not `finite`.
+    """
     try:
         text = json.dumps(json.loads(data), ensure_ascii=False, allow_nan=not finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    return UNPRINTABLE.sub("\ufffd", ESCAPE.sub(lambda found: "\\ufffd" if found[1] else found[0], text)).encode()
+    text = ESCAPE.sub(lambda found: "\\ufffd" if found[1] else found[0], text)
+    return printable(text).encode()
 
 
 def clean_line(line: bytes) -> bytes:
-    """The same of a line of a log, at once where nothing can be in it; what a rank reports may be infinite."""
+    """`clean_json` of a line of a log, whose numbers may be infinite; fast for plain ASCII."""
     return line if line.isascii() and b"\\" not in line else clean_json(line, finite=False)
 
 
@@ -82,7 +86,7 @@ def printable(text: str) -> str:
 
 
 def complaint(error: ValueError) -> str:
-    """What is wrong with a value that was read, in a few words: pydantic's first finding and its place, without the value."""
+    """What is wrong with a value: pydantic's first finding and its place, without the value."""
     if not (found := getattr(error, "errors", None)):
         return printable(str(error))[:120]
     first: dict[str, Any] = found(include_input=False, include_context=False, include_url=False)[0]

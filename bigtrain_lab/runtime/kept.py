@@ -1,6 +1,6 @@
-"""What the small files of a run directory may hold, and how they are read: as a value of its type, or as one sentence.
+"""What the small files of a run directory may hold. Reading one returns a valid value or raises a sentence.
 
-Everything that reads a run comes through here or through log.py and results.py; behind them values are trusted.
+All reading of a run goes through here, log.py and results.py; the code behind them trusts the values.
 """
 
 import json
@@ -8,7 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
+from pydantic import (
+    BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, field_validator, model_validator,
+)
 
 from ..core import Impossible
 from ..core.files import MOST_BYTES, clean_json, complaint, read_bounded
@@ -33,7 +35,7 @@ class Host(BaseModel):
 
 
 class Settings(BaseModel):
-    """settings.json: what a run was asked for. `settings` are the experiment's, which holds them to its own fields."""
+    """settings.json: what a run was asked for. The experiment validates its own `settings`."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -95,26 +97,31 @@ class Failed(BaseModel):
     traceback: str
 
 
-SETTINGS, STATUS = TypeAdapter(Settings), TypeAdapter(Annotated[Done | Failed, Field(discriminator="state")])
+SETTINGS = TypeAdapter(Settings)
+STATUS = TypeAdapter(Annotated[Done | Failed, Field(discriminator="state")])
 
 
 def read_settings(directory: Path) -> dict:
-    """What the run was asked for; Impossible where the directory is no run's, or of another version, or its settings are damaged."""
+    """What the run was asked for. Impossible: no run directory, another version, or damaged settings."""
+    not_one = f"{directory} is not a run directory"
     try:
         data = clean_json(read_bounded(directory / "settings.json"))
         version = json.loads(data)["bigtrain-run"]
         if type(version) is not int:
             raise TypeError(version)
     except OSError as error:
-        raise Impossible(f"{directory} is not a run directory: choose one that holds a settings.json ({error.strerror}).") from error
+        why = f"choose one that holds a settings.json ({error.strerror})"
+        raise Impossible(f"{not_one}: {why}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise Impossible(f"{directory} is not a run directory: its settings.json is not a run's.") from error
+        raise Impossible(f"{not_one}: its settings.json is not a run's.") from error
     if version != FORMAT:
-        raise Impossible(f"{directory} was written by run version {str(version)[:20]}, this library reads {FORMAT}: run it again.")
+        raise Impossible(f"{directory} was written by run version {str(version)[:20]}, "
+                         f"this library reads {FORMAT}: run it again.")
     try:
         return SETTINGS.validate_json(data).model_dump(exclude_unset=True)
     except ValueError as error:
-        raise Impossible(f"The settings.json in {directory} is damaged ({complaint(error)}): run it again, or open another run.") from error
+        raise Impossible(f"The settings.json in {directory} is damaged ({complaint(error)}): "
+                         "run it again, or open another run.") from error
 
 
 def settings_json(about: dict) -> str:
@@ -125,13 +132,15 @@ def settings_json(about: dict) -> str:
             raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
         SETTINGS.validate_json(clean_json(text.encode()))
     except ValueError as error:
-        raise Impossible(f"These settings cannot be kept with a run ({complaint(error)}): choose others.") from error
+        raise Impossible(f"These settings cannot be kept with a run ({complaint(error)}): "
+                         "choose others.") from error
     return text
 
 
 def status_of(directory: Path, rank: int) -> dict:
     """What a rank said at its end; {} where it said nothing, or nothing that a rank says."""
+    path = Path(directory) / f"status-{rank}.json"
     try:
-        return STATUS.validate_json(clean_json(read_bounded(Path(directory) / f"status-{rank}.json"))).model_dump()
+        return STATUS.validate_json(clean_json(read_bounded(path))).model_dump()
     except (OSError, ValueError):
         return {}

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from bigtrain_lab import figures
+from bigtrain_lab.checks.differences import arrays_apart
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Impossible, Span, Trace
+from bigtrain_lab.core.files import read_bounded
 from bigtrain_lab.panel import history, show
 from bigtrain_lab.runtime import Run, results
 from bigtrain_lab.runtime.launch import new_directory
@@ -107,6 +109,27 @@ def test_a_result_that_no_rank_wrote_is_refused(how, tmp_path):
     RESULTS[how](tmp_path / "result-3.npz")
     with pytest.raises(Impossible, match="The result of rank 3 is (damaged|missing)"):
         results.read(tmp_path / "result-3.npz", 3)
+
+
+def test_a_result_is_of_the_size_that_it_claims(tmp_path, monkeypatch):
+    """What is claimed beyond that is not even asked for."""
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("an array was made"))
+    for how in ("373 GiB", "objects", "a zip bomb"):
+        RESULTS[how](tmp_path / "result-0.npz")
+        with pytest.raises(Impossible, match="The result of rank 0 is damaged"):
+            results.read(tmp_path / "result-0.npz", 0)
+
+
+def test_no_file_is_read_beyond_its_bound(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(11))
+    assert read_bounded(tmp_path / "file", 11) == bytes(11)
+    with pytest.raises(OSError, match="more than 10 bytes"):
+        read_bounded(tmp_path / "file", 10)
+
+
+def test_results_of_text_are_compared_too():
+    ours, theirs = ({"a": np.array([text]), "b": np.zeros(2)} for text in ("x", "y"))
+    assert arrays_apart(ours, theirs) == "1 of 2 tensors differ; a is text." and "bit for bit" in arrays_apart(ours, ours)
 
 
 def test_results_that_a_rank_wrote_are_read(tmp_path):
