@@ -186,7 +186,8 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
                       capacity_bytes=lambda: self.capacity_bytes, relief=self.relief, needed_bytes=self.needed_bytes, **options)
 
     def needed_bytes(self) -> list[int]:
-        """What each rank would hold at its peak, as predicted of the first steps: Adam's state is there after one."""
+        """What each rank would hold at its peak, as predicted of the first steps: Adam's state is
+        there after one."""
         trace = self.replace(steps=min(self.steps, 2), fault="none").predict() if "steps" in type(self).model_fields else self.predict()
         return [trace.peak_bytes(rank) for rank in range(self.ranks)]
 

@@ -1,7 +1,10 @@
-"""Whether a process computes, and what else keeps it, as the system tells: a rank that computes logs and prints nothing.
+"""Whether a process computes, and what else keeps it, as the system tells: a rank that computes
+logs and prints nothing.
 
-    computes   it used at least WORK_S of processor since it was last counted, and SHARE of the time in between
-    waits      it used less: a rank that waits for another, in a message, a collective or a meeting, was measured at 0.5 % at most
+    computes   it used at least WORK_S of processor since it was last counted, and SHARE of the time
+               in between
+    waits      it used less: a rank that waits for another, in a message, a collective or a meeting,
+               was measured at 0.5 % at most
     is kept    somebody has stopped it, or a disk does not answer
 """
 
@@ -22,7 +25,8 @@ REMEDIES = {KEPT[psutil.STATUS_STOPPED]: "Find out who stops the processes of ra
 
 
 class Pulse:
-    """A process as others see it. `beats` grows while it computes, its threads included; one that is gone does nothing."""
+    """A process as others see it. `beats` grows while it computes, its threads included; one that
+    is gone does nothing."""
 
     def __init__(self, pid: int):
         self.pid, self.beats, self._process = pid, 0, None
@@ -42,7 +46,8 @@ class Pulse:
         return KEPT.get(self._status(), "")
 
     def is_alive(self) -> bool:
-        """Whether it lives: not where it has ended and is not buried, nor where another process has its number now."""
+        """Whether it lives: not where it has ended and is not buried, nor where another process has
+        its number now."""
         return self._status() not in (None, psutil.STATUS_ZOMBIE)
 
     def kill(self) -> None:
