@@ -1,8 +1,9 @@
-"""Kills at random moments, from the first on: of a rank, of the fork server, of the launching process.
+"""Kills at random moments, from the first on: of a rank, of the fork server, of the launching
+process.
 
-A run that loses one of them must end with a sentence that names the cause, leave no process after 5 s (10 s where the
-server was still importing) and no directory that says "running". Each launcher is a session of its own: whoever is left
-in it is seen, whoever its parent is by then.
+A run that loses one of them must end with a sentence that names the cause, leave no process after
+5 s (10 s where the server was still importing) and no directory that says "running". Each launcher
+is a session of its own: whoever is left in it is seen, whoever its parent is by then.
 """
 
 import json
@@ -37,7 +38,8 @@ def endless(rank):
 
 
 def victims(kind: str, folder: str) -> None:
-    """In a launcher: lose a rank, or the server, again and again; one line of what was found each time."""
+    """In a launcher: lose a rank, or the server, again and again; one line of what was found each
+    time."""
     from multiprocessing import forkserver, resource_tracker
 
     from bigtrain_lab.runtime import launch
@@ -103,7 +105,8 @@ def session(leader: int) -> set[int]:
 
 
 def settle(leader: int, kept: set[int], limit_s: float) -> float:
-    """Seconds until nobody else of the session lives; infinite where that takes longer than the limit."""
+    """Seconds until nobody else of the session lives; infinite where that takes longer than the
+    limit."""
     began = time.monotonic()
     while session(leader) - kept:
         if time.monotonic() - began > limit_s:

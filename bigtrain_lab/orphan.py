@@ -1,6 +1,8 @@
-"""The first that the fork server imports, so that it ends with the process that started it also while it imports torch.
+"""The first that the fork server imports, so that it ends with the process that started it also
+while it imports torch.
 
-multiprocessing's server looks for its parent only once it has imported all, which takes seconds, on a busy machine many.
+multiprocessing's server looks for its parent only once it has imported all, which takes seconds, on
+a busy machine many.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""How much memory this machine still has for new processes: what the system has left, and what a container grants."""
+"""How much memory this machine still has for new processes: what the system has left, and what a
+container grants."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Bytes that new processes can take before the system, or the limit of a container, ends one."""
+    """Bytes that new processes can take before the system, or the limit of a container, ends
+    one."""
     import psutil
 
     try:
@@ -18,10 +20,11 @@ def available_bytes() -> int:
 
 
 def granted(groups: str, root: Path = CGROUPS) -> Iterator[int]:
-    """What each control group of this process, and those that it is in, still grants (cgroups(7), versions 1 and 2). Pages of files that
-    the system would give back count as free.
+    """What each control group of this process, and those that it is in, still grants (cgroups(7),
+    versions 1 and 2). Pages of files that the system would give back count as free.
 
-    groups   the lines of /proc/self/cgroup. A container may not see its own path there: then its limit is at the root.
+    groups   the lines of /proc/self/cgroup. A container may not see its own path there: then its
+             limit is at the root.
     """
     for line in groups.splitlines():
         number, _, rest = line.partition(":")

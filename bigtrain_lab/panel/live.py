@@ -13,7 +13,8 @@ BUSY = 4  # pause at least so many times as long as the reading took
 
 
 def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") -> tuple[str, float]:
-    """How far a run is, by the boxes that it has drawn of those `expected`, and what its ranks are at `now`: in words, and as a share."""
+    """How far a run is, by the boxes that it has drawn of those `expected`, and what its ranks are
+    at `now`: in words, and as a share."""
     share = min(1.0, len(trace.spans()) / max(1, expected))
     at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
     return f"running, {at}; {spent_s:.1f} s{f'; {now}' if now else ''}", share

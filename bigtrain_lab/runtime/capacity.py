@@ -1,4 +1,5 @@
-"""What a device or a machine holds is limited: the one sentence that says who ran out, of what, where, and what would help."""
+"""What a device or a machine holds is limited: the one sentence that says who ran out, of what,
+where, and what would help."""
 
 from collections.abc import Mapping, Sequence
 
@@ -50,10 +51,12 @@ def out_of_memory(capacity_bytes: int, held: Mapping[str, int], *, rank: int | N
 
 
 def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], devices: Sequence[str], relief: str = "") -> None:
-    """Impossible where the ranks of this machine would hold more bytes of its memory than it has available.
+    """Impossible where the ranks of this machine would hold more bytes of its memory than it has
+    available.
 
     needed    each rank's peak, as predicted
-    hosts     the machines of the run, this one first, with their "ranks"; none: all ranks are here. The memory of others is not seen from here
+    hosts     the machines of the run, this one first, with their "ranks"; none: all ranks are here.
+              The memory of others is not seen from here
     devices   each rank's: what is on a GPU takes none of the machine's memory
     """
     ours = [rank for rank in (hosts[0]["ranks"] if hosts else range(len(needed))) if devices[rank] == "cpu"]

@@ -60,7 +60,8 @@ def line_of(directory: Path, rank: int) -> str:
 
 
 def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str] = NOBODY) -> list[RankState]:
-    """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as for a hang."""
+    """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
+    for a hang."""
     stuck, culprit = knot(doings), culprit_of(directory, exits)
     found = []
     for doing in doings:
@@ -86,8 +87,9 @@ def _signal(code: int) -> str:
 
 
 def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int, str] = NOBODY) -> str:
-    """The sentences of a run in which nobody works any more; stacks were asked for before. Guilty is who is kept from working; else
-    who waits for nobody; else who could go on, since what it waits for was sent.
+    """The sentences of a run in which nobody works any more; stacks were asked for before. Guilty
+    is who is kept from working; else who waits for nobody; else who could go on, since what it
+    waits for was sent.
 
     kept   rank -> what keeps its process, in words (pulse.py)
     """

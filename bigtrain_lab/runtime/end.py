@@ -101,7 +101,8 @@ class End(NamedTuple):
         return self
 
     def _note_in_reserve(self, own: Path) -> None:
-        """Write over the bytes that were reserved, which takes no new ones, and give them this name."""
+        """Write over the bytes that were reserved, which takes no new ones, and give them this
+        name."""
         data = json.dumps(self.told()).encode()
         if len(data) > RESERVE_BYTES:
             short = self.diagnosis.encode("ascii", "replace")[:RESERVE_BYTES // 2].decode() if self.diagnosis else None

@@ -34,7 +34,8 @@ def drop() -> None:
 
 
 def enter(index: int, root: str, current: bool, payload: str) -> None:
-    """The target of a rank's process: the file `payload` has a pickled (job, program in bytes), read once the modules are right."""
+    """The target of a rank's process: the file `payload` has a pickled (job, program in bytes),
+    read once the modules are right."""
     try:
         asked = Path(payload).read_bytes()
     except FileNotFoundError:  # the run was ended before this rank began

@@ -50,8 +50,10 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     cost       prices the modelled clock; without it, or with clock=False, only wall times are recorded
     watts      of one device, for the energy
     directory  where the run is kept; must not exist or be empty (default: runs/<time>-<name>-<id>, here)
-    record     False: no log, no clocks, no stall limit but for a rank that somebody stops; plain groups, for benchmarks
-    stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long (progress.py)
+    record     False: no log, no clocks, no stall limit but for a rank that somebody stops; plain
+               groups, for benchmarks
+    stall_s    a run is ended as hanging once no rank has logged, printed or computed for so long
+               (progress.py)
     jitter_s   each operation first sleeps a random time up to this
     threads    a rank computes with so many in every launcher: with another number, sums are rounded otherwise
     device     "cpu"; "auto" takes GPUs where they are, "cuda" insists on them (devices.py; no GPU was there to test it on)
@@ -60,7 +62,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     fault      what goes wrong on purpose, and where (faults.py)
     capacity_bytes  what each rank's device holds: a rank whose meter counts more fails (capacity.py); None: what the cost says
     relief     what would need less memory, a sentence; such a failure ends with it
-    needed_bytes  the predicted peak of each rank: no rank is started where those of this machine need more than it has available
+    needed_bytes  the predicted peak of each rank: no rank is started where those of this machine
+                  need more than it has available
     ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is

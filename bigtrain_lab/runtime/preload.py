@@ -1,4 +1,5 @@
-"""The last that the fork server imports, and nobody else: what every rank will need of this library.
+"""The last that the fork server imports, and nobody else: what every rank will need of this
+library.
 
 The server must outlive a file that does not import, such as an experiment in the middle of an edit: it then drops
 everything, and the rank that imports that file tells its error.

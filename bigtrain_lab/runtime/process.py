@@ -87,7 +87,8 @@ def main(index: int, job: Job, program: bytes) -> None:
 
 
 def end_with_launcher(store: str) -> None:
-    """Wait in a thread until the launching process is gone, whatever ended it, or wants this rank no more, and end with it."""
+    """Wait in a thread until the launching process is gone, whatever ended it, or wants this rank
+    no more, and end with it."""
     wait([multiprocessing.parent_process().sentinel])
     shutil.rmtree(Path(store).parent, ignore_errors=True)
     temporary.remove_abandoned(Path(store).parents[1])

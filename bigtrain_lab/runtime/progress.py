@@ -1,8 +1,11 @@
 """Whether a run goes on, by what its ranks log, print and compute: one rule for whoever watches it.
 
-    works       a log or an output has grown since the last look, or a rank has used its processor (pulse.py)
-    deadlock    nothing was written, and twice the logs say the same knot of waits (waits.py): certain, without a time limit
-    hangs       nobody has logged, printed or computed for the stall limit; where a process is stopped, for STOPPED_S
+    works       a log or an output has grown since the last look, or a rank has used its processor
+                (pulse.py)
+    deadlock    nothing was written, and twice the logs say the same knot of waits (waits.py):
+                certain, without a time limit
+    hangs       nobody has logged, printed or computed for the stall limit; where a process is
+                stopped, for STOPPED_S
 """
 
 import os
@@ -23,7 +26,8 @@ class Progress:
     """Follows the ranks' logs in the job's directory, and their processes.
 
     stall_s   the stall limit
-    signs     its value changes when a rank has printed or computed, where that is seen neither in the directory nor by `pulses`
+    signs     its value changes when a rank has printed or computed, where that is seen neither in
+              the directory nor by `pulses`
     pulses    rank -> its process, of those that can be seen from here; more may come
     """
 
@@ -46,7 +50,8 @@ class Progress:
         return self._doings
 
     def kept(self) -> dict[int, str]:
-        """What keeps a process from going on, by rank: those that are stopped, or wait for a disk."""
+        """What keeps a process from going on, by rank: those that are stopped, or wait for a
+        disk."""
         return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
@@ -81,7 +86,8 @@ class Progress:
         self._counted, self.now = at, self._in_words(at)
 
     def _in_words(self, at: float) -> str:
-        """Who computes, for how long, and in what: of ranks that have logged nothing for a while."""
+        """Who computes, for how long, and in what: of ranks that have logged nothing for a
+        while."""
         busy = {}  # rank -> since when
         for doing, (_, since) in zip(self.doings(), self._logged):
             beats, beaten = self._computed.get(doing.rank, (0, 0.0))

@@ -1,7 +1,9 @@
-"""Whether a process computes, and what else keeps it, as the system tells: a rank that computes logs and prints nothing.
+"""Whether a process computes, and what else keeps it, as the system tells: a rank that computes
+logs and prints nothing.
 
     computes   it used at least WORK_S of processor within WITHIN_S
-    waits      it used less: a rank that waits for another, in a message, a collective or a meeting, was measured at 0.5 % at most
+    waits      it used less: a rank that waits for another, in a message, a collective or a meeting,
+               was measured at 0.5 % at most
     is kept    somebody has stopped it, or a disk does not answer
 """
 
@@ -54,7 +56,8 @@ class Pulse:
         return KEPT.get(self._status(), "")
 
     def is_alive(self) -> bool:
-        """Whether it lives: not where it has ended and is not buried, nor where another process has its number now."""
+        """Whether it lives: not where it has ended and is not buried, nor where another process has
+        its number now."""
         return self._status() not in (None, psutil.STATUS_ZOMBIE)
 
     def kill(self) -> None:

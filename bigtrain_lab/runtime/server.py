@@ -1,7 +1,8 @@
 """The server that ranks are forked from: it has torch loaded, so a rank costs milliseconds and not seconds.
 
-It is multiprocessing's fork server, with a few things seen to: it survives Ctrl-C, runs no script again, is reached by a
-socket in a directory of this process (temporary.py), and may end at any moment. On Windows each rank is a fresh interpreter.
+It is multiprocessing's fork server, with a few things seen to: it survives Ctrl-C, runs no script
+again, is reached by a socket in a directory of this process (temporary.py), and may end at any
+moment. On Windows each rank is a fresh interpreter.
 """
 
 import errno
@@ -64,9 +65,11 @@ def forget(server) -> None:
 
 
 def start(ranks: int, payload: str, unwanted: int) -> Iterator:
-    """The ranks' processes, each as soon as it is there. `payload`: the file that each reads what it is to do from (fresh.py).
+    """The ranks' processes, each as soon as it is there. `payload`: the file that each reads what
+    it is to do from (fresh.py).
 
-    Ends early once the descriptor `unwanted` can be read. CannotStart where a process cannot be started.
+    Ends early once the descriptor `unwanted` can be read. CannotStart where a process cannot be
+    started.
     """
     warm()
     context = _context()
@@ -93,8 +96,9 @@ def start(ranks: int, payload: str, unwanted: int) -> Iterator:
 
 
 class Forked:
-    """A process that the fork server makes, as multiprocessing's own handle of it, but for what a server that ends or stops
-    meanwhile leaves behind: nothing. `sentinel` can be read once the process has ended; `pid` is None where it was not wanted any more."""
+    """A process that the fork server makes, as multiprocessing's own handle of it, but for what a
+    server that ends or stops meanwhile leaves behind: nothing. `sentinel` can be read once the
+    process has ended; `pid` is None where it was not wanted any more."""
 
     def __init__(self, process, unwanted: int):
         from multiprocessing import forkserver  # not on Windows
@@ -114,7 +118,8 @@ class Forked:
             self.close()
 
     def _has_forked(self, unwanted: int) -> bool:
-        """Wait until the server answers, or has ended; False where the process is not wanted any more. CannotStart where it is stopped."""
+        """Wait until the server answers, or has ended; False where the process is not wanted any
+        more. CannotStart where it is stopped."""
         from multiprocessing import forkserver
 
         with selectors.DefaultSelector() as ready:
@@ -142,8 +147,9 @@ class Forked:
 
 
 def in_bytes(process) -> bytes:
-    """What the server's copy reads: how to prepare itself, but for the script that runs here, and the process that it becomes."""
-    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # which multiprocessing asks for, and IPython's %reset takes away
+    """What the server's copy reads: how to prepare itself, but for the script that runs here, and
+    the process that it becomes."""
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # IPython's %reset takes it away, and multiprocessing asks for it
     prepared = {name: value for name, value in spawn.get_preparation_data(process.name).items()
                 if not name.startswith("init_main")}
     set_spawning_popen(process)  # as multiprocessing does: a process carries a key that must not be pickled for anything else

@@ -1,11 +1,13 @@
-"""The temporary directory of this process: sockets, programs on their way, and the files in which ranks meet.
+"""The temporary directory of this process: sockets, programs on their way, and the files in which
+ranks meet.
 
-    <TMPDIR>/bigtrain-<random>/owner           locked by the process while it lives (flock(2)), whatever ends it
+    <TMPDIR>/bigtrain-<random>/owner           locked by the process while it lives (flock(2)),
+                                               whatever ends it
                                listener-*      the socket of the fork server
                                run-<random>    of one run; removed at its end
 
-A process that was killed removes nothing: whoever comes next does, where the owner's lock is free. A directory of another
-user, without an owner's file, or behind a symbolic link is left alone.
+A process that was killed removes nothing: whoever comes next does, where the owner's lock is free.
+A directory of another user, without an owner's file, or behind a symbolic link is left alone.
 """
 
 import multiprocessing
@@ -30,14 +32,16 @@ SHORT = ("/tmp", "/var/tmp")  # where sockets may be instead
 
 
 def own() -> Path:
-    """The directory of this process, for this user alone; made at the first call, and removed when the process ends.
+    """The directory of this process, for this user alone; made at the first call, and removed when
+    the process ends.
     Impossible where there is no room for it."""
     return _own(os.getpid())
 
 
 @lru_cache(maxsize=1)
 def _own(pid: int) -> Path:
-    """Each process makes its own: a copy that was forked must not remove that of the process that it is a copy of."""
+    """Each process makes its own: a copy that was forked must not remove that of the process that
+    it is a copy of."""
     from multiprocessing import util
 
     base = _base()
@@ -57,7 +61,8 @@ def _own(pid: int) -> Path:
 
 
 def _base() -> str:
-    """Where temporary files are kept, or another place where that has too long a name for a socket."""
+    """Where temporary files are kept, or another place where that has too long a name for a
+    socket."""
     usual = tempfile.gettempdir()
     if len(os.fsencode(usual)) + len(f"/{PREFIX}12345678/listener-12345678") <= LONGEST_SOCKET:
         return usual

@@ -1,7 +1,9 @@
-"""The watch over a run's processes: a thread in the launching process that starts them and sees ends, stalls and deadlocks.
+"""The watch over a run's processes: a thread in the launching process that starts them and sees
+ends, stalls and deadlocks.
 
-It ends ranks by their own process only, and says at the end what happened. Nothing here waits for a rank's goodwill. All that
-may go wrong from the first rank's start on ends in this thread, in a note of the run's end, and with no process left.
+It ends ranks by their own process only, and says at the end what happened. Nothing here waits for a
+rank's goodwill. All that may go wrong from the first rank's start on ends in this thread, in a note
+of the run's end, and with no process left.
 """
 
 import os
@@ -28,7 +30,8 @@ KILLED_S = 10.0  # a killed process ends, unless a disk keeps it
 
 
 class Watch:
-    """Starts the ranks and watches until all have ended, then sets `finished`; `end` is the run's."""
+    """Starts the ranks and watches until all have ended, then sets `finished`; `end` is the
+    run's."""
 
     def __init__(self, job, travelling: bytes, stall_s: float):
         self.end, self.finished = End("running"), threading.Event()
@@ -44,7 +47,8 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="bigtrain_lab watch")
 
     def start(self) -> None:
-        """Start the ranks, in the thread. Impossible, and the run has failed, where there can be no such thread."""
+        """Start the ranks, in the thread. Impossible, and the run has failed, where there can be no
+        such thread."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -134,7 +138,8 @@ class Watch:
                 self._exits[rank] = Exit(self._processes[rank].exitcode, time.monotonic_ns() - self._job.zero_ns)
 
     def _ask_for_stacks(self) -> None:
-        """Let each rank that is left write where it is, and wait until it has, or has ended. One that is kept from it is not asked."""
+        """Let each rank that is left write where it is, and wait until it has, or has ended. One
+        that is kept from it is not asked."""
         asked = {}
         for rank, process in enumerate(self._processes):
             if rank not in self._exits and hasattr(signal, "SIGUSR1") and not self._pulses[rank].kept():
