@@ -194,7 +194,7 @@ def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
 SOUND = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "", "cycle": False}
 
 
-@pytest.mark.parametrize("damage", [{"rank": "0"}, {"what": 3}, {"on": ["1"]}, {"on": [7]}, {"line": None}, {"cycle": 2}, {"state": []}, {"more": 1}])
+@pytest.mark.parametrize("damage", [{"rank": "0"}, {"rank": 2}, {"what": 3}, {"on": ["1"]}, {"on": [7]}, {"line": None}, {"cycle": 2}, {"state": []}, {"more": 1}])
 def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
     other = {**SOUND, "rank": 1, "on": []}
     for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
