@@ -200,7 +200,7 @@ def written(tmp_path, logs) -> list[Doing]:
 SOUND = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "", "cycle": False}
 
 
-@pytest.mark.parametrize("damage", [{"rank": "0"}, {"what": 3}, {"on": ["1"]}, {"on": [7]}, {"line": None}, {"cycle": 2}, {"state": []}, {"more": 1}])
+@pytest.mark.parametrize("damage", [{"rank": "0"}, {"rank": 2}, {"what": 3}, {"on": ["1"]}, {"on": [7]}, {"line": None}, {"cycle": 2}, {"state": []}, {"more": 1}])
 def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
     other = {**SOUND, "rank": 1, "on": []}
     for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
