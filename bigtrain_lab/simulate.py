@@ -9,7 +9,7 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 from collections import defaultdict, deque
 
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
-from .plan import Compute, Plan, Recv, Send, Wait, collector_paused, lower
+from .plan import Compute, Recv, Send, Wait, collector_paused, lower
 from .schedule import Schedule, kind_of, name_of
 
 

@@ -13,7 +13,6 @@ from .. import report
 from ..checks import differences
 from ..core import Impossible, Trace
 from ..experiments.experiment import asked, order_of
-from ..runtime import Run
 from ..words import counted
 from .reopen import Reopened, reopen
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .events import Memory, Span
+from .events import Memory
 from .trace import Trace
 
 

@@ -4,7 +4,6 @@ from math import log10
 
 import plotly.graph_objects as go
 
-from . import palette
 from .budgets import LINE, POINT
 from .timeline import look
 

@@ -72,7 +72,7 @@ class Attention(nn.Module):
 
     def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
         """What grows with the square of the sequence, apart: much to keep for the backward, little to compute again."""
-        (B, H, S, K), device = q_BHSK.shape, q_BHSK.device
+        (B, _, S, K), device = q_BHSK.shape, q_BHSK.device
         scores_BHST = q_BHSK @ k_BHTK.transpose(-2, -1) / math.sqrt(K)
         if keep_BT is None:
             unseen = torch.full((S, S), -math.inf, dtype=scores_BHST.dtype, device=device).triu(1)

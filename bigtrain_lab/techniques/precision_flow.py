@@ -7,7 +7,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 

@@ -10,12 +10,10 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import yaml

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, matmul_flops, matmuls,
+from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, boundary_bytes, cross_entropy, matmul_flops, matmuls,
                                  moved_bytes, parameter_bytes, parameter_shapes, parameters, saved_bytes)
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 

@@ -10,7 +10,7 @@ import torch
 from bigtrain_lab import report
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Histogram, Impossible, Scalar
-from bigtrain_lab.experiments.precision import READ, Precision
+from bigtrain_lab.experiments.precision import Precision
 from bigtrain_lab.figures import figure
 from bigtrain_lab.formats import Exponents
 from bigtrain_lab.models import encoder_parameters

@@ -16,7 +16,7 @@ from bigtrain_lab.runtime.end import End
 from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.runtime.pulse import STOPPED
 from bigtrain_lab.schedule import Action
-from tests.unit.ranks import after, fails, last_mark, step, until, warm_up
+from tests.unit.ranks import after, fails, step, until, warm_up
 
 HERE, DISK = __file__, "in uninterruptible sleep (disk)"
 pytestmark = pytest.mark.usefixtures("server")
