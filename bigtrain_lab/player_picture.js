@@ -2,7 +2,6 @@
  *
  * The picture is painted once into a hidden layer, and again only when trace, zoom, size or theme change; a frame copies
  * that layer, veils what has not happened yet and draws the playhead, so its price does not grow with the boxes.
- * Above 300 lines because a widget is one module and can load no other.
  */
 
 // ---- scene -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 A byte-level GPT learns real text from sequences of unequal length, in micro-batches whose gradients are added before each
 update. All are padded to one length, so that micro-batches cost the same, and differ in how many of their tokens count.
 `compare` also takes each window as one large batch, beside the run, and logs how far each rule's gradient is from that.
-Above 60 lines, since it prices a model, runs it, and compares two rules with the large batch.
 """
 
 import math

@@ -2,7 +2,6 @@
 
 A chain of layers is trained by a recompute plan: every advance, recorded pass and backward is an action of its own, so the player
 shows what is kept and what runs again. The plan sees the layers' weights from shapes alone; the run measures them.
-Above 60 lines, since two models are priced, run and compared under every plan.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
 """Where did the memory go? One device trains a GPT; every storage of every step is predicted from shapes, then followed.
 
 The prediction is models/peak.py: births and deaths operator by operator, so it knows the peak inside an action and what it is made of.
-Above 60 lines, since a real model has many settings.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 The pipeline lab's model, with an output layer that weighs as much as some blocks: equal layers leave the last stage too much.
 On the unit profile a slot is the forward of a perfect share, 1/p of the model's multiplications, and a stage costs its own.
-Above 60 lines, since it compares several cuts, over a counted or a measured profile.
 """
 
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """Which pipeline schedule wastes the least time, and what does it pay in memory?
 
 A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your choice.
-Above 60 lines, since a real model has many settings, and each must be priced as well as run.
 """
 
 from fractions import Fraction

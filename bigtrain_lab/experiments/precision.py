@@ -1,7 +1,7 @@
 """Just call .half()? What each level of mixed precision costs, saves and breaks.
 
-A BERT-style encoder learns which of 21 relations a sentence states between two marked names (data/relations.py). Above 60 lines,
-since each level's memory, time and state are predicted, and a run looks at its own gradients.
+A BERT-style encoder learns which of 21 relations a sentence states between two marked names (data/relations.py).
+Each level's memory, time and state are predicted, and a run looks at its own gradients.
 
 The modelled clock charges products at the device's rate for the level's format, and every other operator at memory speed with
 its values in that format, as if casts were part of the kernels beside them; an update moves masters, gradients and moments. A

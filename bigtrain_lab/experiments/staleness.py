@@ -4,7 +4,6 @@ Stages of small tanh layers learn a fixed random network, each micro-batch an up
 the versions their schedule gives them. A delay of tau updates is stable on a quadratic of curvature lambda only for
     lr * lambda < 2 sin(pi / (2 (2 tau + 1))):     2, 1, 0.618, 0.445 for tau = 0, 1, 2, 3.
 Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is that of w(t+1) = w(t) - lr lambda w(t-tau).
-Above 60 lines, since it brings a model, a teacher and the measure of delay of its own.
 """
 
 from fractions import Fraction

@@ -24,6 +24,8 @@ from .message import HEADER, Shape, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
 
+CALL_BYTES = 256  # of the words for a collective
+
 
 class RecordingGroup(Group):
     """`members[i]` is the job's rank of the group's rank i; its messages belong to `lane`."""
@@ -127,11 +129,17 @@ class RecordingGroup(Group):
         latest = torch.tensor([start, call, -call])
         dist.all_reduce(latest, dist.ReduceOp.MAX, group=self._pg)
         if int(latest[1]) != -int(latest[2]):
-            calls = [None] * self.size
-            dist.all_gather_object(calls, self._call, group=self._pg)
+            calls = self._calls()
             told = "; ".join(f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}" for one in dict.fromkeys(calls))
             raise Impossible(f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order.")
         return int(latest[0])
+
+    def _calls(self) -> list[str]:
+        """What each rank calls, as text: nothing that came from another rank is unpickled."""
+        own = torch.frombuffer(bytearray(self._call.encode()[:CALL_BYTES].ljust(CALL_BYTES)), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self._pg)
+        return [bytes(each.numpy()).decode(errors="replace").rstrip() for each in found]
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

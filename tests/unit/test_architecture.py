@@ -1,7 +1,6 @@
-"""The structure is a rule: imports point one way, heavy libraries stay where they belong, files stay short."""
+"""The structure is a rule: imports point one way, heavy libraries stay where they belong, files begin with their idea."""
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +18,6 @@ MAY_IMPORT = {
     "ipywidgets": {"panel"},
     "anywidget": {"player"},
 }
-LIMITS = {"schedules": 60, "recomputes": 60, "collectives": 60, "experiments": 60, "techniques": 200}  # a member of a family: 60
-FRAMES = {"experiments/experiment.py", "experiments/pipelined.py", "experiments/one_device.py", "experiments/on_hardware.py"}  # what members are made from: a file as any other
-ANY = 300
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
 SCRIPTS = sorted(p for ending in ("js", "css") for p in PACKAGE.rglob(f"*.{ending}"))
 
@@ -67,22 +63,11 @@ def test_heavy_libraries_stay_where_they_belong():
         assert users and users <= allowed, library
 
 
-def too_long(lines: int, limit: int, header: str) -> bool:
-    """Whether a file is longer than its limit and its header does not say "Above <limit> lines, since ..."."""
-    return lines > limit and not re.search(rf"[Aa]bove {limit} lines,? (since|because) \w+", " ".join(header.replace("*", " ").split()))
-
-
-def test_files_stay_short_and_begin_with_their_idea():
-    wrong = []
+def test_files_begin_with_their_idea():
     for path in FILES + SCRIPTS:
-        inside, text = path.relative_to(PACKAGE), path.read_text(encoding="utf-8")
-        limit, lines = ANY if str(inside) in FRAMES else LIMITS.get(part_of(path), ANY), text.count("\n")
-        header = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else text.partition("*/")[0] if text.startswith("/*") else ""
-        if too_long(lines, limit, header):
-            wrong.append(f'{inside} has {lines} lines, and its header does not say "Above {limit} lines, since ..."')
-        if lines and not header:
-            wrong.append(f"{inside} does not begin with its idea")
-    assert wrong == []
+        text = path.read_text(encoding="utf-8")
+        header = ast.get_docstring(ast.parse(text)) if path.suffix == ".py" else text.startswith("/*")
+        assert header or not text, f"{path.relative_to(PACKAGE)} does not begin with its idea"
 
 
 def test_text_is_read_and_written_as_utf_8():
@@ -95,13 +80,6 @@ def test_text_is_read_and_written_as_utf_8():
                 assert "encoding" in {word.arg for word in call.keywords}, f"{path.relative_to(PACKAGE)}, line {call.lineno}: name the encoding"
 
 
-def test_a_long_file_needs_a_reason_of_its_own():
-    assert not too_long(60, 60, "") and too_long(61, 60, "The idea, in a few lines.")
-    assert too_long(61, 60, "Above 300 lines, since it is long.")
-    assert not too_long(61, 60, "The idea.\nAbove 60 lines, since a model\nis described.")
-
-
-@pytest.mark.slow
 def test_ranks_never_import_what_only_a_notebook_needs():
     """A rank unpickles its experiment: that must not pull in plotly or widgets."""
     import subprocess
