@@ -1,8 +1,7 @@
-"""The first that the fork server imports, so that it ends with the process that started it also
-while it imports torch.
+"""Ends the fork server when its parent ends, also while it imports torch. Only the server imports this.
 
-multiprocessing's server looks for its parent only once it has imported all, which takes seconds, on
-a busy machine many.
+The import arms a timer: multiprocessing's server looks for its parent only once it has imported all,
+which takes seconds, on a busy machine many.
 """
 
 import os

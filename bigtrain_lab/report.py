@@ -253,7 +253,7 @@ def strip(trace: Trace, columns: int) -> Strip:
     ends = [end - begin for end in (*trace.step_ends[:-1], last)]
     small = sorted(s.end - s.start for s in spans)[len(spans) // 4]  # not the smallest: an update may last next to nothing
     steps = max([1, *(number for number, end in enumerate(ends, 1) if 2 * end <= columns * small)])
-    length = ends[steps - 1]
+    length = ends[steps - 1] if ends[steps - 1] > 0 else last - begin  # of a damaged trace a step may end before it begins
     scale = columns / length
     if trace.unit == "slot" and scale * trace.ticks_per_unit >= 1:
         scale = int(scale * trace.ticks_per_unit) / trace.ticks_per_unit  # whole columns a slot: equal boxes look equal

@@ -62,7 +62,8 @@ def run(*words: Words) -> int:
     except BaseException as error:
         reason = str(error) if isinstance(error, CycloptsError) else board.reason_of(error)
         with suppress(RuntimeError):  # the store has gone
-            if run.refuse(reason)["reason"] == reason and not speaks:
+            heard = run.refuse(reason)["reason"] == reason
+            if heard and not speaks and isinstance(error, (Impossible, CycloptsError)):
                 return 2  # the first rank of this machine says so
         raise
 

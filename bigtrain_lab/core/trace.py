@@ -131,7 +131,10 @@ class Trace:
                         ends[int(micro_batch)].append(span.end)
         stages = max(map(len, ends.values()), default=0)
         whole = [max(ends[n]) for n in sorted(ends) if len(ends[n]) == stages]
-        if each := len(whole) // self.steps:  # several updates a step, where none waits for the batch
+        each = len(whole) // self.steps  # several updates a step, where none waits for the batch
+        if self.settings.get("unfinished") and isinstance(size := self.settings.get("micro_batches"), int):
+            each = min(each, sum(n < size and len(ends[n]) == stages for n in ends))  # the rest are of a step that broke off
+        if each:
             return tuple(max(whole[:each * (step + 1)]) for step in range(self.steps))
         begin, length = self._begin(), self._makespan_ticks()
         return tuple(begin + length * (step + 1) // self.steps for step in range(self.steps))

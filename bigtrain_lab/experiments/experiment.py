@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..core import Cost, Family, Impossible, Knob, Trace, knob
+from ..core.peak import readings
 from ..explain import does_not_fit
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, SLOWER, Fault
@@ -104,8 +105,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return restored
 
     def vouched(self, trace: Trace) -> Trace:
-        """A kept trace with this experiment's own facts: they follow from the settings and from what prices these, so none is
-        believed but the name of its order, which is only ever compared."""
+        """The trace with facts computed here. A stranger's facts are dropped; only the name of its order is kept, for comparison."""
         order = order_of(trace.settings)
         facts = {**self.facts, **({"order": order} if order else {})}
         others = {name: value for name, value in trace.settings.items() if name != "facts"}
@@ -125,7 +125,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def order_digest(self) -> str:
         """A name of that order, the same in every process: a class that was typed again keeps its own name."""
         planned = self.planned()
-        return "" if planned is None else sha256(json.dumps(planned).encode()).hexdigest()[:16]
+        return "" if planned is None else sha256(json.dumps(planned, default=int).encode()).hexdigest()[:16]
 
     @property
     def told(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         if "steps" in type(self).model_fields:
             asked = asked.replace(steps=min(self.steps, 2))
         trace = asked.predict()
-        return [trace.peak_bytes(rank) for rank in range(self.ranks)]
+        return [max((read.bytes for read in readings(trace, rank)), default=0) for rank in range(self.ranks)]
 
 
 def order_of(told: dict[str, Any]) -> str:

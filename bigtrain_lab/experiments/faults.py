@@ -17,8 +17,8 @@ SYMPTOMS = {
              "a moment later and raise too: of many tracebacks, the earliest counts.",
     "exit": "A process that left without a word: no traceback anywhere. Its exit code and the last line of its log are all there is.",
     "kill": "A process that was killed: no traceback, and exit code -9. On a cluster, ask the system's log: memory ran out, most often.",
-    "hang": "No end and no error: one rank works on for ever and all others wait for it. Only a time limit sees it, and a dump of "
-            "each rank's stack finds the one that waits for nobody.",
+    "hang": "No end and no error: one rank stands still in an action and all others wait for it. Only a time limit sees it, and a "
+            "dump of each rank's stack finds the one that waits for nobody.",
     "deadlock": "No end and no error, and no rank works: each waits for another. Who waits for whom has a cycle, and the cycle is the bug.",
     "straggler": "No error at all: each step takes longer. The rank that is busy while all others wait more than before is the slow one.",
     "nan": "No error, and no time lost: the loss is not a number, and in a step or two no weight is one. The first rank that sent such "

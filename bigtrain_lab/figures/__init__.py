@@ -4,7 +4,9 @@ They draw what a Trace answers and compute nothing themselves; experiments name 
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import wraps
 from html import escape
 from importlib import import_module
 from pkgutil import iter_modules
@@ -12,20 +14,6 @@ from pkgutil import iter_modules
 from ..core import Impossible, Trace
 
 MARKUP = re.compile("[<>&]")
-
-FIGURES = {}
-for _module in iter_modules(__path__):
-    _draw = getattr(import_module(f"{__name__}.{_module.name}"), _module.name, None)
-    if callable(_draw):
-        FIGURES[_module.name] = globals()[_module.name] = _draw
-
-
-def figure(name: str, trace):
-    """The figure of this name of a trace (of several, for `compare`)."""
-    if name not in FIGURES:
-        raise Impossible(f"There is no figure called {name!r}: choose one of {', '.join(FIGURES)}.")
-    return FIGURES[name]([*map(literal, trace)] if isinstance(trace, (list, tuple)) else literal(trace))
-
 
 def literal(value):
     """The same trace, event or setting with each text as plotly shows it: plotly reads tags and entities."""
@@ -43,3 +31,26 @@ def literal(value):
         case tuple():
             return value._make(map(literal, value)) if hasattr(value, "_make") else tuple(map(literal, value))
     return value
+
+
+def literally(draw):
+    """The same figure, of traces whose texts are shown as they are."""
+    @wraps(draw)
+    def drawn(given, *args, **options):
+        traces = isinstance(given, (list, tuple)) and not hasattr(given, "_make") or isinstance(given, Iterator)
+        return draw([*map(literal, given)] if traces else literal(given), *args, **options)
+    return drawn
+
+
+FIGURES = {}
+for _module in iter_modules(__path__):
+    _draw = getattr(import_module(f"{__name__}.{_module.name}"), _module.name, None)
+    if callable(_draw):
+        FIGURES[_module.name] = globals()[_module.name] = literally(_draw)
+
+
+def figure(name: str, trace):
+    """The figure of this name of a trace (of several, for `compare`)."""
+    if name not in FIGURES:
+        raise Impossible(f"There is no figure called {name!r}: choose one of {', '.join(FIGURES)}.")
+    return FIGURES[name](trace)

@@ -6,6 +6,7 @@ one message to the player and one to the table. What is shown can be pinned besi
 
 import threading
 import time
+from contextlib import suppress
 
 import ipywidgets as widgets
 
@@ -42,7 +43,8 @@ class Panel(widgets.VBox):
         self._refusal, self._failure, self._failed, self._offer = "", "", None, {}  # why settings cannot be, why the run failed, the mend
         super().__init__(self._build(first))
         self.add_class("btl-panel")
-        runtime.warm()
+        with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
+            runtime.warm()
         self.settings.predict()
         follow_cells(self)
 

@@ -7,7 +7,6 @@ the guilty rank is the one that is not waiting. A deadlock (waits.py) is certain
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from . import frames
@@ -16,8 +15,6 @@ from .end import FAILED, UNWRITABLE
 from .kept import status_of
 from .pulse import REMEDIES
 from .waits import Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
-
-NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 class Exit(NamedTuple):
@@ -59,7 +56,7 @@ def line_of(directory: Path, rank: int) -> str:
     return str(place) if place else ""
 
 
-def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str] = NOBODY) -> list[RankState]:
+def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str]) -> list[RankState]:
     """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
     for a hang."""
     stuck, culprit = knot(doings), culprit_of(directory, exits)
@@ -86,7 +83,7 @@ def _signal(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int, str] = NOBODY) -> str:
+def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int, str]) -> str:
     """The sentences of a run in which nobody works any more; stacks were asked for before. Guilty
     is who is kept from working; else who waits for nobody; else who could go on, since what it
     waits for was sent.
@@ -103,7 +100,7 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
             lines.append(f"Rank {d.rank} is {how}: no progress for {stall_s:g} s ({d}). {REMEDIES[how]}")
             continue
         place = line_of(directory, d.rank)
-        ready = "" if d in works or waited_for(doings, d) else "; all that it waits for was sent"
+        ready = "; all that it waits for was sent" if d.last == "wait" and not waited_for(doings, d) else ""
         lines.append(f"Rank {d.rank} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({d}{ready}).")
     return "\n".join([*lines, _rest(doings, {d.rank for d in guilty})]).strip()
 
@@ -114,6 +111,11 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
     if culprit is None:
         return f"The run ended before its ranks were done. {_rest(doings, set())}".rstrip()
     return "\n".join(filter(None, [_reason(directory, doings, culprit, exits.get(culprit)), _rest(doings, {culprit})]))
+
+
+def failed(directory: Path, ranks: int) -> dict[int, Exit]:
+    """The ranks that have said that they failed; their processes may end later."""
+    return {rank: Exit(FAILED, 0) for rank in range(ranks) if status_of(directory, rank).get("state") == "failed"}
 
 
 def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:

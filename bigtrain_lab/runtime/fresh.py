@@ -41,8 +41,7 @@ def enter(index: int, root: str, current: bool, payload: str) -> None:
     except FileNotFoundError:  # the run was ended before this rank began
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
-    if hasattr(signal, "pthread_sigmask"):  # which the server holds back
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which the server holds back
     if not current or root != ROOT:
         drop()
     process = import_module(f"{PACKAGE}.runtime.process")

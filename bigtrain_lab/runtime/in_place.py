@@ -19,10 +19,11 @@ import torch.distributed as dist
 from .board import run_of
 from .border import Place
 from .end import INTERRUPTED
+from .kept import read_settings
 from .log import LogUnwritable
 from .lookout import Lookout
 from .process import work
-from .run import RankFailed, Run, read_settings
+from .run import RankFailed, Run
 from .team import Team
 
 

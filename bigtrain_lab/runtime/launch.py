@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 import cloudpickle
@@ -70,7 +71,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     done. Each rank runs its own program, whose code must be the same on all. Cost, facts and directory
     are rank 0's, and travel as values. `cost`, `facts`, `watts`, `capacity_bytes` and `needed_bytes`
     may be functions: of all ranks of torchrun, only rank 0 calls them.
-    Impossible where the arguments cannot be, the program cannot travel, or the directory cannot be written.
+    Impossible where the arguments cannot be, the directory cannot be written, or, without torchrun, the
+    program cannot travel.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
         raise Impossible(f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}.")
@@ -81,8 +83,9 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     mesh = mesh or Mesh(world=ranks)
     if mesh.size != ranks:
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
-    if not stall_s > 0 or not jitter_s >= 0:
-        raise Impossible(f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: times must not be negative, and a stall takes some.")
+    if not 0 < stall_s < inf or not 0 <= jitter_s < inf:
+        raise Impossible(f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a jitter of 0 or more, "
+                         "in seconds.")
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise Impossible(f"threads is {threads!r}: give each rank a whole number of threads, at least 1.")
     fault = fault if fault and fault.kind != "none" else None
@@ -90,11 +93,6 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         fault.refuse(ranks)
         if not record:
             raise Impossible(f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
-    try:
-        travelling = cloudpickle.dumps(program)
-    except Exception as error:
-        raise Impossible(f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
-                         "let it make open files, locks and widgets itself.") from error
     clock &= record and cost is not None
     asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter, "ledger": ledger,
              "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
@@ -124,12 +122,22 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     if given:
         told = {**asked, **versions(), "settings": settings or {}}
         return run_in_place(given, program, told, lambda hosts, devices: settle(hosts, devices)(), stall_s, informed)
+    try:
+        travelling = cloudpickle.dumps(program)
+    except Exception as error:
+        raise Impossible(f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
+                         "let it make open files, locks and widgets itself.") from error
     warm()
     begin = settle([], choose([Node(ranks, visible())], device, nccl_here()))
     watch = None
     try:
         with interrupts_held():  # from the directory's beginning until it is watched
-            watch = Watch(begin(), travelling, stall_s)
+            job = begin()
+            try:
+                watch = Watch(job, travelling, stall_s)
+            except OSError as error:
+                forget(Path(job.directory))
+                raise Impossible(f"The ranks cannot be watched ({error.strerror}): close files or end programs, and run again.") from error
             watch.start()
             _live.add(watch)
         return Run(watch.directory, watch)

@@ -18,6 +18,7 @@ evenly between the action's start and end; a meter's, which tell of no whole lev
 that is killed has lost nothing. A reader stops before an unfinished last line, and trusts none: each is held to its types.
 """
 
+import errno
 import json
 import os
 import threading
@@ -34,6 +35,7 @@ from ..core import Alive, Impossible, Memory, Span, Transfer
 from ..core.events import EVENTS, MOST_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ..core.files import clean_json, clean_line, open_regular
 
+PASSING = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO)  # what another look may not meet
 MAGIC, VERSION = "bigtrain-run", 1
 LONGEST_LINE = 4_000_000  # bytes
 MOST_ITEMS = 4_000_000  # of all logs of a run together; it takes about a GB to hold so many
@@ -214,9 +216,9 @@ class Tail:
                 self.offset, self._sum = self.offset + len(line), crc32(line, self._sum)
         except Impossible:
             raise
-        except FileNotFoundError:
-            pass
-        except (ValueError, KeyError, OSError):
+        except OSError as error:
+            self.damaged |= error.errno not in PASSING
+        except (ValueError, KeyError):
             self.damaged = True
         return found
 
@@ -225,6 +227,7 @@ class Tail:
             return
         with open_regular(self.path) as file:
             file.seek(self.offset)
+            line = b""
             while not self.too_long and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
                 yield line
             self.damaged |= len(line) == LONGEST_LINE  # it has no end: one that is being written is shorter
@@ -251,11 +254,11 @@ class Tail:
 
 def without_earlier_peaks(items: list) -> list:
     """Of one rank's log: what was alive at its last peak only."""
-    peaks = [item.measured.start for item in items if is_alive(item)]
-    return [item for item in items if not is_alive(item) or item.measured.start == peaks[-1]]
+    peaks = [item.measured.start for item in items if tells_of_peak(item)]
+    return [item for item in items if not tells_of_peak(item) or item.measured.start == peaks[-1]]
 
 
-def is_alive(item) -> bool:
+def tells_of_peak(item) -> bool:
     return isinstance(item, Logged) and isinstance(item.measured, Alive)
 
 

@@ -175,7 +175,7 @@ class Lookout:
 
     def _failure(self, gone: list | None, since_s: float) -> End | None:
         """How the run failed, once the culprit is known; rank 0 decides, another rank where that does not."""
-        exits = {rank: Exit(FAILED, 0) for rank in range(self.size) if diagnose.status_of(self._directory, rank).get("state") == "failed"}
+        exits = diagnose.failed(self._directory, self.size)
         silent, code = gone or (None, None)
         if gone:
             exits.setdefault(silent, Exit(code, time.monotonic_ns() - self._job.zero_ns))
@@ -191,7 +191,9 @@ class Lookout:
         return self._publish(end if teller == silent else end._replace(teller=teller))
 
     def _told(self, state: str, diagnosis: str | None, exits: dict[int, Exit] | None = None) -> End:
-        waits = diagnose.states(self._directory, self._progress.doings(), exits or {}) if state == "failed" and self._job.record else []
+        waits: list = []
+        if state == "failed" and self._job.record:
+            waits = diagnose.states(self._directory, self._progress.doings(), exits or {}, self._progress.kept())
         return End(state, diagnosis, tuple(waits), self.index)
 
     def _publish(self, end: End) -> End:

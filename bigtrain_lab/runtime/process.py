@@ -105,8 +105,7 @@ def capture_output(job: Job, index: int) -> None:
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     stacks = open(job.file("stacks", index, "txt"), "a", encoding="utf-8")
     faulthandler.enable(stacks)
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
 
 
 class Meeting:

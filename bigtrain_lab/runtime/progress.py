@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from . import diagnose
-from .pulse import STOPPED, Pulse
+from .pulse import STOPPED, WITHIN_S, Pulse
 from .waits import Doing, ranks
 
 STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
@@ -37,9 +37,9 @@ class Progress:
         self._logs, self._outputs = ([job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
                                      for kind, suffix in (("events", "jsonl"), ("rank", "log")))
         self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
-        self._began = self._worked = time.monotonic()
+        self._worked = self._looked = time.monotonic()
         self._counted = self._written = self._seen = self._suspected = None
-        self._logged = [(0, self._began)] * job.mesh.size  # bytes of each log, and since when it has them
+        self._logged = [(0, self._worked)] * job.mesh.size  # bytes of each log, and since when it has them
         self._computed: dict[int, tuple[int, float]] = {}  # rank -> its beats, and since when it has them
         self.now = ""  # what takes long at present, in words
 
@@ -58,6 +58,9 @@ class Progress:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for
         their stacks before it is written."""
         at, logs = time.monotonic(), [size(path) for path in self._logs]
+        if at - self._looked > STOPPED_S:  # this process was stopped itself, perhaps with its ranks
+            self._worked = at
+        self._looked = at
         self._logged = [was if was[0] == bytes_now else (bytes_now, at) for was, bytes_now in zip(self._logged, logs)]
         if self._counted is None or at - self._counted >= COUNT_S:
             self._count(at)
@@ -91,14 +94,14 @@ class Progress:
         busy = {}  # rank -> since when
         for doing, (_, since) in zip(self.doings(), self._logged):
             beats, beaten = self._computed.get(doing.rank, (0, 0.0))
-            if beats and max(since, at - 2 * STOPPED_S) <= beaten and at - since >= LONG_S:
+            if beats and max(since, at - 2 * WITHIN_S) <= beaten and at - since >= LONG_S:
                 busy[doing.rank] = since
         if not busy:
             return ""
         if not any(doing.span for doing in self._doings):
-            verb = "compute" if len(busy) > 1 else "computes"
-            return f"the model is being built: {ranks(busy)} {verb} for {at - min(busy.values()):.0f} s"
-        return "; ".join(f"rank {rank} computes for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}" for rank, since in busy.items())
+            verb = "have" if len(busy) > 1 else "has"
+            return f"the model is being built: {ranks(busy)} {verb} computed for {at - min(busy.values()):.0f} s"
+        return "; ".join(f"rank {rank} has computed for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}" for rank, since in busy.items())
 
 
 def size(path: Path) -> int:

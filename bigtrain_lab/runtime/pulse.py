@@ -13,13 +13,12 @@ from contextlib import suppress
 import psutil
 
 WORK_S, WITHIN_S = 0.25, 5.0  # with ten processes on two cores, a rank that computes still gets three times this
+GONE = (psutil.Error, OSError)  # OSError: this process has no descriptor left to look with
 STOPPED = "stopped (SIGSTOP or Ctrl-Z)"
-KEPT = {psutil.STATUS_STOPPED: STOPPED,
-        psutil.STATUS_TRACING_STOP: "stopped by a debugger",
-        psutil.STATUS_DISK_SLEEP: "in uninterruptible sleep (disk)"}
-REMEDIES = {KEPT[psutil.STATUS_STOPPED]: "Find out who stops the processes of ranks, and run again.",
-            KEPT[psutil.STATUS_TRACING_STOP]: "Let the debugger go on in time, or launch with a longer stall_s.",
-            KEPT[psutil.STATUS_DISK_SLEEP]: "See whether the disk that it uses answers, and run again."}
+REMEDIES = {STOPPED: "Find out who stops the processes of ranks, and run again.",
+            "stopped by a debugger": "Let the debugger go on in time, or launch with a longer stall_s.",
+            "in uninterruptible sleep (disk)": "See whether the disk that it uses answers, and run again."}
+KEPT = dict(zip((psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP), REMEDIES))
 
 
 class Beats:
@@ -43,7 +42,7 @@ class Pulse:
 
     def __init__(self, pid: int):
         self.pid, self._process = pid, None
-        with suppress(psutil.Error):
+        with suppress(*GONE):
             self._process = psutil.Process(pid)
         self._beats = Beats(self._cpu_s())
 
@@ -64,20 +63,20 @@ class Pulse:
         """End the process and what it has started; never another one that has its number now."""
         if self._process:
             family = [self._process]
-            with suppress(psutil.Error):
+            with suppress(*GONE):
                 family += self._process.children(recursive=True)
             for process in family:
-                with suppress(psutil.Error):
+                with suppress(*GONE):
                     process.kill()
 
     def _status(self) -> str | None:
-        with suppress(psutil.Error):
+        with suppress(*GONE):
             if self._process and self._process.is_running():
                 return self._process.status()
         return None
 
     def _cpu_s(self) -> float:
-        with suppress(psutil.Error):
+        with suppress(*GONE):
             if self._process:
                 times = self._process.cpu_times()
                 return times.user + times.system

@@ -2,7 +2,7 @@
 
 It is multiprocessing's fork server, with a few things seen to: it survives Ctrl-C, runs no script
 again, is reached by a socket in a directory of this process (temporary.py), and may end at any
-moment. On Windows each rank is a fresh interpreter.
+moment. Windows has no such server.
 """
 
 import errno
@@ -40,22 +40,24 @@ class CannotStart(RuntimeError):
 
 def warm() -> None:
     """Start the server if there is none yet, and return at once; it loads torch meanwhile. Impossible where it cannot start."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        raise Impossible("Ranks cannot be started on Windows: run this in WSL2, where a Linux has what they need.")
     with _lock:
-        context = _context()
-        if context.get_start_method() == "forkserver":
-            from multiprocessing import forkserver, resource_tracker  # not on Windows
-            try:
-                temporary.own()
-                resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
-                with interrupts_held():
-                    try:
-                        forkserver.ensure_running()
-                    except ChildProcessError:  # it is of the process that this is a copy of, or somebody else has heard of its end
-                        forget(forkserver._forkserver)
-                        forkserver.ensure_running()
-            except OSError as error:
-                raise Impossible(f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
-                                 "directory that can be written, and see what keeps this machine from starting processes.") from error
+        _context()
+        from multiprocessing import forkserver, resource_tracker  # not on Windows
+        vars(sys.modules["__main__"]).setdefault("__spec__", None)  # IPython's %reset takes it away, and multiprocessing asks for it
+        try:
+            temporary.own()
+            resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
+            with interrupts_held():
+                try:
+                    forkserver.ensure_running()
+                except ChildProcessError:  # it is of the process that this is a copy of, or somebody else has heard of its end
+                    forget(forkserver._forkserver)
+                    forkserver.ensure_running()
+        except OSError as error:
+            raise Impossible(f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
+                             "directory that can be written, and see what keeps this machine from starting processes.") from error
 
 
 def forget(server) -> None:
@@ -73,20 +75,13 @@ def start(ranks: int, payload: str, unwanted: int) -> Iterator:
     """
     warm()
     context = _context()
-    forks = context.get_start_method() == "forkserver"
     current = fresh.fingerprint() == _preloaded
     for index in range(ranks):
         process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
         try:
-            if forks:
-                process = Forked(process, unwanted)
-                if process.pid is None:
-                    return
-            else:
-                with hidden_main():
-                    process.start()
-                # Its exit is read once, by the watch: multiprocessing's own clean-up, in another thread, would take it away.
-                multiprocessing.process._children.discard(process)
+            process = Forked(process, unwanted)
+            if process.pid is None:
+                return
         except (OSError, EOFError) as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise CannotStart(f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for fewer ranks.") from None
@@ -149,7 +144,6 @@ class Forked:
 def in_bytes(process) -> bytes:
     """What the server's copy reads: how to prepare itself, but for the script that runs here, and
     the process that it becomes."""
-    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # IPython's %reset takes it away, and multiprocessing asks for it
     prepared = {name: value for name, value in spawn.get_preparation_data(process.name).items()
                 if not name.startswith("init_main")}
     set_spawning_popen(process)  # as multiprocessing does: a process carries a key that must not be pickled for anything else
@@ -160,10 +154,8 @@ def in_bytes(process) -> bytes:
 
 
 def _context():
-    """Fork from a server that has PRELOADED; a fresh interpreter on Windows."""
+    """Fork from a server that has PRELOADED."""
     global _preloaded
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     if _preloaded is None:
@@ -174,9 +166,6 @@ def _context():
 @contextmanager
 def interrupts_held():
     """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens again (fresh.py)."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows has no mask to inherit
-        yield
-        return
     heard, main = [], threading.current_thread() is threading.main_thread()  # which alone is interrupted
     listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True)) if main else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
@@ -188,17 +177,3 @@ def interrupts_held():
             signal.signal(signal.SIGINT, listener or signal.SIG_DFL)
     if heard:
         raise KeyboardInterrupt
-
-
-@contextmanager
-def hidden_main():
-    """Let the start method find no script in `__main__`: it would run it again in every rank."""
-    script, names = vars(sys.modules["__main__"]), ("__file__", "__spec__")
-    before = {name: script[name] for name in names if name in script}  # IPython's %reset leaves neither
-    script.update(dict.fromkeys(names))
-    try:
-        yield
-    finally:
-        for name in names:
-            del script[name]
-        script.update(before)

@@ -101,7 +101,12 @@ class Team:
         sees its directory."""
         own = note(prepare(self.hosts(), self.devices)) if self.index == 0 else None
         job = of_note(self.board.of_rank_0("job", own))
-        self._refuse_unseen(job)
+        try:
+            self._refuse_unseen(job)
+        except BaseException:
+            if self.index == 0:  # nothing has run: leave nothing
+                forget(Path(job.directory))
+            raise
         return replace(job, zero_ns=job.zero_ns + self.offsets[self.me.clock].ns)
 
     def ask_clocks_again(self, directory: Path) -> None:
@@ -166,8 +171,6 @@ class Team:
             time.sleep(0.1)  # a shared disk may take a moment to show a new file
         blind = [rank for rank, sees in enumerate(self.board.everyones("sees", seen)) if not sees]
         if blind:
-            if self.index == 0:  # nothing has run: leave nothing
-                forget(path.parent)
             raise Impossible(f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory {job.directory} that rank 0 "
                              f"on {self.members[0].host} made: choose a --directory on a disk that all nodes share.")
 

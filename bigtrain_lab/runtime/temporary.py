@@ -33,8 +33,7 @@ SHORT = ("/tmp", "/var/tmp")  # where sockets may be instead
 
 def own() -> Path:
     """The directory of this process, for this user alone; made at the first call, and removed when
-    the process ends.
-    Impossible where there is no room for it."""
+    the process ends. Impossible where there is no room for it."""
     return _own(os.getpid())
 
 
@@ -48,13 +47,14 @@ def _own(pid: int) -> Path:
     _sweep(base)
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        try:
-            if fcntl:
-                lock = os.open(path / OWNER, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not fcntl:
             break
-        except BlockingIOError:  # someone who sweeps came between
-            os.close(lock)
+        lock = os.open(path / OWNER, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_nlink:
+                break
+        os.close(lock)  # someone who sweeps came between
     util.Finalize(None, shutil.rmtree, args=(path, True), exitpriority=-100)  # unlike atexit's, not in a copy that was forked
     multiprocessing.current_process()._config["tempdir"] = str(path)  # where multiprocessing keeps its sockets
     return path
@@ -64,7 +64,7 @@ def _base() -> str:
     """Where temporary files are kept, or another place where that has too long a name for a
     socket."""
     usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) + len(f"/{PREFIX}12345678/listener-12345678") <= LONGEST_SOCKET:
+    if not fcntl or len(os.fsencode(usual)) + len(f"/{PREFIX}12345678/listener-12345678") <= LONGEST_SOCKET:
         return usual
     if short := next((place for place in SHORT if os.access(place, os.W_OK | os.X_OK)), None):
         return short

@@ -9,6 +9,7 @@ of Computer Systems (ACM Computing Surveys 4.3): a deadlock is a knot of the gen
 """
 
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -32,7 +33,7 @@ class Doing:
     """The last thing that a rank's log says it did, kept up to date with `follow`."""
 
     def __init__(self, directory: Path, rank: int):
-        self.rank, self._tail = rank, Tail(Path(directory) / f"events-{rank}.jsonl")
+        self.rank, self._tail = rank, Tail(Path(directory) / f"events-{rank}.jsonl", most=inf)  # it keeps none of them
         self.last = self.span = None
         self.sent, self.got = Counter(), Counter()  # (peer, channel) -> messages
         self.joined = Counter()  # group -> collectives that it has entered
@@ -63,7 +64,7 @@ class Doing:
     def __str__(self) -> str:
         match self.last:
             case None:
-                return f"rank {self.rank} had not begun"
+                return f"rank {self.rank} had logged nothing yet"
             case "wait" if self.wants.src is None:
                 return f"rank {self.rank} waits for all ranks in {self.wants.label}"
             case "wait":
@@ -77,7 +78,6 @@ class Doing:
             case "enter":
                 return f"rank {self.rank} was in {self.span}"
         return f"rank {self.rank} had done {self.span}" if self.span else f"rank {self.rank} had done no step yet"
-
 
     @property
     def place(self) -> str:

@@ -1,7 +1,7 @@
 """The watch over a run's processes: a thread in the launching process that starts them and sees
 ends, stalls and deadlocks.
 
-It ends ranks by their own process only, and says at the end what happened. Nothing here waits for a
+It kills each rank's process and what that has started, by pid, and says at the end what happened. Nothing here waits for a
 rank's goodwill. All that may go wrong from the first rank's start on ends in this thread, in a note
 of the run's end, and with no process left.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from ..core import Impossible
 from . import diagnose, frames, server, temporary
 from .diagnose import Exit
-from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Progress
 from .pulse import Pulse
 
@@ -77,7 +77,7 @@ class Watch:
             end = self._until_the_end()
             if end.state == "failed" and self._job.record:
                 kept = self._progress.kept()
-                end = end._replace(waits=tuple(diagnose.states(self.directory, self._progress.doings(), self._exits, kept)))
+                end = end._replace(waits=tuple(diagnose.states(self.directory, self._progress.doings(), self._all_exits(), kept)))
         except (server.CannotStart, Impossible) as error:
             end = End("failed", str(error))
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave ranks behind)
@@ -122,11 +122,13 @@ class Watch:
 
     def _failure(self) -> End:
         self._look(0)
-        said = [rank for rank in self._pulses if diagnose.status_of(self.directory, rank).get("state") == "failed"]
-        exits = {rank: Exit(FAILED, 0) for rank in said} | self._exits  # one that failed earlier may take longer to end
-        told = diagnose.failure(self.directory, self._progress.doings(), exits)
+        told = diagnose.failure(self.directory, self._progress.doings(), self._all_exits())
         self._ask_for_stacks()  # of those that wait for it
         return End("failed", told)
+
+    def _all_exits(self) -> dict[int, Exit]:
+        """Of ranks that have ended, or said that they failed: one that failed earlier may take longer to end."""
+        return diagnose.failed(self.directory, self._job.mesh.size) | self._exits
 
     def _look(self, timeout: float = LOOK_S) -> None:
         """Wait a moment for a process to end, and note those that have."""
@@ -142,7 +144,7 @@ class Watch:
         that is kept from it is not asked."""
         asked = {}
         for rank, process in enumerate(self._processes):
-            if rank not in self._exits and hasattr(signal, "SIGUSR1") and not self._pulses[rank].kept():
+            if rank not in self._exits and not self._pulses[rank].kept():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGUSR1)
                     asked[rank] = self._job.file("stacks", rank, "txt")
@@ -160,10 +162,12 @@ class Watch:
                     pulse.kill()
             until = time.monotonic() + KILLED_S
             for process, pulse in zip(self._processes, self._pulses.values()):
-                process.join(max(0, until - time.monotonic()))
+                with suppress(OSError):
+                    process.join(max(0, until - time.monotonic()))
                 while pulse.is_alive() and time.monotonic() < until:  # nobody says that it has ended, where the server is gone
                     time.sleep(0.01)
-                process.close()
+                with suppress(OSError):
+                    process.close()  # a rank ends by itself once nobody holds its pipe
             if self._room:
                 shutil.rmtree(self._room, ignore_errors=True)
             end.note(self.directory)

@@ -120,7 +120,7 @@ def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
     with socket.socket() as held:  # given to nobody else until rank 0 listens there
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+        given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
         done = forked(tmp_path, ["mine.py"], [{**given, "RANK": str(rank)} for rank in range(2)])
     assert [code for code, _ in done] == [0, 0], done
     stages = []

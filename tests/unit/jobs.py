@@ -30,8 +30,13 @@ def forker() -> subprocess.Popen:
 def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tuple[int, str]]:
     """Run `python *words` in that folder, once with each of these further variables; all end before one's exit code is asked for,
     as torchrun asks a moment later than a process ends: others may see it meanwhile."""
-    print(json.dumps([str(where), words, each]), file=forker().stdin, flush=True)
-    return [tuple(told) for told in json.loads(forker().stdout.readline())]
+    try:
+        print(json.dumps([str(where), words, each]), file=forker().stdin, flush=True)
+        return [tuple(told) for told in json.loads(forker().stdout.readline())]
+    except BaseException:  # a late answer must not be read as that of the next job
+        forker().kill()
+        forker.cache_clear()
+        raise
 
 
 def serve() -> None:

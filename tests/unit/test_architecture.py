@@ -80,6 +80,7 @@ def test_text_is_read_and_written_as_utf_8():
                 assert "encoding" in {word.arg for word in call.keywords}, f"{path.relative_to(PACKAGE)}, line {call.lineno}: name the encoding"
 
 
+@pytest.mark.slow
 def test_ranks_never_import_what_only_a_notebook_needs():
     """A rank unpickles its experiment: that must not pull in plotly or widgets."""
     import subprocess

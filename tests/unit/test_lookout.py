@@ -206,7 +206,7 @@ def test_a_run_that_logs_or_prints_goes_on(what, following):
         grows(what, "@enter", 0, f"step {second}")
         assert look(4.9) is None and look(0.2) is None  # at the next look, what grew is older than the limit
     assert look(4.7) is None and asked == []
-    assert look(0.2).startswith("Rank 0 hangs: no progress for 5 s" if what == "0" else "Rank 0 hangs: no progress for 5 s (rank 0 had not begun)")
+    assert look(0.2).startswith("Rank 0 hangs: no progress for 5 s" if what == "0" else "Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)")
     assert len(asked) == 1
 
 
@@ -219,7 +219,7 @@ def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
         grows("computes", 0.01)  # as a rank that looks at a file now and then
         assert look(1.0) is None
     grows("computes", 0.2)
-    assert look(1.1).startswith("Rank 0 hangs: no progress for 5 s (rank 0 had not begun)") and len(asked) == 1
+    assert look(1.1).startswith("Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)") and len(asked) == 1
 
 
 def test_what_takes_long_is_said_and_since_when(following):
@@ -228,19 +228,19 @@ def test_what_takes_long_is_said_and_since_when(following):
     for _ in range(6):
         grows("computes", 0.5)
         look(1.0)
-    assert grows("now") == "the model is being built: rank 1 computes for 6 s"
+    assert grows("now") == "the model is being built: rank 1 has computed for 6 s"
     grows("0", "span", 0, 1, 0, "compute", "F", "0F0", 0, 1, 0)
     look(1.0)
     grows("computes", 0.5)
     look(1.0)
-    assert grows("now") == "rank 1 computes for 8 s before its first action"
+    assert grows("now") == "rank 1 has computed for 8 s before its first action"
     grows("1", "@enter", 0, "2F3")
     look(1.0)
     assert grows("now") == ""  # it has just begun that
     for _ in range(3):
         grows("computes", 0.5)
         look(1.0)
-    assert grows("now") == "rank 1 computes for 3 s in 2F3"
+    assert grows("now") == "rank 1 has computed for 3 s in 2F3"
     grows("1", "@wait", 0, 0, 7, "x")
     for _ in range(3):
         look(1.0)
@@ -252,7 +252,14 @@ def test_a_process_that_is_stopped_is_told_before_the_stall_limit(following, mon
     look, grows, asked = following
     grows("status", psutil.STATUS_STOPPED)
     assert look(1.0) is None and look(1.9) is None
-    assert look(0.2).startswith("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had not begun).")
+    assert look(0.2).startswith("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had logged nothing yet).")
+
+
+def test_a_watch_that_was_stopped_itself_begins_anew(following):
+    """Ctrl-Z stops the ranks too, and fg lets all go on."""
+    look, _, asked = following
+    assert look(1.0) is None and look(60.0) is None and look(4.0) is None and asked == []
+    assert look(1.5).startswith("Rank 0 hangs")
 
 
 def test_a_deadlock_is_certain_though_somebody_computes(following):

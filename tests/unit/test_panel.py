@@ -651,17 +651,19 @@ def test_the_versions_that_actions_use_are_part_of_an_order(family):
 def test_what_ranks_compute_is_said_while_they_log_nothing():
     empty = Trace((), "modelled")
     assert progress(empty, 8, 2, 12.3) == ("running, starting; 12.3 s", 0.0)
-    told, _ = progress(empty, 8, 2, 12.3, "the model is being built: ranks 0 and 1 compute for 11 s")
-    assert told == "running, starting; 12.3 s; the model is being built: ranks 0 and 1 compute for 11 s"
+    told, _ = progress(empty, 8, 2, 12.3, "the model is being built: ranks 0 and 1 have computed for 11 s")
+    assert told == "running, starting; 12.3 s; the model is being built: ranks 0 and 1 have computed for 11 s"
 
 
-def test_what_ranks_compute_comes_from_the_run(panel, monkeypatch):
-    monkeypatch.setattr(Run, "now", "rank 1 computes for 40 s in 2F3")
+def test_what_ranks_compute_comes_from_the_run(panel, monkeypatch, tmp_path):
+    monkeypatch.setattr(Run, "now", "rank 1 has computed for 40 s in 2F3")
     said = []
     monkeypatch.setattr(panel.bar, "tell", lambda text, *rest, **more: said.append(text))
+    panel.set(gate=str(tmp_path / "gate"))
     panel.start()
+    until(lambda: any(text.endswith("s; rank 1 has computed for 40 s in 2F3") for text in said))
+    (tmp_path / "gate").touch()
     panel.wait()
-    assert any(text.endswith("s; rank 1 computes for 40 s in 2F3") for text in said)
 
 
 def test_a_run_that_needs_more_memory_than_there_is_is_refused_in_the_panel(monkeypatch):

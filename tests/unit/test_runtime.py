@@ -15,6 +15,7 @@ import torch
 
 from bigtrain_lab.core import Cost, Impossible, Mesh, Scalar, Span
 from bigtrain_lab.runtime import RankFailed, Run, launch
+from bigtrain_lab.runtime import log as log_file
 from bigtrain_lab.runtime.log import EventLog, Log, LogUnwritable, Tail
 from bigtrain_lab.runtime.process import Job, work
 from bigtrain_lab.schedule import Action
@@ -287,6 +288,27 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
             file.write(bytes([byte]))
         found += tail.new()
     assert [type(item).__name__ for item in found] == ["Logged", "Mark"] and found[0].measured.start == 5
+
+
+def test_a_log_with_more_than_is_read_may_go_on_growing(tmp_path):
+    path = tmp_path / "events-0.jsonl"
+    log, tail = EventLog(path, 0), Tail(path, most=1)
+    for wall in range(3):
+        log.write("@finish", wall)
+    assert len(tail.new()) == 2 and tail.too_long and not tail.damaged
+    log.write("@finish", 3)
+    assert tail.new() == [] and not tail.damaged
+    log.close()
+
+
+def test_a_log_that_cannot_be_opened_for_a_moment_is_not_damaged(tmp_path, monkeypatch):
+    log, tail = EventLog(tmp_path / "events-0.jsonl", 0), Tail(tmp_path / "events-0.jsonl")
+    log.write("@finish", 1)
+    log.close()
+    with monkeypatch.context() as context:
+        context.setattr(log_file, "open_regular", lambda path: exec("raise OSError(24, 'Too many open files')"))
+        assert tail.new() == [] and not tail.damaged
+    assert len(tail.new()) == 1
 
 
 @pytest.mark.slow

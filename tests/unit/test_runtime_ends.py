@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing.forkserver
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,8 +25,8 @@ from bigtrain_lab.core import Impossible, Span
 from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, temporary
 from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.board import Board
+from bigtrain_lab.runtime.pulse import Pulse
 from bigtrain_lab.runtime.run import is_alive, this_process
-from bigtrain_lab.runtime.server import hidden_main
 from bigtrain_lab.schedule import Action
 from tests.unit.jobs import forked
 from tests.unit.ranks import after, ranks_alive, until, warm_up
@@ -301,15 +302,26 @@ def test_a_server_that_cannot_start_is_a_sentence(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("reset", [False, True], ids=["as it is", "after IPython's %reset"])
-def test_main_is_hidden_only_while_ranks_start(reset, monkeypatch, tmp_path):
-    main = sys.modules["__main__"]
-    if reset:
-        monkeypatch.delattr(main, "__spec__")
-    before = {name: vars(main).get(name, "missing") for name in ("__file__", "__spec__")}
-    with hidden_main():
-        assert main.__spec__ is None and getattr(main, "__file__", None) is None
-    assert {name: vars(main).get(name, "missing") for name in before} == before
+def test_a_process_is_killed_also_by_one_that_can_open_no_file(tmp_path):
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(words)
+    pulse = Pulse(child.pid)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        assert pulse.count() == 0 and pulse.kept() == "" and Pulse(child.pid).kept() == ""
+        pulse.kill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_a_server_starts_after_a_reset_of_ipython(monkeypatch, tmp_path):
+    """Which leaves __main__ without a __spec__."""
+    monkeypatch.delattr(sys.modules["__main__"], "__spec__")
+    fork_server.warm()
+    fork_server.forget(multiprocessing.forkserver._forkserver)  # so that one starts here
     assert launch(lambda rank: {"x": rank.size}, 1, directory=tmp_path / "run").result["x"] == 1
 
 

@@ -262,9 +262,9 @@ def test_a_run_goes_on_after_a_failed_one(tmp_path):
     ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s"),  # it is still to arrive
     ({0: ["in all"], 1: ["in all"], 2: ["enter F"]}, {}, "Rank 2 hangs: no progress for 5 s (rank 2 was in F)."),
     ({0: ["in all"], 1: ["in all"]}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 waits for all ranks in sum)."),
-    ({0: ["meet"], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had not begun)."),
-    ({0: [], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had not begun)."),
-    ({0: ["meet"], 1: []}, {}, "Rank 1 hangs: no progress for 5 s (rank 1 had not begun).\nMeanwhile rank 0 waits for rank 1 to begin."),
+    ({0: ["meet"], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had logged nothing yet)."),
+    ({0: [], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had logged nothing yet)."),
+    ({0: ["meet"], 1: []}, {}, "Rank 1 hangs: no progress for 5 s (rank 1 had logged nothing yet).\nMeanwhile rank 0 waits for rank 1 to begin."),
     ({0: ["meet", "met", "enter F"], 1: ["meet", "met", "done"]}, {1: STOPPED}, "Rank 0 hangs: no progress for 5 s (rank 0 was in F)."),
     ({0: ["wait 1 7"], 1: ["enter F"]}, {1: DISK}, "Rank 1 is in uninterruptible sleep (disk): no progress for 5 s (rank 1 was in F). See whether the disk"),
 ])

@@ -209,7 +209,7 @@ def texts_of(widget) -> list[str]:
 @pytest.mark.parametrize("state", ["done", "failed", "stopped"])
 def test_a_panel_shows_a_stranger_s_text_literally(state, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = tagged(source, tmp_path / "runs" / f"20260101T000000Z-pipeline-{TAG.replace('/', '')}", state)
+    place = tagged(source, tmp_path / "runs" / f"20260101T000000Z-pipeline-{TAG}", state)
     panel = show("pipeline")
     try:
         panel.bar.history.value = True
