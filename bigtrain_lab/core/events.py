@@ -8,8 +8,8 @@ from typing import Annotated, Literal, NamedTuple, Optional, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-MOST_RANKS = 4096  # of a trace
-Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
+TRACE_RANKS = 4096  # of a trace
+Rank = Annotated[int, Field(ge=0, lt=TRACE_RANKS)]
 Tick = Annotated[int, Field(ge=0, le=2**62)]
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
 Lane = Annotated[str, Field(max_length=200)]  # a row of a picture is named after it

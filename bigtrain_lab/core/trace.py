@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .events import MOST_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
+from .events import TRACE_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
 from .files import MOST_BYTES, clean_json, clean_line, open_regular, write_whole
 from .impossible import Impossible
 
@@ -41,7 +41,7 @@ class Header(BaseModel):
     clock: Literal[CLOCKS]
     unit: Annotated[str, Field(max_length=40)] = "slot"
     ticks_per_unit: Annotated[int, Field(ge=1, le=10**15)] = 1000
-    ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
+    ranks: Annotated[int, Field(ge=1, le=TRACE_RANKS)] = 1
     steps: Annotated[int, Field(ge=1, le=10**6)] = 1
     settings: dict[str, Any] = {}
 

@@ -32,7 +32,7 @@ from zlib import crc32
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..core import Alive, Impossible, Memory, Span, Transfer
-from ..core.events import EVENTS, MOST_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
+from ..core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ..core.files import clean_json, clean_line, open_regular
 
 PASSING = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO)  # what another look may not meet
@@ -122,7 +122,7 @@ def types_of(what: str) -> TypeAdapter:
     return TypeAdapter(Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0], config=ConfigDict(strict=True))
 
 
-def read(line: bytes, rank: int | None = None, ranks: int = MOST_RANKS) -> list:
+def read(line: bytes, rank: int | None = None, ranks: int = TRACE_RANKS) -> list:
     """The Logged events, or the Mark, of one line in the log of this rank (None: of any). ValueError or KeyError where it is not one."""
     line = clean_line(line)
     found = list(items(*types_of(named(line)).validate_json(line)))
@@ -195,7 +195,7 @@ class Tail:
     disk lost a block. `changed`: all are, and the checksum at the end is that of others. `too_long`: it has more than `most` items.
     """
 
-    def __init__(self, path: Path, rank: int | None = None, ranks: int = MOST_RANKS, most: int = MOST_ITEMS):
+    def __init__(self, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS):
         self.path, self._rank, self._ranks, self._left = Path(path), rank, ranks, most
         self.offset, self._sum = 0, 0
         self.damaged = self.changed = self.done = False
@@ -270,7 +270,7 @@ class Log(NamedTuple):
     state: str
 
     @classmethod
-    def read(cls, path: Path, rank: int | None = None, ranks: int = MOST_RANKS, most: int = MOST_ITEMS) -> "Log":
+    def read(cls, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS) -> "Log":
         """The arguments are those of a Tail."""
         tail = Tail(path, rank, ranks, most)
         items = without_earlier_peaks(tail.new())

@@ -58,7 +58,7 @@ class Progress:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for
         their stacks before it is written."""
         at, logs = time.monotonic(), [size(path) for path in self._logs]
-        if at - self._looked > STOPPED_S:  # this process was stopped itself, perhaps with its ranks
+        if at - self._looked > WITHIN_S:  # this process was stopped itself, perhaps with its ranks
             self._worked = at
         self._looked = at
         self._logged = [was if was[0] == bytes_now else (bytes_now, at) for was, bytes_now in zip(self._logged, logs)]

@@ -29,7 +29,7 @@ NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
 NO_SERVER = 256  # in place of the exit code of a rank whose server is gone: no process has such a code
 SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
                 "were ended too. Run again: a new server starts by itself.")
-STOPPED_S = 5.0  # a server that says nothing for so long is looked at
+SILENT_S = 5.0  # a server that says nothing for so long is looked at
 _lock = threading.RLock()
 _preloaded: int | None = None  # the library's fingerprint before the server loaded it
 
@@ -120,7 +120,7 @@ class Forked:
         with selectors.DefaultSelector() as ready:
             ready.register(self.sentinel, selectors.EVENT_READ)
             ready.register(unwanted, selectors.EVENT_READ)
-            while not (found := [key.fd for key, _ in ready.select(STOPPED_S)]):
+            while not (found := [key.fd for key, _ in ready.select(SILENT_S)]):
                 server = forkserver._forkserver._forkserver_pid
                 if Pulse(server).kept() == STOPPED:
                     raise CannotStart(f"The server that ranks are forked from is {STOPPED}: let it go on (kill -CONT {server}), and run again.")

@@ -450,7 +450,7 @@ def test_a_server_that_stops_or_ends_before_it_answers_is_the_end_of_the_run(tmp
     ends_as_failed(run, "Rank 0 cannot start: the server that it is forked from has ended .*Run again: a new server starts by itself.")
     server = server_process()
     launch(lambda rank: None, 1, directory=tmp_path / "again").wait()
-    monkeypatch.setattr(fork_server, "STOPPED_S", 0.05)
+    monkeypatch.setattr(fork_server, "SILENT_S", 0.05)
     server.suspend()
     try:
         ends_as_failed(launch(lambda rank: None, 2, directory=tmp_path / "asleep"),
