@@ -12,3 +12,16 @@ def no_loop_of_others():
     asyncio._set_running_loop(None)
     yield
     asyncio._set_running_loop(running)
+
+
+@pytest.fixture
+def family():
+    """The registries as they were, afterwards."""
+    from bigtrain_lab.experiments import Experiment  # most unit tests have no need of torch
+    from bigtrain_lab.recompute import Recompute
+    from bigtrain_lab.schedule import Schedule
+
+    before = {each: list(each._members) for each in (Experiment, Schedule, Recompute)}
+    yield
+    for each, members in before.items():
+        each._members[:] = members

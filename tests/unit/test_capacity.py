@@ -10,6 +10,7 @@ import torch
 from bigtrain_lab.cli import main
 from bigtrain_lab.core import Impossible, Memory, Trace, available_bytes
 from bigtrain_lab.core.available import granted
+from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.faults import Faults
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
@@ -165,6 +166,12 @@ def test_more_than_the_machine_has_is_refused_before_a_process_starts(tmp_path, 
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(capacity, "available_bytes", lambda: sum(needed))
     capacity.refuse_beyond_memory(needed, [], ["cpu", "cpu"])
+
+
+def test_a_peak_inside_an_action_counts_before_a_run():
+    asked = Experiment.named("memory")(steps=2)
+    predicted = asked.predict()
+    assert asked.needed_bytes() == [peak(predicted, 0).bytes] and asked.needed_bytes()[0] > predicted.peak_bytes(0)
 
 
 @pytest.mark.parametrize("hosts, devices, refused", [

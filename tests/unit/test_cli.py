@@ -46,14 +46,6 @@ def done(tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def family():
-    """The registries as they were, afterwards."""
-    before = list(Experiment._members), list(Schedule._members)
-    yield
-    Experiment._members[:], Schedule._members[:] = before
-
-
 def row(out: str, quantity: str) -> list[str]:
     """The cells of one line of the table."""
     line = next(line for line in out.splitlines() if line.startswith(quantity))

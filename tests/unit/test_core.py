@@ -5,6 +5,7 @@ import json
 import re
 import warnings
 from abc import ABCMeta, abstractmethod
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -243,6 +244,15 @@ def test_a_step_ends_with_the_last_update_of_all_ranks():
 def test_steps_that_flow_into_one_another_end_with_their_last_update():
     dream = simulate(Schedule.named("pipedream")(4, 8), {"F": 1, "B": 2}, steps=3)
     assert [dream.units(tick) for tick in dream.step_ends] == [33, 57, 81] and dream.step_time == 27
+
+
+def test_updates_of_a_step_that_broke_off_end_no_step():
+    dream = simulate(Schedule.named("pipedream")(4, 8), {"F": 1, "B": 2}, steps=3)
+    for steps, ends in ((1, [33]), (2, [33, 57])):
+        cut = (ends[-1] + 9) * dream.ticks_per_unit
+        settings = {**dream.settings, "unfinished": True}
+        begun = replace(dream, events=tuple(e for e in dream.events if e.end <= cut), steps=steps, settings=settings)
+        assert [begun.units(tick) for tick in begun.step_ends] == ends
 
 
 def test_a_trace_without_updates_is_divided_evenly():

@@ -2,16 +2,17 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab.core import Impossible, Trace
+from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.optimizers import OPTIMIZERS, state_bytes
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
-from bigtrain_lab.report import rows
+from bigtrain_lab.report import rows, strip
 from bigtrain_lab.runtime import owned
-from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.schedule import B, F, Schedule
 
 BAD = [
     (dict(ranks=9), "ranks is 9: it must be a whole number from 1 to 8"),
@@ -158,3 +159,21 @@ def test_every_bubble_is_explained():
     split = PipelineExperiment(schedule="zb-h2")
     assert any("at the end: its part is done, and other ranks still have work of their own" in s for s in split.explain(split.predict()))
     assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []
+
+
+def test_a_schedule_may_count_in_numpy_s_integers(family):
+    def steps(self, rank):
+        batch = np.arange(self.micro_batches)
+        return [*(F(rank, m) for m in batch), *(B(rank, m) for m in batch)]
+
+    plain, counted = (type(f"Typed{kind}", (Schedule,), {"name": kind, "__module__": "__main__", "steps": of})
+                      for kind, of in (("counted-plain", Schedule.named("gpipe").steps), ("counted-numpy", steps)))
+    asked = PipelineExperiment(schedule=counted.name)
+    assert asked.order_digest == asked.replace(schedule=plain.name).order_digest
+    assert asked.predict().step_time == asked.replace(schedule="gpipe").predict().step_time
+
+
+def test_a_damaged_trace_is_drawn_in_a_shell():
+    """Its first step ends before a box of any length begins."""
+    spans = [Span(0, "compute", "U", "0U0", 0, 0), Span(0, "compute", "F", "0F1", 5, 9), Span(0, "compute", "U", "0U1", 9, 9)]
+    assert strip(Trace.of(spans, "modelled", ticks_per_unit=1, steps=2), 40).lanes

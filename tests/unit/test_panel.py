@@ -40,14 +40,6 @@ def panel(tmp_path, monkeypatch):
     made.stop()
 
 
-@pytest.fixture
-def family():
-    """The registry of schedules as it was, afterwards."""
-    before = list(Schedule._members)
-    yield
-    Schedule._members[:] = before
-
-
 # -- controls -----------------------------------------------------------------------------------------------------------
 
 
@@ -589,14 +581,6 @@ def test_a_class_typed_in_a_cell_is_no_mend(monkeypatch, family):
 # -- a class that was typed again -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def recomputes():
-    """The registry of recompute plans as it was, afterwards."""
-    before = list(Recompute._members)
-    yield
-    Recompute._members[:] = before
-
-
 def one_by_one(schedule, rank):
     return [step for m in range(schedule.micro_batches) for step in (F(rank, m), B(rank, m))]
 
@@ -611,7 +595,7 @@ def keep_none(plan, chain, budget_bytes):
 
 @pytest.mark.parametrize("lab, setting, member, method, first, second", [
     ("pipeline", "schedule", Schedule, "steps", one_by_one, GPipe.steps), ("checkpoint", "plan", Recompute, "order", keep_all, keep_none)])
-def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, recomputes, lab, setting, member, method, first, second):
+def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, lab, setting, member, method, first, second):
     def typed(order):
         type("Typed", (member,), {"name": "typed", "__module__": "__main__", method: order})
 
