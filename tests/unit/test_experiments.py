@@ -174,7 +174,7 @@ def test_a_schedule_may_count_in_numpy_s_integers(family):
 
 
 def test_a_damaged_trace_is_drawn_in_a_shell():
-    """Its first step ends before a box of any length begins."""
-    spans = [Span(0, "compute", "U", "0U0", 0, 0), Span(0, "compute", "F", "0F1", 5, 9), Span(0, "compute", "U", "0U1", 990, 999)]
+    """Its first step takes no time."""
+    spans = [Span(0, "compute", "U", "0U0", 0, 0), Span(0, "compute", "F", "0F1", 0, 4), Span(0, "compute", "U", "0U1", 990, 999)]
     ((_, cells),) = strip(Trace.of(spans, "modelled", ticks_per_unit=1, steps=2), 40).lanes
     assert len(cells) > 1
