@@ -93,8 +93,21 @@ def remove_abandoned(path) -> None:
             lock = os.open(OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             if stat.S_ISREG(os.fstat(lock).st_mode):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError where its owner lives
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         finally:
             for fd in (folder, lock):
                 if fd is not None:
                     os.close(fd)
+
+
+def _remove(path) -> None:
+    """Remove the directory of a dead process. The owner's file goes last: whoever is interrupted here
+    leaves what the next one can remove."""
+    gone = f"{path}.gone"
+    os.rename(path, gone)  # a rank that still ends cannot write into it by its name
+    for entry in [*os.scandir(gone)]:
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.name != OWNER:
+            os.unlink(entry.path)
+    shutil.rmtree(gone, ignore_errors=True)
