@@ -1,10 +1,11 @@
-"""Predicted and modelled time are equal, event for event: the same program under the same clock.
+"""What was predicted, was modelled and measured: time event for event, and bytes after each action.
 
-Per (rank, lane) the list of (kind, name, start, end, bytes) must be identical. A trace's scalars are left out: a
-prediction knows no loss.
+Per (rank, lane) the list of (kind, name, start, end, bytes) must be identical, and per (rank, kind of
+memory) the list of (action, bytes). A trace's scalars are left out: a prediction knows no loss.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import zip_longest
 
 from ..core import Memory, Span, Trace, Transfer
@@ -12,26 +13,24 @@ from ..core import Memory, Span, Trace, Transfer
 
 def clocks_differ(predicted: Trace, modelled: Trace) -> list[str]:
     """One sentence for each lane whose events differ, naming the first event that does."""
-    ours, theirs = by_lane(predicted), by_lane(modelled)
-    findings = []
-    for lane in sorted(ours | theirs):
-        for number, (a, b) in enumerate(zip_longest(ours.get(lane, []), theirs.get(lane, []))):
-            if a != b:
-                findings.append(f"rank {lane[0]}, lane {lane[1]}, event {number}: predicted {a}, modelled {b}")
-                break
-    return findings
+    return [f"rank {rank}, lane {lane}, event {number}: predicted {a}, modelled {b}"
+            for (rank, lane), number, a, b in first_differences(by_lane(predicted), by_lane(modelled))]
 
 
 def bytes_differ(predicted: Trace, measured: Trace) -> list[str]:
-    """One sentence for each rank and kind of memory whose levels differ, naming the first action after which they do."""
-    ours, theirs = by_kind(predicted), by_kind(measured)
-    findings = []
+    """One sentence for each rank and kind of memory whose levels differ, naming the first action after
+    which they do."""
+    return [f"rank {rank}, {kind}: predicted {a}, measured {b}"
+            for (rank, kind), _, a, b in first_differences(by_kind(predicted), by_kind(measured))]
+
+
+def first_differences(ours: dict[tuple, list], theirs: dict[tuple, list]) -> Iterator[tuple]:
+    """(row, position, our entry, theirs) of the first entry that differs in each row; None where one ends."""
     for row in sorted(ours | theirs):
-        for a, b in zip_longest(ours.get(row, []), theirs.get(row, [])):
+        for number, (a, b) in enumerate(zip_longest(ours.get(row, []), theirs.get(row, []))):
             if a != b:
-                findings.append(f"rank {row[0]}, {row[1]}: predicted {a}, measured {b}")
+                yield row, number, a, b
                 break
-    return findings
 
 
 def by_kind(trace: Trace) -> dict[tuple[int, str], list]:

@@ -14,8 +14,6 @@ from ..core import Impossible
 from ..core.files import printable
 from ..experiments import Experiment
 from ..runtime import Run
-from ..runtime.end import End
-from ..runtime.run import is_alive
 
 FOLDER = Path("runs")  # where launch keeps them, in the notebook's folder
 LISTED = 100
@@ -73,9 +71,7 @@ def about(directory: Path, own: type) -> Past:
 
 def state(run: Run) -> str:
     """How a run ended; where that was not noted only its events could tell, and they may be long."""
-    running = is_alive(run.settings["launcher"])  # asked first: it notes the end before it ends
-    end = End.noted(run.directory)
-    return end.state if end else "running" if running else "end unknown"
+    return end.state if (end := run.noted_end) else "end unknown"
 
 
 def differing(settings: dict, own: type) -> str:

@@ -69,14 +69,17 @@ class Run:
     def _end(self) -> End:
         if self._watch:
             return self._watch.end
-        running = is_alive(self.settings["launcher"])  # asked first: it writes the end before it ends
-        if end := End.noted(self.directory):
+        if end := self.noted_end:
             return end
-        if running:
-            return End("running")
         if (logs := self._logs()) and all(log.state in ("done", "changed") for log in logs):
             return End("done")
         return End("stopped", "Whatever started this run ended before its ranks did.")
+
+    @property
+    def noted_end(self) -> End | None:
+        """The end as its launcher noted it, or "running" while that lives; None where only the logs could tell."""
+        running = is_alive(self.settings["launcher"])  # asked first: it writes the end before it ends
+        return End.noted(self.directory) or (End("running") if running else None)
 
     @property
     def damage(self) -> str | None:
