@@ -11,11 +11,12 @@ from .encoder_account import encoder_flops, encoder_matmuls, encoder_movements, 
 from .gpt import GPT, GPTStage
 from .mlp import MLPStage, layered_mlp
 from .peak import Account, gpt_steps, mlp_steps, peak_bytes
+from .seed import built
 from .translator import TranslatorConfig, translator_parameters, translator_shapes, translator_steps
 from .window import window_steps
 
 __all__ = ["Account", "GPT", "Dropout", "Encoder", "EncoderConfig", "GPTConfig", "GPTStage", "MLPStage", "Matmul", "Movement", "Noise",
-           "Saved", "TranslatorConfig", "boundary_bytes", "class_loss", "cross_entropy", "early_gradient_bytes", "encoder_flops", "encoder_matmuls",
+           "Saved", "TranslatorConfig", "boundary_bytes", "built", "class_loss", "cross_entropy", "early_gradient_bytes", "encoder_flops", "encoder_matmuls",
            "encoder_movements", "encoder_parameters", "encoder_saved", "encoder_shapes", "gpt_steps", "layered_mlp", "matmul_flops",
            "matmuls", "mlp_steps", "moved_bytes", "movements", "parameter_bytes", "parameter_shapes", "parameters", "peak_bytes", "queued_bytes",
            "require_cuttable", "saved_bytes", "split", "split_flops", "translator_parameters", "translator_shapes",

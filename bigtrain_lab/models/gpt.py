@@ -18,7 +18,7 @@ from bigtrain_lab.core import Impossible
 from .blocks import Block, Embedding, Head
 from .config import GPTConfig, require_slice
 from .dropout import Noise
-from .seed import generator
+from .seed import normal
 
 
 class GPTStage(nn.Module):
@@ -55,10 +55,11 @@ class GPT(GPTStage):
 def initialise(module: nn.Module, layers: int, seed: int):
     """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start from one model."""
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            return
         if parameter.dim() == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             continue
         writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
         std = 0.02 / math.sqrt(2 * layers) if writes_residual else 0.02
-        draw = generator(seed, name)
-        parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=draw).mul_(std))
+        parameter.copy_(normal(parameter, seed, name).mul_(std))

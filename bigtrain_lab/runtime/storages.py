@@ -49,9 +49,9 @@ class Storage(weakref.ref):
 
 
 class _Mode(TorchDispatchMode):
-    def __init__(self, returned: Callable, grown: Callable):
+    def __init__(self, returned: Callable, grown: Callable, operate: Callable | None):
         super().__init__()
-        self._returned, self._grown, self._effects = returned, grown, {}
+        self._returned, self._grown, self._operate, self._effects = returned, grown, operate, {}
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         effect = self._effects.get(operator)
@@ -59,7 +59,10 @@ class _Mode(TorchDispatchMode):
             effect = self._effects[operator] = effect_of(operator)
         if effect is GROWS:
             return self._grown(operator, args, kwargs or {})
-        out = operator(*args, **kwargs) if kwargs else operator(*args)
+        if self._operate:
+            out = self._operate(operator, args, kwargs or {})
+        else:
+            out = operator(*args, **kwargs) if kwargs else operator(*args)
         if effect is SEES:
             self._returned(out, operator)
         return out
@@ -88,18 +91,19 @@ class Storages:
     """While active, notes (storage, its own kind, bytes or None at its end, wall) in `events`, in order.
 
     grows     called with (storage, bytes more) before that is noted; may raise: then the operator does, and these bytes are not counted
-    device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do
+    device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do, and on meta those without memory too
+    operate   called in place of each operator, with (operator, args, kwargs)
     """
 
-    def __init__(self, wall: Callable[[], int], places: Places, grows: Callable, device: torch.device):
+    def __init__(self, wall: Callable[[], int], places: Places, grows: Callable, device: torch.device, operate: Callable | None = None):
         self.known: dict[int, Storage] = {}
         self.events: deque[tuple] = deque()
         self.total = 0  # of all that counts, at once
         self.action = ""
         self._wall, self._places, self._grows = wall, places, grows
-        self._cuda = device.type == "cuda"
+        self._cuda, self._meta = device.type == "cuda", device.type == "meta"
         self.returned: set[int] = set()
-        self._mode = _Mode(self._returned, self._grown)
+        self._mode = _Mode(self._returned, self._grown, operate)
         self._observer = Observer(self._saved, self._let_go)
 
     def start(self) -> ExitStack:
@@ -135,6 +139,8 @@ class Storages:
 
     def counts(self, storage: torch.UntypedStorage) -> int:
         """Its bytes if it is to be counted; one of a meta or a fake tensor has no address."""
+        if self._meta:  # of the host's, those of actions: on a CPU a batch is there once, before
+            return storage.nbytes() if self.action or storage.device.type == "meta" else 0
         counted = storage.is_cuda if self._cuda else storage.device.type != "meta"
         return storage.nbytes() if counted and storage.data_ptr() else 0
 
