@@ -122,7 +122,7 @@ def account(program: Callable, unobserved: bool = False) -> "Account":
 def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Journal"]:
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
-    rank = DryRank(ledger, operators, journal)
+    rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
     with ledger:
         program(rank)
         ledger.changes()
@@ -202,6 +202,7 @@ class Operators:
         self._known: dict[tuple, tuple] = {}
         self._ways: dict[object, str] = {}
         self.flops = self.moved_bytes = self.operators = 0
+        self.copied: Callable = lambda tensor: None  # told of what comes to the host, which on a CPU is there already
 
     def work(self) -> Work:
         return Work(self.flops, self.moved_bytes, self.operators)
@@ -289,8 +290,12 @@ class Operators:
         if operator is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return False if args[0].dtype == torch.bool else 1 if not args[0].is_floating_point() else 1.0
         if operator is torch.ops.aten._to_copy.default and args[0].is_meta and (kwargs.get("device") or META).type != "meta":
-            return torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype, device=kwargs["device"]).expand(args[0].shape)
+            host = torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype, device=kwargs["device"]).expand(args[0].shape)
+            self.copied(host)
+            return host
         result = operator(*args, **kwargs)
+        if operator is LAYER_NORM and args[2] is not None:  # in half, where meta has its statistics in float32
+            result = result[0], *(each.to(args[2].dtype) for each in result[1:])
         self._count(operator, args, kwargs, result)
         return result
 
@@ -312,6 +317,7 @@ class Operators:
         self.operators += 1
 
 
+LAYER_NORM = torch.ops.aten.native_layer_norm.default
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient of a gather.
 WRITTEN_IN_PLACE = {torch.ops.aten.add.Tensor, torch.ops.aten.scatter_add.default}
 

@@ -60,6 +60,6 @@ def initialise(module: nn.Module, layers: int, seed: int):
         if parameter.dim() == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             continue
-        writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+        writes_residual = name.endswith((".out.weight", "mlp.down.weight"))
         std = 0.02 / math.sqrt(2 * layers) if writes_residual else 0.02
         parameter.copy_(normal(parameter, seed, name).mul_(std))

@@ -135,6 +135,10 @@ class Ledger:
         """A context for what is no part of the training, such as a look at its gradients: what is made within is not seen."""
         return self._seen.aside() if self._active else nullcontext()
 
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """It was made just now, and is not to be counted."""
+        self._seen.record(tensor.untyped_storage(), tensor, "ignored")
+
     # -- on and off -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Ledger":

@@ -128,7 +128,7 @@ class Storages:
 
     def _meet(self, tensor: torch.Tensor, maker) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.known and (count := self.counts(storage)):
+        if storage._cdata not in self.known and (count := self.counts(storage, born=True)):
             running = torch._C._current_graph_task_id() != -1
             born = self.record(storage, tensor, maker)
             recorded = running and torch.is_grad_enabled() and not self._observer.transforms  # whose backwards are recorded always
@@ -137,10 +137,10 @@ class Storages:
             born.made = self.action or ("backward" if running else "forward" if self._places.path else "")
             self._count(born, count)
 
-    def counts(self, storage: torch.UntypedStorage) -> int:
+    def counts(self, storage: torch.UntypedStorage, born: bool = False) -> int:
         """Its bytes if it is to be counted; one of a meta or a fake tensor has no address."""
-        if self._meta:  # of the host's, those of actions: on a CPU a batch is there once, before
-            return storage.nbytes() if self.action or storage.device.type == "meta" else 0
+        if self._meta:  # of the host's, those that actions make: a batch that was loaded is on the device too
+            return storage.nbytes() if storage.device.type == "meta" or born and self.action else 0
         counted = storage.is_cuda if self._cuda else storage.device.type != "meta"
         return storage.nbytes() if counted and storage.data_ptr() else 0
 
