@@ -146,9 +146,12 @@ class Group:
         first ones are a row longer where it does not divide), or a list of tensors, one a rank, of any shapes."""
         parts = self._parts(tensor, "reduce_scatter")
         own, longest = parts[self.rank], max(part.numel() for part in parts)
-        flat = self._transport(own).new_zeros(self.size, longest)
-        for row, part in zip(flat, parts):
-            row[:part.numel()] = part.detach().reshape(-1)
+        if self._fits(tensor, parts):
+            flat = tensor.detach().view(self.size, longest)
+        else:
+            flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
+            for row, part in zip(flat, parts):
+                row[:part.numel()] = part.detach().reshape(-1)
         with self._together(name, "reduce_scatter", sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"):
             dist.reduce_scatter_tensor(reduced := flat.new_empty(longest), flat.view(-1), operation(op), group=self._pg)
         reduced = reduced[:own.numel()].view(own.shape).to(own.device)
@@ -161,21 +164,22 @@ class Group:
         Impossible where this rank's tensor is not of its part's shape.
         """
         if out is None:
-            rows, rest = (tensor.shape[0], tensor.shape[1:]) if tensor.dim() else (1, ())
-            out = tensor.detach().new_empty((self.size * rows, *rest))
-        parts = self._parts(out, "all_gather")
-        if not tensor.dim():
-            parts = [part.view(()) for part in parts]
+            stacked = tensor.detach().new_empty((self.size, *tensor.shape))
+            out, parts = stacked.flatten(0, 1) if tensor.dim() else stacked, stacked.unbind()
+        else:
+            parts = self._parts(out, "all_gather")
         if Shape.of(tensor) != Shape.of(own := parts[self.rank]):
             raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part that is {Shape.of(own)}: "
                              "give out= one tensor of its shape for each rank.")
-        longest = max(part.nbytes for part in parts)
-        mine = torch.empty(longest, dtype=torch.uint8, device=self._transport(tensor).device)
-        mine[:tensor.nbytes] = as_bytes(tensor)
+        longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
+        mine = as_bytes(tensor).to(self._room_on(tensor))
+        if len(mine) < longest:
+            mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
+        flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
         with self._together(name, "all_gather", sum(part.nbytes for part in parts), f"all_gather of {of(parts)}"):
-            dist.all_gather_into_tensor(flat := mine.new_empty(self.size * longest), mine, group=self._pg)
+            dist.all_gather_into_tensor(flat, mine, group=self._pg)
         with torch.no_grad():
-            for part, row in zip(parts, flat.view(self.size, longest)):
+            for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
                 part.copy_(row[:part.nbytes].view(part.dtype).view(part.shape))
         return out
 
@@ -200,9 +204,14 @@ class Group:
             raise Impossible(f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank.")
         return tensors
 
-    def _transport(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An empty tensor of its dtype, on the device from which the backend takes one: gloo cuts and gathers on the host alone."""
-        return tensor.detach().new_empty(0, device=HOST if dist.get_backend(self._pg) == "gloo" else tensor.device)
+    def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
+        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal parts, on its device."""
+        return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous() and tensors.device == self._room_on(tensors)
+                and len({part.numel() for part in parts}) == 1)
+
+    def _room_on(self, tensor: torch.Tensor) -> torch.device:
+        """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
+        return HOST if dist.get_backend(self._pg) == "gloo" else tensor.device
 
     # -- what a recording group does as well ----------------------------------------------------------------
 
