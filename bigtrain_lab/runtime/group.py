@@ -35,13 +35,20 @@ def is_lost(error: BaseException | None) -> bool:
 
 
 class Handle:
-    """A receive that was posted; `wait()` returns the tensor."""
+    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the message is in hand, without taking it: the
+    time at which it was issued, None without a modelled clock."""
 
-    def __init__(self, wait):
-        self._wait, self._tensor = wait, None
+    def __init__(self, arrive, take):
+        self._arrive, self._wait, self._issue, self._tensor = arrive, take, None, None
+
+    def arrive(self) -> int | None:
+        if self._arrive:
+            self._issue, self._arrive = self._arrive(), None
+        return self._issue
 
     def wait(self) -> torch.Tensor:
         if self._wait:
+            self.arrive()
             self._tensor, self._wait = self._wait(), None
         return self._tensor
 
@@ -123,10 +130,10 @@ class Group:
         if buffer is None:
             return posted
 
-        def wait():
+        def take():
             with torch.no_grad():
                 return buffer.copy_(posted.wait())
-        return Handle(wait)
+        return Handle(posted.arrive, take)
 
     def finish(self) -> None:
         """Return when every message that was posted has been taken."""
@@ -230,6 +237,9 @@ class Group:
         `idle`: there is nothing to do before."""
         arrived()
 
+    def reaches(self, dst: int) -> int | None:
+        """The earliest time at which the message that was sent last arrives at rank `dst`; None without a modelled clock."""
+
     def failed(self, error: BaseException, sentence: str) -> BaseException:
         """A function on this lane failed: note it, for nobody may ask; returns what to raise where somebody does. A lost connection
         and a lack of memory name their rank themselves."""
@@ -247,6 +257,9 @@ class Group:
 
     def _take(self, wire, shape, src, name) -> torch.Tensor:
         return wire.to(self.device)
+
+    def _issued(self, wire) -> int | None:
+        """When a message was issued."""
 
     def _waiting(self, src, way, name, site):
         return self._watching(src, name)
@@ -274,11 +287,11 @@ class Group:
         with self._watching(src, name):
             receive = self._expect(src, site, way, like)
 
-        def wait():
+        def arrive():
             with self._waiting(src, way, name, site):
-                shape = self._arrive(receive, src, site, name)
-            return self._take(receive.wire, shape, src, name)
-        return Handle(wait)
+                self._arrive(receive, src, site, name)
+            return self._issued(receive.wire)
+        return Handle(arrive, lambda: self._take(receive.wire, self._heard[src, site], src, name))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)
@@ -309,8 +322,8 @@ class Group:
             receive.wire = self._room(shape)
             receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
-    def _arrive(self, receive: _Receive, src: int, site: str, name) -> Shape:
-        """Wait until the receive's wire is filled; the message's shape. Impossible where it is unlike what was expected."""
+    def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
+        """Wait until the receive's wire is filled. Impossible where the message is unlike what was expected."""
         if coming := self._coming.get((src, site)):
             coming.work.wait()
             self._heard[src, site] = Shape.decode(coming.code)
@@ -322,7 +335,6 @@ class Group:
             raise Impossible(f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
                              f"{shape}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
         receive.work.wait()
-        return shape
 
     def _watching(self, peer: int | None, name):
         return _Watching(self, peer, name)

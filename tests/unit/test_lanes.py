@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Link, Mesh
+from bigtrain_lab.core import Cost, Impossible, Link, Mesh
 from bigtrain_lab.explain import not_finite
-from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Together, Wait
+from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.execute import Work, execute
 from bigtrain_lab.schedule import Action
@@ -90,6 +90,42 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     for layer in range(BUCKETS):
         expected = RANKS * torch.arange(NUMBERS, dtype=torch.float64) + 1000 * (layer + 1)
         assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
+
+
+def served(bound, shards=2, steps=4) -> Plan:
+    """Workers that each ask every shard once a step; the last of them leaves earlier."""
+    workers = RANKS - shards
+    servers = {workers + k: Serve(tuple(range(workers)), (steps,) * (workers - 1) + (steps - 2,), 80, 800, bound, f"shard {k}") for k in range(shards)}
+    lanes = {(rank, "compute"): (op,) for rank, op in servers.items()}
+    for place in range(workers):
+        lanes[place, "compute"] = tuple(op for n in range(servers[workers].requests[place]) for op in (
+            Compute((Action("F", place, n),)), *(Send(rank, op.ask(place, n)) for rank, op in servers.items()),
+            *(Recv(rank, op.answer(place, n)) for rank, op in servers.items())))
+    return Plan(lanes, RANKS)
+
+
+@pytest.mark.parametrize("links", [False, True], ids=["free", "links"])
+@pytest.mark.parametrize("bound, shards", [(None, 2), (None, 1), (1, 2), (0, 1)])
+def test_servers_that_answer_by_time_are_as_predicted(bound, shards, links, tmp_path):
+    """Though requests really arrive in any order: workers sleep at random, and one is slow."""
+    plan = served(bound, shards)
+    cost = Cost({"F": ["0.9", "1.7", "2.5"], "S": "0.1"}, links=LINKS if links else {}, slowdown={1: 4})
+    trace = launch(lambda rank: execute(plan, rank), RANKS, cost=cost, jitter_s=0.003, directory=tmp_path / "run").wait()
+    assert lanes_of(trace) == lanes_of(simulate(plan, cost))
+    order = [s.name for s in trace.spans(RANKS - shards)]
+    assert len(order) == 4 * (RANKS - shards) - 2 and (order != sorted(order, key=lambda name: name[-1])) == (bound != 0)
+
+
+def test_servers_without_a_modelled_clock_take_turns(tmp_path):
+    run = launch(lambda rank: execute(served(None), rank), RANKS, directory=tmp_path / "run")
+    assert [s.name for s in run.wait().spans(2)] == ["0S0", "1S0", "0S1", "1S1", "0S2", "0S3"]
+
+
+def test_a_server_whose_worker_never_asks_is_a_deadlock_that_is_told():
+    lanes = dict(served(None).lanes)
+    lanes[0, "compute"] = ()
+    with pytest.raises(Impossible, match="This plan deadlocks: rank 2 waits for a request of rank 0 to shard 0. Change"):
+        simulate(Plan(lanes, RANKS), {"F": 1})
 
 
 def test_a_lane_runs_what_is_launched_in_its_order_and_a_wait_moves_its_waiter_to_the_end(tmp_path):
