@@ -7,7 +7,9 @@ the micro-batch it names. Micro-batches are numbered on through a whole run, so 
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from .core import Family, Impossible
@@ -56,10 +58,11 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     ranks: int
     micro_batches: int
+    chunks = 1  # stages that each rank holds; a field where it can be chosen
     asynchronous = False
 
     def __post_init__(self):
-        for name in ("ranks", "micro_batches"):
+        for name in ("ranks", "micro_batches", "chunks"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise Impossible(f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at least 1.")
@@ -70,7 +73,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     @property
     def stages(self) -> int:
-        return self.ranks
+        return self.ranks * self.chunks
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """The rank that holds this stage (for this micro-batch, where a schedule runs in both directions)."""
@@ -85,18 +88,28 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         """The weight version that the action uses: the number of updates its stage's weights have behind them."""
         return action.micro_batch // self.micro_batches
 
+    @cached_property
+    def halved(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch of a batch) of each backward that the order splits into I and W."""
+        return frozenset(a[1:] for steps in self.over(1) for step in steps for a in step if a.kind in "IW")
+
+    def backward(self, stage: int, micro_batch: int, half: str) -> Action:
+        """The backward there: B, or this half of it where the order splits it."""
+        split = self.halved and (stage, micro_batch % self.micro_batches) in self.halved
+        return Action(half if split else "B", stage, micro_batch)
+
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results this one uses (of U: the backwards, or their W where they are split)."""
+        """The actions whose results this one uses. A backward needs that of the next stage, whole or halved, and U every one."""
         kind, stage, micro_batch = action
         if kind == "F":
             return [Action("F", stage - 1, micro_batch)] if stage else []
         if kind in "BI":
-            behind = [Action(kind, stage + 1, micro_batch)] if stage + 1 < self.stages else []
+            behind = [self.backward(stage + 1, micro_batch, "I")] if stage + 1 < self.stages else []
             return [Action("F", stage, micro_batch), *behind]
         if kind == "W":
             return [Action("I", stage, micro_batch)]
         first = micro_batch - self.update_size + 1
-        return [Action("B", stage, m) for m in range(first, micro_batch + 1)]
+        return [self.backward(stage, m, "W") for m in range(first, micro_batch + 1)]
 
     def over(self, batches: int) -> "list[list[Step]]":
         """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
@@ -134,10 +147,101 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
                 raise Impossible(f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several of them.")
         return steps
 
+    @staticmethod
+    def of(*texts: str, name: str = "written") -> "Written":
+        """A synchronous order written down, one text a rank: of("0F0 1F0 1B0 0B0"), of("0F0 0F1 ...", "1F0 1B0 1F1 ...").
+
+        "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those that are written; a stage lies on the
+        rank that runs it. Without any U a batch ends with one of each stage. Impossible where a text is no order.
+        """
+        micro_batches = 0
+        for rank, text in enumerate(texts):
+            if not isinstance(text, str) or not text.split():
+                raise Impossible(f"The order of rank {rank} is {text!r}: write its actions in a text, such as \"0F0 0B0\".")
+            for word in text.replace("+", " ").split():
+                try:
+                    action = Action.parse(word)
+                except Impossible as error:
+                    raise Impossible(f"In the order of rank {rank}, {error}") from error
+                micro_batches = max(micro_batches, action.micro_batch + 1)
+        if not texts:
+            raise Impossible("There is no order: give one text a rank, such as \"0F0 0B0\".")
+        return Written(len(texts), micro_batches, texts, name)
+
     @classmethod
     def options(cls) -> set[str]:
         """The settings that this schedule has beyond ranks and micro-batches."""
         return {f.name for f in fields(cls)} - {"ranks", "micro_batches"}
+
+
+class InV(Schedule):
+    """Two stages a rank, laid in a V: stage s and stage 2p-1-s lie on rank s, so the first rank also has the loss."""
+
+    chunks = 2
+
+    def rank_of(self, stage, micro_batch):
+        return min(stage, 2 * self.ranks - 1 - stage)
+
+    def numbered(self, rank: int, order: list[str]) -> list[Step]:
+        """Steps from kinds and chunks: the n-th "F0" is the forward of micro-batch n on the rank's first stage, "F0+B1" one step
+        of two actions, "W" the half that is open longest. What lies beyond the batch's last micro-batch is left out."""
+        done, opened, steps = Counter(), [], []
+        for word in order:
+            step = []
+            for kind, *chunk in word.split("+"):
+                stage = (rank, self.stages - 1 - rank)[int(chunk[0])] if chunk else None
+                if kind == "W":
+                    step.append(next(half for half in opened if stage in (None, half.stage)))
+                    opened.remove(step[-1])
+                    continue
+                turn = done[kind == "F", stage]
+                done[kind == "F", stage] += 1
+                step.append(Action(kind, stage, turn))
+                if kind == "I":
+                    opened.append(Action("W", stage, turn))
+            steps.append(tuple(action for action in step if action.micro_batch < self.micro_batches))
+        return [step for step in steps if step]
+
+
+@dataclass(frozen=True)
+class Written(Schedule):
+    """An order written down, as `Schedule.of` makes it."""
+
+    texts: tuple[str, ...]
+    name: str
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.homes  # noqa: B018  (raises Impossible)
+
+    def steps(self, rank):
+        return [tuple(map(Action.parse, word.split("+"))) for word in self.texts[rank].split()]
+
+    @cached_property
+    def homes(self) -> dict[int, int]:
+        """The rank of each stage: where its actions stand."""
+        first: dict[int, tuple] = {}
+        for rank in range(self.ranks):
+            for action in (action for step in self.steps(rank) for action in step):
+                home, other = first.setdefault(action.stage, (rank, action))
+                if home != rank:
+                    raise Impossible(f"Rank {home} runs {other} and rank {rank} runs {action}: write all actions of a stage on one rank, "
+                                     "since its weights lie there.")
+        for stage in range(len(first)):
+            if stage not in first:
+                raise Impossible(f"No rank runs stage {stage}, and there is a stage {max(first)}: number the stages from 0 on.")
+        return {stage: rank for stage, (rank, _) in first.items()}
+
+    @property
+    def chunks(self):
+        return -(-self.stages // self.ranks)
+
+    @property
+    def stages(self):
+        return len(self.homes)
+
+    def rank_of(self, stage, micro_batch):
+        return self.homes[stage]
 
 
 def F(stage: int, micro_batch: int) -> Step:

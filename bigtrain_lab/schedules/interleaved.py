@@ -23,16 +23,10 @@ class Interleaved(Schedule):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.chunks, int) or self.chunks < 1:
-            raise Impossible(f"chunks is {self.chunks!r}: a rank holds a whole number of chunks, at least 1.")
         if self.micro_batches % self.ranks:
             below = self.micro_batches // self.ranks * self.ranks
             raise Impossible(f"Interleaving goes round in groups of {self.ranks} ranks, which do not divide {self.micro_batches} "
                              f"micro-batches: take {f'{below} or ' * (below > 0)}{below + self.ranks}.")
-
-    @property
-    def stages(self):
-        return self.ranks * self.chunks
 
     def steps(self, rank):
         p, v = self.ranks, self.chunks

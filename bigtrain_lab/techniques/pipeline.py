@@ -136,7 +136,7 @@ class Pipeline:
 
     def _backward(self, action: Action) -> None:
         x, weights, y = self.graphs.pop(action[1:])
-        dy = self.values.pop(action._replace(stage=action.stage + 1), None)  # None: y is the loss
+        dy = self.values.pop(self.schedule.needs(action)[-1], None)  # None: y is the loss
         self.versions[action.stage].sum_gradients_on(weights)
         if y is not None:
             torch.autograd.backward(y, dy)
