@@ -28,7 +28,7 @@ from ..core import Impossible
 from . import border, peers
 from .border import Place
 from .offset import namespace
-from .run import is_alive, this_process
+from .pulse import is_alive, this_process
 from .waits import ranks
 
 PATIENCE_S = 300.0  # for ranks that are on their way

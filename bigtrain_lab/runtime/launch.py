@@ -31,7 +31,8 @@ from .in_place import run_in_place
 from .kept import FORMAT, MOST_RANKS, settings_json
 from .machine import environment, versions
 from .process import Job
-from .run import Run, this_process
+from .pulse import this_process
+from .run import Run
 from .server import interrupts_held, warm
 from .watch import Watch
 

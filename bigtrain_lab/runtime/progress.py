@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from . import diagnose
+from .diagnose import Exit
 from .pulse import STOPPED, WITHIN_S, Pulse
-from .waits import Doing, ranks
+from .waits import Doing, RankState, ranks
 
 STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
 COUNT_S = 0.5  # between two counts of what the ranks have computed
@@ -32,7 +33,7 @@ class Progress:
     """
 
     def __init__(self, job, stall_s: float, signs: Callable[[], object] = lambda: 0, pulses: Mapping[int, Pulse] | None = None):
-        self._directory, self._stall_s, self._signs = Path(job.directory), stall_s, signs
+        self._directory, self._record, self._stall_s, self._signs = Path(job.directory), job.record, stall_s, signs
         self._pulses = {} if pulses is None else pulses
         self._logs, self._outputs = ([job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
                                      for kind, suffix in (("events", "jsonl"), ("rank", "log")))
@@ -53,6 +54,10 @@ class Progress:
         """What keeps a process from going on, by rank: those that are stopped, or wait for a
         disk."""
         return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
+
+    def waits(self, exits: Mapping[int, Exit]) -> tuple[RankState, ...]:
+        """What each rank was at when the run failed, with these ends of ranks."""
+        return tuple(diagnose.states(self._directory, self.doings(), exits, self.kept())) if self._record else ()
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for

@@ -8,7 +8,6 @@ year see the same; a crashed run keeps all it wrote.
 """
 
 import os
-import platform
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -24,6 +23,7 @@ from . import damage, results
 from .end import End
 from .kept import read_settings
 from .log import MOST_ITEMS, Log, Logged, Tail
+from .pulse import is_alive
 from .waits import RankState
 
 POLL_S = 0.03
@@ -232,27 +232,6 @@ def stat(path: Path) -> os.stat_result | None:
 def on(item, clock: str):
     """The event of a log's item on this clock, or None."""
     return getattr(item, clock) if isinstance(item, Logged) else None
-
-
-def this_process() -> list:
-    """[host, pid, start time]: what is asked later, to know whether whatever launched a run still lives."""
-    import psutil
-
-    return [platform.node(), os.getpid(), psutil.Process().create_time()]
-
-
-def is_alive(launcher: list | None) -> bool:
-    """Whether that process lives, on this host; a pid that was given to another process since is not it."""
-    import psutil
-
-    host, pid, began = launcher or (None, 0, 0)
-    if host != platform.node():
-        return False
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - began) < 2 and process.status() != psutil.STATUS_ZOMBIE  # clocks are set now and then
-    except psutil.Error:
-        return False
 
 
 def steps_done(events, settings: dict) -> int:

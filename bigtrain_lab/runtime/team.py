@@ -36,7 +36,7 @@ from .kept import read_settings
 from .machine import cores
 from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
 from .process import Job
-from .run import this_process
+from .pulse import this_process
 
 CONNECT_S = 120.0  # for gloo to connect ranks that are all there
 SEEN_S = 30.0  # for a shared disk to show a new file

@@ -75,9 +75,8 @@ class Watch:
         try:
             self._begin()
             end = self._until_the_end()
-            if end.state == "failed" and self._job.record:
-                kept = self._progress.kept()
-                end = end._replace(waits=tuple(diagnose.states(self.directory, self._progress.doings(), self._all_exits(), kept)))
+            if end.state == "failed":
+                end = end._replace(waits=self._progress.waits(self._all_exits()))
         except (server.CannotStart, Impossible) as error:
             end = End("failed", str(error))
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave ranks behind)

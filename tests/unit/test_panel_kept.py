@@ -24,7 +24,7 @@ from bigtrain_lab.panel.window import DRAWN, steps_drawn, window
 from bigtrain_lab.player import pack
 from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.runtime.log import Log
-from bigtrain_lab.runtime.run import this_process
+from bigtrain_lab.runtime.pulse import this_process
 from tests.unit.ranks import until
 from tests.unit.test_panel import panel, patient  # noqa: F401  (fixtures)
 from tests.unit.waves import Waves
