@@ -22,7 +22,6 @@ from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
 from .press import Press
 from .settings import Settings
-from .trouble import trouble
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
 PREDICTING = "predicting these settings"
@@ -110,7 +109,7 @@ class Panel(widgets.VBox):
 
     def _show_problem(self) -> None:
         """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
-        self.picture.tell_trouble(trouble(self.problem, None if self._refusal else self._failed) if self.problem else "", self._offer, whole=bool(self._refusal))
+        self.picture.tell_trouble(table.trouble(self.problem, None if self._refusal else self._failed) if self.problem else "", self._offer, whole=bool(self._refusal))
         self._results.layout.display = "none" if self._refusal else None
 
     def _enable(self) -> None:
@@ -237,8 +236,7 @@ class Panel(widgets.VBox):
         with self._lock:
             self._running = False
             try:
-                traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
-                self._show_end(run, self._compared.ran, traces, f"after {took:.1f} s", replayed=took < REPLAY_S)
+                self._show_end(run, self._compared.ran, run.traces(), f"after {took:.1f} s", replayed=took < REPLAY_S)
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
             if self.bar.history.value:

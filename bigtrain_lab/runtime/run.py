@@ -149,6 +149,10 @@ class Run:
             header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]), "settings": {**header["settings"], "unfinished": True}}
         return Trace.of(events, clock, **header)
 
+    def traces(self) -> dict[str, Trace]:
+        """By clock: the modelled trace, unless that clock was off, and the measured one."""
+        return {clock: self.trace(clock) for clock in dict.fromkeys((self.clock, "measured"))}
+
     def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
         """The events on one clock as the ranks write them; ends when the run has ended and all were given."""
         clock, tails = self._clock(clock), self._tails()
