@@ -80,7 +80,7 @@ class Lookout:
     def give_up(self, why: str) -> End:
         """End the run: this rank can keep no record of it."""
         with suppress(RuntimeError):
-            self._own_board.first("end", self._told("failed", why).told())
+            self._own_board.first("end", self._progress.failed(why, {})._replace(teller=self.index).told())
         return self.end(FAILED)
 
     # -- the thread -----------------------------------------------------------------------------------------
@@ -117,9 +117,9 @@ class Lookout:
             if told := board.peek("end"):
                 return End.of(told)
             if signal.SIGINT in heard:
-                return self._publish(self._told("stopped", INTERRUPTED))
+                return self._publish(End("stopped", INTERRUPTED))
             if self._is_orphan():
-                return self._publish(self._told("stopped", self._orphaned()))
+                return self._publish(End("stopped", self._orphaned()))
             for rank, exit in self._silent().items():
                 board.first("gone", [rank, exit.code])
             self._asked_to_end |= signal.SIGTERM in heard
@@ -130,9 +130,9 @@ class Lookout:
                 if end := self._failure(gone, time.monotonic() - trouble):
                     return end
             elif self.index == 0 and board.count("over") == self.size:
-                return self._publish(self._told("done", None))
+                return self._publish(End("done"))
             elif self.index == 0 and self._job.record and (found := self._progress.trouble(self._stacks_of_all)):
-                return self._publish(self._told("failed", found))
+                return self._publish(self._progress.failed(found, {}))
             if board.count("stacks asked") and not self._dumped:
                 self._dump()
 
@@ -168,18 +168,13 @@ class Lookout:
         if since_s < (0.05 if known else VICTIMS_S) + (0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S):
             return None
         if not exits:
-            return self._publish(self._told("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
-        teller = diagnose.culprit_of(self._directory, exits)
-        told = diagnose.failure(self._directory, self._progress.doings(), exits)
-        self._stacks_of_all(silent)  # of those that wait for it
-        end = self._told("failed", told, exits)
+            return self._publish(End("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
+        end, teller = self._progress.failure(exits, lambda: self._stacks_of_all(silent)), diagnose.culprit_of(self._directory, exits)
         return self._publish(end if teller == silent else end._replace(teller=teller))
 
-    def _told(self, state: str, diagnosis: str | None, exits: dict[int, Exit] | None = None) -> End:
-        return End(state, diagnosis, self._progress.waits(exits or {}) if state == "failed" else (), self.index)
-
     def _publish(self, end: End) -> End:
-        """Say how the run ended, unless another rank has; how it ended then."""
+        """Say how the run ended, unless another rank has; how it ended then. This rank tells it where no other is to."""
+        end = end if end.teller is not None else end._replace(teller=self.index)
         found = End.of(self._board.first("end", end.told()))
         return end.note(self._directory, self.index) if found == end else found
 
@@ -194,13 +189,13 @@ class Lookout:
             return end
         self._asked_to_end = True
         if self._is_orphan():
-            end = self._told("stopped", self._orphaned())
+            end = End("stopped", self._orphaned())
         elif exits := self._silent():
-            end = self._told("failed", diagnose.failure(self._directory, self._progress.doings(), exits), exits)
+            end = self._progress.failure(exits, lambda: None)
         else:
-            end = self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
-                             f"{self._team.members[0].host}: see what torchrun says there.")
-        return end.note(self._directory, self.index)
+            end = self._progress.failed(f"Rank {self.index} lost the connection to the machine of rank 0, "
+                                        f"{self._team.members[0].host}: see what torchrun says there.", {})
+        return end._replace(teller=self.index).note(self._directory, self.index)
 
     def _is_orphan(self) -> bool:
         """Whether the torchrun that started this rank has ended: nobody will end the rank now."""

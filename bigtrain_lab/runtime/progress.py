@@ -15,8 +15,9 @@ from pathlib import Path
 
 from . import diagnose
 from .diagnose import Exit
+from .end import End
 from .pulse import STOPPED, WITHIN_S, Pulse
-from .waits import Doing, RankState, ranks
+from .waits import Doing, ranks
 
 STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
 COUNT_S = 0.5  # between two counts of what the ranks have computed
@@ -55,9 +56,16 @@ class Progress:
         disk."""
         return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
 
-    def waits(self, exits: Mapping[int, Exit]) -> tuple[RankState, ...]:
-        """What each rank was at when the run failed, with these ends of ranks."""
-        return tuple(diagnose.states(self._directory, self.doings(), exits, self.kept())) if self._record else ()
+    def failed(self, diagnosis: str, exits: Mapping[int, Exit]) -> End:
+        """The end of a run that failed so, with what each rank was at; `exits`: of those that have ended."""
+        waits = diagnose.states(self._directory, self.doings(), exits, self.kept()) if self._record else ()
+        return End("failed", diagnosis, tuple(waits))
+
+    def failure(self, exits: Mapping[int, Exit], ask_for_stacks: Callable[[], None]) -> End:
+        """The end of a run in which a process ended without finishing; the others are asked for their stacks."""
+        told = diagnose.failure(self._directory, self.doings(), exits)
+        ask_for_stacks()  # of those that wait for it
+        return self.failed(told, exits)
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for

@@ -72,7 +72,7 @@ def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkey
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(lookout, "LAST_S", 0)
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
-    monkeypatch.setattr(ours, "_told", lambda *_: 1 / 0)
+    monkeypatch.setattr(ours._progress, "failed", lambda *_: 1 / 0)
     assert run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
 
 
