@@ -13,8 +13,8 @@ from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.panel import Panel, show
 from bigtrain_lab.panel import table
 from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, nearby, put, refresh
-from bigtrain_lab.panel.graded import Graded, positions
-from bigtrain_lab.panel.live import progress
+from bigtrain_lab.panel.controls import Graded, positions
+from bigtrain_lab.panel.panel import progress
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.panel.press import Press
 from bigtrain_lab.recompute import Recompute
