@@ -1,7 +1,6 @@
 """The controls of an experiment, and what each move of one asks for: the prediction, or the nearest settings that can be."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -101,61 +100,40 @@ class Settings(widgets.GridBox):
             self._tell(tried, offer)
 
 
-class Call:
-    """What to compute, what to do with the answer, and whether the asker still waits for it."""
-
-    def __init__(self, compute: Callable[[], Any], then: Callable[[Any], None]):
-        self.compute, self.then = compute, then
-        self.over, self.awaited, self.answer = threading.Event(), True, None
-
-
 class Newest:
     """The newest of several calls: a slider that moves on makes the answer to its last place worthless before it is there.
 
     A call that is over soon is answered in the caller's own thread, as if there were none. A long one is left to a daemon
-    thread, and the kernel goes on; a newer one takes the place of one that waits, and silences one that has begun.
+    thread, and the kernel goes on; a newer one silences it, and of those that wait for its end only the newest begins.
     `ask` from any thread; `then` of a call that was passed by a newer one is never called.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._last: Call | None = None
-        self._waiting: Call | None = None
-        self._worker: threading.Thread | None = None
-        self._began = 0.0
+        self._last: threading.Event | None = None  # the end of the newest call
 
     def ask(self, compute: Callable[[], Any], then: Callable[[Any], None], patience_s: float | None = None) -> bool:
         """Compute, which must not raise, then call `then(answer)`. False where that takes longer than `patience_s` and comes later."""
-        call = Call(compute, then)
+        over, answer, left = threading.Event(), [], threading.Event()
         with self._lock:
-            if self._waiting:
-                self._waiting.over.set()
-            self._last = self._waiting = call
-            if self._worker is None or time.monotonic() - self._began > STUCK_S:
-                self._began = time.monotonic()
-                self._worker = threading.Thread(target=self._work, daemon=True, name="bigtrain_lab prediction")
-                self._worker.start()
-        call.over.wait(patience_s)
-        with self._lock:
-            call.awaited = False
-            over, newest = call.over.is_set(), call is self._last
-        if over and newest:
-            then(call.answer)
-        return over
+            before, self._last = self._last, over
 
-    def _work(self) -> None:
-        while True:
+        def work():
+            if before:
+                before.wait(STUCK_S)
+            if over is self._last:
+                answer.append(compute())
             with self._lock:
-                if self._worker is not threading.current_thread():  # it was passed
-                    return
-                call, self._waiting = self._waiting, None
-                if call is None:
-                    self._worker = None
-                    return
-                self._began = time.monotonic()
-            call.answer = call.compute()
-            with self._lock:
-                call.over.set()
-                left = call is self._last and not call.awaited
-            if left:
-                call.then(call.answer)
+                over.set()
+                late = left.is_set() and over is self._last
+            if late:
+                then(*answer)
+
+        threading.Thread(target=work, daemon=True, name="bigtrain_lab prediction").start()
+        over.wait(patience_s)
+        with self._lock:
+            left.set()
+            ended, newest = over.is_set(), over is self._last
+        if ended and newest:
+            then(*answer)
+        return ended
