@@ -96,12 +96,15 @@ class Cost:
 
     def collective(self, kind: str, size_bytes: int, ranks: Iterable[int]) -> int:
         """Ticks of a backend's collective of these ranks, the same on each of them; `size_bytes` is the whole tensor, also
-        where each rank brings or keeps a part. One rank alone takes no time.
+        where each rank brings or keeps a part. One rank alone takes no time. `durations` may name a time for the kind instead.
 
             rounds * alpha + share * size_bytes / bandwidth        (COLLECTIVES; alpha of the slowest link of the ring)
         """
         key = (kind, size_bytes, ranks := tuple(sorted(ranks)))
-        if key not in self._ticks:
+        if key not in self._ticks and kind in self.durations:
+            total = self._price(self.durations[kind], 0) * self.ticks_per_unit
+            self._ticks[key] = -(-total.numerator // total.denominator)
+        elif key not in self._ticks:
             if kind not in COLLECTIVES:
                 raise Impossible(f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}.")
             rounds, share = COLLECTIVES[kind](max(1, len(ranks)))
@@ -115,11 +118,13 @@ class Cost:
             self._ticks[key] = -(-total.numerator // total.denominator) if rounds else 0
         return self._ticks[key]
 
-    def message_bytes(self, action) -> int:
-        """Bytes of the message that this action sends to the stage that waits for it."""
-        key = (action.kind, action.stage)
+    def message_bytes(self, message) -> int:
+        """Bytes of a message: those that it states, else those of its kind and stage, such as of an action's result."""
+        if message.bytes is not None:
+            return message.bytes
+        key = (message.kind, message.stage)
         if key not in self._bytes:
-            self._bytes[key] = int(self._price(self.messages.get(action.kind, 0), action.stage))
+            self._bytes[key] = int(self._price(self.messages.get(message.kind, 0), message.stage))
         return self._bytes[key]
 
     def memory(self, action) -> tuple[tuple[str, int], ...]:
