@@ -88,7 +88,7 @@ class Pipeline:
         """
         self.inputs = self._micro_batches("inputs", inputs) if 0 in self.modules else []
         self.targets = self._micro_batches("targets", targets) if self.schedule.stages - 1 in self.modules else []
-        self.losses = []
+        self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
         for versions in self.versions.values():
             versions.refresh()
         self.first_version = {stage: versions.newest for stage, versions in self.versions.items()}
@@ -126,7 +126,7 @@ class Pipeline:
             y = self.versions[stage].call(weights, x, *self.context(self._numbered(action).micro_batch))
         if stage == self.schedule.stages - 1:
             loss = self.loss_fn(y, self.targets[micro_batch])
-            self.losses.append(loss.detach())
+            self.losses[micro_batch] = loss.detach()
             y = loss / self.schedule.update_size
         else:
             self.values[action] = y.detach()
