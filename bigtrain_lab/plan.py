@@ -148,12 +148,12 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
                     if (missing := Action(kind, stage, micro_batch)) not in homes:
                         nothing = "" if homes else "Nothing runs: "
                         home = schedule.rank_of(stage, micro_batch)
-                        raise Impossible(f"{nothing}{missing} is missing on rank {home}: every stage needs "
-                                         "the forward and the backward of every micro-batch.")
+                        raise Impossible(f"{nothing}{missing} is missing on rank {home}: every stage "
+                                         "needs the forward and the backward of each micro-batch.")
         for action, rank in homes.items():
             if action.kind == "B" and action[1:] in halved:
-                raise Impossible(f"Rank {rank} runs {action} and a half of it too: run B, or I and W, "
-                                 "for a micro-batch of a stage.")
+                raise Impossible(f"Rank {rank} runs {action} and a half of it too: "
+                                 "run B, or I and W, for a micro-batch of a stage.")
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):

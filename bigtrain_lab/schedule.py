@@ -91,40 +91,40 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     @cached_property
     def halved(self) -> frozenset[tuple[int, int]]:
         """(stage, micro-batch of a batch) of each backward that the order splits into I and W."""
-        return frozenset(a[1:] for steps in self.over(1) for step in steps for a in step if a.kind in "IW")
-
-    def _backward(self, stage: int, micro_batch: int, half: str) -> Action:
-        """The backward of a micro-batch on a stage: B, or this half where the order splits it."""
-        split = self.halved and (stage, micro_batch % self.micro_batches) in self.halved
-        return Action(half if split else "B", stage, micro_batch)
+        actions = (action for steps in self.over(1) for step in steps for action in step)
+        return frozenset(action[1:] for action in actions if action.kind in "IW")
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results this one uses; of a backward that is halved, I where dL/dx is used, else W."""
+        """The actions whose results this one uses: of B and I the next stage's, of U all B and W."""
         kind, stage, micro_batch = action
         if kind == "F":
             return [Action("F", stage - 1, micro_batch)] if stage else []
         if kind in "BI":
-            after = [self._backward(stage + 1, micro_batch, "I")] if stage + 1 < self.stages else []
-            return [Action("F", stage, micro_batch), *after]
+            if stage + 1 == self.stages:
+                return [Action("F", stage, micro_batch)]
+            split = self.halved and (stage + 1, micro_batch % self.micro_batches) in self.halved
+            return [Action("F", stage, micro_batch), Action("I" if split else "B", stage + 1, micro_batch)]
         if kind == "W":
             return [Action("I", stage, micro_batch)]
-        first = micro_batch - self.update_size + 1
-        return [self._backward(stage, m, "W") for m in range(first, micro_batch + 1)]
+        summed = range(micro_batch - self.update_size + 1, micro_batch + 1)
+        split = {m for m in summed if (stage, m % self.micro_batches) in self.halved}
+        return [Action("W" if m in split else "B", stage, m) for m in summed]
 
     def over(self, batches: int) -> "list[list[Step]]":
         """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
         if self.asynchronous:
-            return self.lengthened(batches)._order()
+            return list(map(list, (self.lengthened(batches) if batches > 1 else self)._order))
         shift = self.micro_batches
         return [
             [step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
-            for once in self._order()
+            for once in self._order
         ]
 
     def lengthened(self, batches: int) -> "Schedule":
         """An asynchronous schedule over several batches as one stream, which drains at its end only."""
         return replace(self, micro_batches=self.micro_batches * batches)
 
+    @cached_property
     def _order(self) -> "list[list[Step]]":
         """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
         order = [self._checked(rank) for rank in range(self.ranks)]
@@ -149,16 +149,21 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     @staticmethod
     def of(*texts: str, name: str = "written") -> "Written":
-        """A synchronous order written down, one text a rank: of("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1").
+        """A synchronous order that is written down, one text a rank:
 
-        "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those that are written,
-        and a stage lies on the rank that runs it. Without any U a batch ends with one a stage.
+            of("0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1")
+
+        "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those written, and
+        a stage lies on the rank that runs it. Without any U a batch ends with one a stage.
         """
         if not texts:
             raise Impossible('There is no order: give one text a rank, such as "0F0 0B0".')
         orders = tuple(read(rank, text) for rank, text in enumerate(texts))
         last = max(action.micro_batch for order in orders for step in order for action in step)
         return Written(len(texts), last + 1, orders, name)
+
+    def __getstate__(self):  # what was derived stays behind
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def options(cls) -> set[str]:
@@ -167,7 +172,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
 
 class InV(Schedule):
-    """Two stages a rank, laid in a V: stages s and 2p-1-s lie on rank s, so rank 0 has both ends of the model."""
+    """Two stages a rank in a V: s and 2p-1-s on rank s, so rank 0 has both ends of the model."""
 
     chunks = 2
 
@@ -175,10 +180,10 @@ class InV(Schedule):
         return min(stage, 2 * self.ranks - 1 - stage)
 
     def numbered(self, rank: int, order: list[str]) -> list[Step]:
-        """Steps from kinds and chunks, micro-batches left out where the batch has fewer.
+        """Steps from kinds and chunks; micro-batches that the batch does not have are left out.
 
-        The n-th "F0" is the forward of micro-batch n on the rank's first stage, "F0+B1" one step of two
-        actions, "W1" the half of the second stage that is open longest, "W" that of either.
+        The n-th "F0" is the forward of micro-batch n on the rank's first stage, "F0+B1" one step
+        of two, "W1" the half of the second stage that is open longest, "W" that of either.
         """
         turns, opened, steps = Counter(), [], []
         for word in order:
@@ -194,7 +199,7 @@ class InV(Schedule):
                 turns[counted] += 1
                 if kind == "I":
                     opened.append(step[-1]._replace(kind="W"))
-            steps.append(tuple(action for action in step if action.micro_batch < self.micro_batches))
+            steps.append(tuple(a for a in step if a.micro_batch < self.micro_batches))
         return [step for step in steps if step]
 
 
@@ -216,8 +221,8 @@ class Written(Schedule):
             for action in (action for step in order for action in step):
                 home, other = first.setdefault(action.stage, (rank, action))
                 if home != rank:
-                    raise Impossible(f"Rank {home} runs {other} and rank {rank} runs {action}: write all actions of "
-                                     "a stage on one rank, since its weights lie there.")
+                    raise Impossible(f"Rank {home} runs {other} and rank {rank} {action}: write all "
+                                     "actions of a stage on one rank, where its weights lie.")
         for stage in range(len(first)):
             if stage not in first:
                 raise Impossible(f"No rank runs stage {stage}, and there is a stage {max(first)}: "
@@ -239,7 +244,8 @@ class Written(Schedule):
 def read(rank: int, text: str) -> tuple[Step, ...]:
     """The steps of one rank's text; Impossible, naming the rank, where it is no order."""
     if not isinstance(text, str) or not text.split():
-        raise Impossible(f'The order of rank {rank} is {text!r}: write its actions in a text, such as "0F0 0B0".')
+        raise Impossible(f"The order of rank {rank} is {text!r}: write its actions in a text, "
+                         'such as "0F0 0B0".')
     try:
         return tuple(tuple(map(Action.parse, word.split("+"))) for word in text.split())
     except Impossible as error:

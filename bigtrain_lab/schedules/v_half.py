@@ -1,13 +1,14 @@
-"""V-Half: a V within half of 1F1B's memory; a rank works ahead only while it holds few enough chunks.
+"""V-Half: a V within half of 1F1B's memory; a rank works ahead only while it holds few chunks.
 
     live chunks   2 floor((p+2)/2) on every rank, where 1F1B's rank 0 holds 2p of this size
     idle a rank   3p-7 chunk slots for even p >= 4, 3p-4 for odd p >= 3   (F = I = W = 1, m >= 2p)
 
-A micro-batch takes memory from its F to its W. In a V, a rank whose first chunk waits long for its W has a
-second one that waits briefly, so all ranks need the same. The rule, slot by slot: run what can run of F, I,
-W, in this order; a forward only below the limit, of which rank r keeps 1 + floor(r/2) for its second chunk.
-The authors repeat a building block, then reorder; this rule reaches the makespan and peak of their program.
-Source: Qi et al. 2024, Pipeline Parallelism with Controllable Memory (arXiv:2405.15362), sections 3 and 4.
+A micro-batch takes memory from its F to its W. In a V, a rank whose first chunk waits long for its
+W has a second that waits briefly, so all ranks need the same. The rule, slot by slot: run what can
+run of F, I, W, in this order; a forward only below the limit, of which rank r keeps 1 + floor(r/2)
+for its second chunk. The authors repeat a building block, then reorder; this rule reaches the
+makespan and the peak of their program.
+Source: Qi et al. 2024, Pipeline Parallelism with Controllable Memory (arXiv:2405.15362).
 """
 
 from functools import lru_cache
@@ -17,7 +18,7 @@ from ..schedule import Action, InV
 
 @lru_cache(maxsize=32)
 def within(limit: int, ranks: int, micro_batches: int) -> list[list[Action]]:
-    """Each rank's order where F, I and W take a slot each and a rank holds at most `limit` chunks."""
+    """Each rank's order where F, I and W take a slot each and a rank holds at most `limit`."""
     stages = 2 * ranks
     f, i, w = ([0] * stages for _ in "FIW")  # how many of each have run on each stage
     orders: list[list[Action]] = [[] for _ in range(ranks)]

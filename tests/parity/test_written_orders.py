@@ -98,7 +98,7 @@ WRONG = {
     "no text at all": ([["0F0"]], "The order of rank 0 is .'0F0'."),
     "an unknown letter": (["0F0 0X0 0B0"], "In the order of rank 0, '0X0' is not an action"),
     "half a pair": (["0F0+ 0B0"], "In the order of rank 0, '' is not an action"),
-    "a stage on two ranks": (["0F0 1B0", "1F0 0B0"], "Rank 0 runs 1B0 and rank 1 runs 1F0: write all actions of a stage on one rank"),
+    "a stage on two ranks": (["0F0 1B0", "1F0 0B0"], "Rank 0 runs 1B0 and rank 1 1F0: write all actions of a stage on one rank"),
     "both directions": (["0F0 1F1 1B1 0B0", "1F0 0F1 0B1 1B0"], "write all actions of a stage on one rank"),
     "a stage left out": (["0F0 2F0 2B0 0B0"], "No rank runs stage 1, and there is a stage 2"),
     "repeated": (["0F0 0F0 0B0"], "Rank 0 runs 0F0 twice"),
