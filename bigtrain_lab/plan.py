@@ -218,8 +218,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
     refuse_missing(schedule, homes, micro_batches)
     for rank, update, need in early:
         if need not in homes:
-            raise Impossible(f"Rank {rank} runs {update}, and this schedule updates after every {schedule.update_size} micro-batches: "
-                             "call it by the last of them.")
+            raise Impossible(f"Rank {rank} runs {update}, and this schedule updates after every "
+                             f"{schedule.update_size} micro-batches: call it by the last of them.")
         raise Impossible(f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them.")
     plan = {}
     for rank, received_and_computed in enumerate(lanes):
@@ -245,11 +245,13 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
                 for kind in ("F", "I", "W") if (stage, micro_batch) in halved else ("F", "B"):
                     if (missing := Action(kind, stage, micro_batch)) not in homes:
                         nothing = "" if homes else "Nothing runs: "
-                        raise Impossible(f"{nothing}{missing} is missing on rank {schedule.rank_of(stage, micro_batch)}: "
-                                         "every stage needs the forward and the backward of every micro-batch.")
+                        home = schedule.rank_of(stage, micro_batch)
+                        raise Impossible(f"{nothing}{missing} is missing on rank {home}: every stage "
+                                         "needs the forward and the backward of each micro-batch.")
         for action, rank in homes.items():
             if action.kind == "B" and action[1:] in halved:
-                raise Impossible(f"Rank {rank} runs {action} and a half of it too: run B, or I and W, for a micro-batch of a stage.")
+                raise Impossible(f"Rank {rank} runs {action} and a half of it too: "
+                                 "run B, or I and W, for a micro-batch of a stage.")
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):

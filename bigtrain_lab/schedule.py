@@ -96,40 +96,40 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     @cached_property
     def halved(self) -> frozenset[tuple[int, int]]:
         """(stage, micro-batch of a batch) of each backward that the order splits into I and W."""
-        return frozenset(a[1:] for steps in self.over(1) for step in steps for a in step if a.kind in "IW")
-
-    def backward(self, stage: int, micro_batch: int, half: str) -> Action:
-        """The backward there: B, or this half of it where the order splits it."""
-        split = self.halved and (stage, micro_batch % self.micro_batches) in self.halved
-        return Action(half if split else "B", stage, micro_batch)
+        actions = (action for steps in self.over(1) for step in steps for action in step)
+        return frozenset(action[1:] for action in actions if action.kind in "IW")
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results this one uses. A backward needs that of the next stage, whole or halved, and U every one."""
+        """The actions whose results this one uses: of B and I the next stage's, of U all B and W."""
         kind, stage, micro_batch = action
         if kind == "F":
             return [Action("F", stage - 1, micro_batch)] if stage else []
         if kind in "BI":
-            behind = [self.backward(stage + 1, micro_batch, "I")] if stage + 1 < self.stages else []
-            return [Action("F", stage, micro_batch), *behind]
+            if stage + 1 == self.stages:
+                return [Action("F", stage, micro_batch)]
+            split = self.halved and (stage + 1, micro_batch % self.micro_batches) in self.halved
+            return [Action("F", stage, micro_batch), Action("I" if split else "B", stage + 1, micro_batch)]
         if kind == "W":
             return [Action("I", stage, micro_batch)]
-        first = micro_batch - self.update_size + 1
-        return [self.backward(stage, m, "W") for m in range(first, micro_batch + 1)]
+        summed = range(micro_batch - self.update_size + 1, micro_batch + 1)
+        split = {m for m in summed if (stage, m % self.micro_batches) in self.halved}
+        return [Action("W" if m in split else "B", stage, m) for m in summed]
 
     def over(self, batches: int) -> "list[list[Step]]":
         """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
         if self.asynchronous:
-            return self.lengthened(batches)._order()
+            return list(map(list, (self.lengthened(batches) if batches > 1 else self)._order))
         shift = self.micro_batches
         return [
             [step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
-            for once in self._order()
+            for once in self._order
         ]
 
     def lengthened(self, batches: int) -> "Schedule":
         """An asynchronous schedule over several batches as one stream, which drains at its end only."""
         return replace(self, micro_batches=self.micro_batches * batches)
 
+    @cached_property
     def _order(self) -> "list[list[Step]]":
         """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
         order = [self._checked(rank) for rank in range(self.ranks)]
@@ -154,24 +154,21 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     @staticmethod
     def of(*texts: str, name: str = "written") -> "Written":
-        """A synchronous order written down, one text a rank: of("0F0 1F0 1B0 0B0"), of("0F0 0F1 ...", "1F0 1B0 1F1 ...").
+        """A synchronous order that is written down, one text a rank:
 
-        "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those that are written; a stage lies on the
-        rank that runs it. Without any U a batch ends with one of each stage. Impossible where a text is no order.
+            of("0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1")
+
+        "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those written, and
+        a stage lies on the rank that runs it. Without any U a batch ends with one a stage.
         """
-        micro_batches = 0
-        for rank, text in enumerate(texts):
-            if not isinstance(text, str) or not text.split():
-                raise Impossible(f"The order of rank {rank} is {text!r}: write its actions in a text, such as \"0F0 0B0\".")
-            for word in text.replace("+", " ").split():
-                try:
-                    action = Action.parse(word)
-                except Impossible as error:
-                    raise Impossible(f"In the order of rank {rank}, {error}") from error
-                micro_batches = max(micro_batches, action.micro_batch + 1)
         if not texts:
-            raise Impossible("There is no order: give one text a rank, such as \"0F0 0B0\".")
-        return Written(len(texts), micro_batches, texts, name)
+            raise Impossible('There is no order: give one text a rank, such as "0F0 0B0".')
+        orders = tuple(read(rank, text) for rank, text in enumerate(texts))
+        last = max(action.micro_batch for order in orders for step in order for action in step)
+        return Written(len(texts), last + 1, orders, name)
+
+    def __getstate__(self):  # what was derived stays behind
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def options(cls) -> set[str]:
@@ -180,7 +177,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
 
 class InV(Schedule):
-    """Two stages a rank, laid in a V: stage s and stage 2p-1-s lie on rank s, so the first rank also has the loss."""
+    """Two stages a rank in a V: s and 2p-1-s on rank s, so rank 0 has both ends of the model."""
 
     chunks = 2
 
@@ -188,9 +185,12 @@ class InV(Schedule):
         return min(stage, 2 * self.ranks - 1 - stage)
 
     def numbered(self, rank: int, order: list[str]) -> list[Step]:
-        """Steps from kinds and chunks: the n-th "F0" is the forward of micro-batch n on the rank's first stage, "F0+B1" one step
-        of two actions, "W" the half that is open longest. What lies beyond the batch's last micro-batch is left out."""
-        done, opened, steps = Counter(), [], []
+        """Steps from kinds and chunks; micro-batches that the batch does not have are left out.
+
+        The n-th "F0" is the forward of micro-batch n on the rank's first stage, "F0+B1" one step
+        of two, "W1" the half of the second stage that is open longest, "W" that of either.
+        """
+        turns, opened, steps = Counter(), [], []
         for word in order:
             step = []
             for kind, *chunk in word.split("+"):
@@ -199,42 +199,39 @@ class InV(Schedule):
                     step.append(next(half for half in opened if stage in (None, half.stage)))
                     opened.remove(step[-1])
                     continue
-                turn = done[kind == "F", stage]
-                done[kind == "F", stage] += 1
-                step.append(Action(kind, stage, turn))
+                counted = "F" if kind == "F" else "B", stage  # B and I take turns together
+                step.append(Action(kind, stage, turns[counted]))
+                turns[counted] += 1
                 if kind == "I":
-                    opened.append(Action("W", stage, turn))
-            steps.append(tuple(action for action in step if action.micro_batch < self.micro_batches))
+                    opened.append(step[-1]._replace(kind="W"))
+            steps.append(tuple(a for a in step if a.micro_batch < self.micro_batches))
         return [step for step in steps if step]
 
 
 @dataclass(frozen=True)
 class Written(Schedule):
-    """An order written down, as `Schedule.of` makes it."""
+    """What `Schedule.of` makes."""
 
-    texts: tuple[str, ...]
+    orders: tuple[tuple[Step, ...], ...]
     name: str
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.homes  # noqa: B018  (raises Impossible)
-
     def steps(self, rank):
-        return [tuple(map(Action.parse, word.split("+"))) for word in self.texts[rank].split()]
+        return list(self.orders[rank])
 
     @cached_property
     def homes(self) -> dict[int, int]:
         """The rank of each stage: where its actions stand."""
         first: dict[int, tuple] = {}
-        for rank in range(self.ranks):
-            for action in (action for step in self.steps(rank) for action in step):
+        for rank, order in enumerate(self.orders):
+            for action in (action for step in order for action in step):
                 home, other = first.setdefault(action.stage, (rank, action))
                 if home != rank:
-                    raise Impossible(f"Rank {home} runs {other} and rank {rank} runs {action}: write all actions of a stage on one rank, "
-                                     "since its weights lie there.")
+                    raise Impossible(f"Rank {home} runs {other} and rank {rank} {action}: write all "
+                                     "actions of a stage on one rank, where its weights lie.")
         for stage in range(len(first)):
             if stage not in first:
-                raise Impossible(f"No rank runs stage {stage}, and there is a stage {max(first)}: number the stages from 0 on.")
+                raise Impossible(f"No rank runs stage {stage}, and there is a stage {max(first)}: "
+                                 "number the stages from 0 on.")
         return {stage: rank for stage, (rank, _) in first.items()}
 
     @property
@@ -247,6 +244,17 @@ class Written(Schedule):
 
     def rank_of(self, stage, micro_batch):
         return self.homes[stage]
+
+
+def read(rank: int, text: str) -> tuple[Step, ...]:
+    """The steps of one rank's text; Impossible, naming the rank, where it is no order."""
+    if not isinstance(text, str) or not text.split():
+        raise Impossible(f"The order of rank {rank} is {text!r}: write its actions in a text, "
+                         'such as "0F0 0B0".')
+    try:
+        return tuple(tuple(map(Action.parse, word.split("+"))) for word in text.split())
+    except Impossible as error:
+        raise Impossible(f"In the order of rank {rank}, {error}") from error
 
 
 def F(stage: int, micro_batch: int) -> Step:

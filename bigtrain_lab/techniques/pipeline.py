@@ -119,7 +119,7 @@ class Pipeline:
         if is_loss := stage == self.schedule.stages - 1:
             loss = self.loss_fn(y, self.targets[micro_batch])
             y = self.scale(loss * self.weights[micro_batch] if self.weights else loss / self.schedule.update_size)
-            self.losses.append(loss.detach())
+            self.losses[micro_batch] = loss.detach()
         guard.refuse_output(action, y, is_loss)
         if action[1:] in self.later and self._numbered(action).micro_batch == 0:
             guard.refuse_used_twice(action, y, self.later[action[1:]].postponed)
@@ -169,7 +169,7 @@ class Pipeline:
         self.inputs = batch("inputs", inputs) if 0 in self.modules else []
         self.targets = batch("targets", targets) if last else []
         self.weights = batch("weights", weights) if last and weights is not None else []
-        self.losses = []
+        self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
         self.scale(torch.zeros(()))  # so that the scaler of every rank knows that its gradients come scaled
         for versions in self.versions.values():
             versions.refresh()
