@@ -14,7 +14,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from .core import Impossible, Mesh
-from .core.cost import COLLECTIVES
+from .core.cost import port_share
 from .schedule import KINDS, Action, Schedule, Step
 
 
@@ -78,7 +78,7 @@ class Together(NamedTuple):
     def arriving(self, rank: int) -> tuple[int, int] | None:
         """(src, bytes) of what reaches the rank if the ranks are a ring in order of their numbers; None where nothing does."""
         ring = sorted(self.ranks)
-        share = ceil(COLLECTIVES[self.kind](len(ring))[1] * self.bytes)
+        share = ceil(port_share(self.kind, len(ring)) * self.bytes)
         if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
             return None
         return ring[ring.index(rank) - 1], share

@@ -33,6 +33,12 @@ COLLECTIVES = {
 }
 
 
+def port_share(kind: str, ranks: int) -> Fraction:
+    """How many times the tensor's bytes leave the port of each of so many ranks, in a ring."""
+    _, parts, wholes, _ = COLLECTIVES[kind]
+    return Fraction(parts * (ranks - 1), ranks) + wholes
+
+
 @dataclass(frozen=True)
 class Cost:
     """Prices by an action's kind and stage.
@@ -109,14 +115,13 @@ class Cost:
         elif key not in self._ticks:
             if kind not in COLLECTIVES:
                 raise Impossible(f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}.")
-            passes, parts, wholes, _ = COLLECTIVES[kind]
             links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
             gap = max(Fraction(link.ticks, link.bytes) for link in links)
             on_node = Counter(rank // self.node_size for rank in ranks)
             if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
                 gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
             others, alpha = len(ranks) - 1, max(link.alpha for link in links)
-            total = passes * others * alpha + (Fraction(parts * others, len(ranks)) + wholes) * size_bytes * gap
+            total = COLLECTIVES[kind][0] * others * alpha + port_share(kind, len(ranks)) * size_bytes * gap
             self._ticks[key] = -(-total.numerator // total.denominator) if others else 0
         return self._ticks[key]
 
