@@ -14,7 +14,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from .core import Impossible, Mesh
-from .core.cost import COLLECTIVES
+from .core.cost import port_share
 from .schedule import KINDS, Action, Schedule, Step
 
 
@@ -78,7 +78,7 @@ class Together(NamedTuple):
     def arriving(self, rank: int) -> tuple[int, int] | None:
         """(src, bytes) of what reaches the rank if the ranks are a ring in order of their numbers; None where nothing does."""
         ring = sorted(self.ranks)
-        share = ceil(COLLECTIVES[self.kind](len(ring))[1] * self.bytes)
+        share = ceil(port_share(self.kind, len(ring)) * self.bytes)
         if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
             return None
         return ring[ring.index(rank) - 1], share
@@ -272,8 +272,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                 if action in homes:
                     raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
                 homes[action] = rank
-                if kind == "U":  # it needs only what its own stage did; of a split backward, the W
-                    early += [(rank, action, n) for n in needs(action) if n not in homes and n._replace(kind="W") not in homes]
+                if kind == "U":  # it needs only what its own stage did
+                    early += [(rank, action, need) for need in needs(action) if need not in homes]
                     continue
                 for need in needs(action):
                     src = rank_of(need.stage, need.micro_batch)
@@ -285,8 +285,10 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
             lanes[rank].append(Compute(step, version(step[0])))
     refuse_missing(schedule, homes, micro_batches)
     for rank, update, need in early:
-        made = need if need in homes else need._replace(kind="W")
-        raise Impossible(f"Rank {rank} runs {update} before {made}, whose gradient it applies: swap them.")
+        if need not in homes:
+            raise Impossible(f"Rank {rank} runs {update}, and this schedule updates after every "
+                             f"{schedule.update_size} micro-batches: call it by the last of them.")
+        raise Impossible(f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them.")
     plan = {}
     for rank, received_and_computed in enumerate(lanes):
         ops: list = []
@@ -305,28 +307,22 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     whole = kinds["B"] == each and not kinds["I"] and not kinds["W"]
     split = kinds["I"] == kinds["W"] == each and not kinds["B"]
     if kinds["F"] != each or not (whole or split):  # actions are unique, so right numbers miss nothing
-        refuse_mixed(schedule, homes, micro_batches)
+        halved = {action[1:] for action in homes if action.kind in "IW"}
+        for micro_batch in range(micro_batches):
+            for stage in range(schedule.stages):
+                for kind in ("F", "I", "W") if (stage, micro_batch) in halved else ("F", "B"):
+                    if (missing := Action(kind, stage, micro_batch)) not in homes:
+                        nothing = "" if homes else "Nothing runs: "
+                        home = schedule.rank_of(stage, micro_batch)
+                        raise Impossible(f"{nothing}{missing} is missing on rank {home}: every stage "
+                                         "needs the forward and the backward of each micro-batch.")
+        for action, rank in homes.items():
+            if action.kind == "B" and action[1:] in halved:
+                raise Impossible(f"Rank {rank} runs {action} and a half of it too: "
+                                 "run B, or I and W, for a micro-batch of a stage.")
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):
         if updates[stage] != expected:
             raise Impossible(f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
                              f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}.")
-
-
-def refuse_mixed(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:
-    """The same for an order that splits some of its backwards only, or lacks something."""
-    halves = {(a.stage, a.micro_batch) for a in homes if a.kind in "IW"}
-    for micro_batch in range(micro_batches):
-        for stage in range(schedule.stages):
-            for kind in ("F", "I", "W") if (stage, micro_batch) in halves else ("F", "B"):
-                if (missing := Action(kind, stage, micro_batch)) not in homes:
-                    nothing = "" if homes else "Nothing runs: "
-                    raise Impossible(f"{nothing}{missing} is missing on rank {schedule.rank_of(stage, micro_batch)}: "
-                                     "every stage needs the forward and the backward of every micro-batch.")
-    for action, rank in homes.items():
-        if action.kind == "B" and action[1:] in halves:
-            raise Impossible(f"Rank {rank} runs {action} and a half of it too: run B, or I and W, for a micro-batch of a stage.")
-        if action.kind in "BI" and (need := schedule.needs(action)[-1]) not in homes:
-            raise Impossible(f"Rank {rank} runs {action}, which needs {need}, and no rank runs that: let all stages of a "
-                             "micro-batch run B, or all run I and W.")

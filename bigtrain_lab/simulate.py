@@ -33,9 +33,11 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     events: list = []
 
     def change_memory(rank, lane_name, name, changes, now):
-        for kind, change in changes:
-            held[rank][kind] += change
-        for kind in sorted({kind for kind, _ in changes}, key=MEMORY_KINDS.index):
+        change: dict[str, int] = defaultdict(int)  # in all: what one action of a step takes another may free
+        for kind, size in changes:
+            change[kind] += size
+        for kind in sorted(filter(change.get, change), key=MEMORY_KINDS.index):
+            held[rank][kind] += change[kind]
             events.append(Memory(rank, lane_name, kind, name, now, held[rank][kind]))
 
     for rank in range(plan.ranks):
