@@ -123,7 +123,7 @@ def show(path: Asked = None) -> int:
     from .reopen import reopen
     from .screen import results, screen, tell, timeline
 
-    run, experiment, traces, notes = reopen(path)
+    run, experiment, traces, notes, *_ = reopen(path)
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
@@ -187,7 +187,7 @@ def export(path: Asked = None, *,
 
     if html is None and chrome is None:
         raise Impossible("Nothing was asked for: name a file to write, by --html or --chrome.")
-    run, experiment, traces, notes = reopen(path)
+    run, experiment, traces, notes, *_ = reopen(path)
     clock = clock or (run.clock if run else next(iter(traces)))
     if clock not in traces:
         raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")

@@ -5,8 +5,9 @@ same Cost and advance their virtual clocks by it, so predicted and modelled time
 rounded up to whole ticks once, here.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 
 from .impossible import Impossible
@@ -21,6 +22,16 @@ def exact(value) -> Fraction:
         raise Impossible(f"{value!r} is no cost: give a finite number.") from error
 
 
+COLLECTIVES = {
+    # name: of n ranks, the rounds of its ring (each pays the latency) and the share of the tensor that each rank's port sends
+    "all_reduce": lambda n: (2 * (n - 1), Fraction(2 * (n - 1), n)),
+    "reduce_scatter": lambda n: (n - 1, Fraction(n - 1, n)),
+    "all_gather": lambda n: (n - 1, Fraction(n - 1, n)),
+    "broadcast": lambda n: (n - 1, Fraction(1)),
+    "barrier": lambda n: (2 * (n - 1), Fraction(0)),
+}
+
+
 @dataclass(frozen=True)
 class Cost:
     """Prices by an action's kind and stage.
@@ -32,6 +43,9 @@ class Cost:
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
     slowdown    rank -> factor on its durations: a straggler.
+    overlap_slowdown  factor on the duration of a step that the plan runs beside a busy lane.
+    buses       number of nodes -> Link with the bandwidth that a collective over so many whole nodes reaches; where it is
+                missing, the slowest link of the ring is the bandwidth. `node_size` ranks are on a node.
     capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no limit.
     """
 
@@ -44,9 +58,13 @@ class Cost:
     unit: str = "slot"
     ticks_per_unit: int = 1000
     capacity_bytes: int | None = None
+    overlap_slowdown: object = 1
+    buses: Mapping[int, Link] = field(default_factory=dict)
+    node_size: int = 1
 
     def __post_init__(self):
-        for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown)):
+        for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown),
+                            ("slowdown", {"an overlap": self.overlap_slowdown})):
             for kind, prices in table.items():
                 for price in prices if isinstance(prices, (tuple, list)) else (prices,):
                     if exact(price) < 0:
@@ -60,20 +78,41 @@ class Cost:
         return cost if isinstance(cost, Cost) else cls(durations=dict(cost))
 
     def __reduce__(self):  # the caches stay behind
-        names = ("durations", "messages", "changes", "resident", "links", "slowdown", "unit", "ticks_per_unit", "capacity_bytes")
-        return type(self), tuple(getattr(self, name) for name in names)
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
-    def duration(self, step, rank: int) -> int:
-        """Ticks of one step (a tuple of actions, run as one span) on this rank."""
-        key = (rank, step[0].kind, step[0].stage) if len(step) == 1 else (rank, *((a.kind, a.stage) for a in step))
+    def duration(self, step, rank: int, beside: bool = False) -> int:
+        """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan runs it while another lane of
+        the rank may be busy. Only the plan says so, never the lanes' clocks."""
+        key = (rank, beside, step[0].kind, step[0].stage) if len(step) == 1 else (rank, beside, *((a.kind, a.stage) for a in step))
         if key not in self._ticks:
             together = "+".join(a.kind for a in step)
             if len(step) > 1 and together in self.durations:
                 total = self._price(self.durations[together], step[0].stage)
             else:
                 total = sum(self._price(self._of(a.kind), a.stage) for a in step)
-            total *= exact(self.slowdown.get(rank, 1)) * self.ticks_per_unit
+            total *= exact(self.slowdown.get(rank, 1)) * (exact(self.overlap_slowdown) if beside else 1) * self.ticks_per_unit
             self._ticks[key] = -(-total.numerator // total.denominator)
+        return self._ticks[key]
+
+    def collective(self, kind: str, size_bytes: int, ranks: Iterable[int]) -> int:
+        """Ticks of a backend's collective of these ranks, the same on each of them; `size_bytes` is the whole tensor, also
+        where each rank brings or keeps a part. One rank alone takes no time.
+
+            rounds * alpha + share * size_bytes / bandwidth        (COLLECTIVES; alpha of the slowest link of the ring)
+        """
+        key = (kind, size_bytes, ranks := tuple(sorted(ranks)))
+        if key not in self._ticks:
+            if kind not in COLLECTIVES:
+                raise Impossible(f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}.")
+            rounds, share = COLLECTIVES[kind](max(1, len(ranks)))
+            links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
+            gap = max((Fraction(link.ticks, link.bytes) for link in links), default=0)
+            on_node = Counter(rank // self.node_size for rank in ranks)
+            if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own to the way between nodes
+                ports = min(on_node.values()) if len(on_node) > 1 else 1
+                gap = max(gap / ports, Fraction(bus.ticks, bus.bytes))
+            total = rounds * max((link.alpha for link in links), default=0) + share * size_bytes * gap
+            self._ticks[key] = -(-total.numerator // total.denominator) if rounds else 0
         return self._ticks[key]
 
     def message_bytes(self, action) -> int:

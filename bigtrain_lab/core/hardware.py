@@ -7,6 +7,7 @@ right in its proportions. A vendor's GB of memory is taken as 2^30 bytes, his GB
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log
 from typing import Annotated
 
 from pydantic import Field
@@ -42,6 +43,8 @@ class Hardware:
     between: Wire | None = None
     node_size: Annotated[int, Field(ge=1, lt=10**6)] = 8
     watts: Amount | None = None
+    overlap_slowdown: Annotated[float, Field(ge=1, lt=1e6)] = 1.0
+    collective_bytes_per_s: tuple[tuple[Annotated[int, Field(ge=1)], Amount], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -68,6 +71,22 @@ class Hardware:
         """The link of every ordered pair of ranks."""
         pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
         return {pair: wire.link() if (wire := self.wire(*pair)) else FREE for pair in pairs}
+
+    def prices(self, ranks: int) -> dict:
+        """What a Cost of so many ranks knows of this hardware beside its durations: a Cost's keyword arguments."""
+        nodes = range(1, -(-ranks // self.node_size) + 1) if self.collective_bytes_per_s else ()
+        return {"links": self.links(ranks), "overlap_slowdown": self.overlap_slowdown, "node_size": self.node_size,
+                "buses": {count: Link(0, TICKS_PER_SECOND, round(self.bus_bytes_per_s(count))) for count in nodes}}
+
+    def bus_bytes_per_s(self, nodes: int) -> float:
+        """Bandwidth of a collective over so many whole nodes: straight lines between the published points on logarithmic axes,
+        the last point beyond them."""
+        points = self.collective_bytes_per_s
+        after = next((i for i, (count, _) in enumerate(points) if count >= nodes), len(points) - 1)
+        (low, slow), (high, fast) = points[max(0, after - 1)], points[after]
+        if nodes >= high or low == high:
+            return fast
+        return slow * (fast / slow) ** (log(nodes / low) / log(high / low))
 
     def seconds(self, flops: float, moved_bytes: float, dtype: str) -> float:
         """Compute time: matmul FLOPs at the peak of the dtype, plus the other operators' bytes at memory speed."""
@@ -97,7 +116,7 @@ PROFILES = {h.name: h for h in (
         flops_per_s={"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
         memory_bytes=80 * 2**30, memory_bytes_per_s=2039e9,
         inside=Wire("NVLink 3", 3e-6, 300e9), between=Wire("InfiniBand HDR", 5e-6, 25e9),
-        node_size=8, watts=400,
+        node_size=8, watts=400, overlap_slowdown=1.13, collective_bytes_per_s=((1, 235e9),),
         sources={
             "flops_per_s": "NVIDIA A100 80GB SXM data sheet (dense; float32 without TF32, float64 without tensor cores)",
             "memory": "NVIDIA A100 80GB SXM data sheet: 80 GB HBM2e, 2,039 GB/s",
@@ -133,7 +152,7 @@ PROFILES = {h.name: h for h in (
         flops_per_s={"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12},
         memory_bytes=80 * 2**30, memory_bytes_per_s=3350e9,
         inside=Wire("NVLink 4", 3e-6, 450e9), between=Wire("InfiniBand NDR", 5e-6, 50e9),
-        node_size=8, watts=700,
+        node_size=8, watts=700, collective_bytes_per_s=((1, 436e9), (8, 100e9)),
         sources={
             "flops_per_s": "NVIDIA H100 data sheet, SXM5 (dense: half the figures with sparsity; float32 without TF32)",
             "memory": "NVIDIA H100 data sheet: 80 GB HBM3, 3.35 TB/s",
@@ -145,7 +164,7 @@ PROFILES = {h.name: h for h in (
         flops_per_s={"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12},
         memory_bytes=141 * 2**30, memory_bytes_per_s=4800e9,
         inside=Wire("NVLink 4", 3e-6, 450e9), between=Wire("InfiniBand NDR", 5e-6, 50e9),
-        node_size=8, watts=700,
+        node_size=8, watts=700, collective_bytes_per_s=((1, 436e9), (8, 100e9)),
         sources={
             "flops_per_s": "NVIDIA H200 data sheet, SXM5: the compute of H100",
             "memory": "NVIDIA H200 data sheet: 141 GB HBM3e, 4.8 TB/s",

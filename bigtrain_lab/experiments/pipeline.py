@@ -70,6 +70,9 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
+        if self.tied and self.order.stages > 1:
+            raise Impossible("A tied embedding has a copy in the first and the last stage, and the prediction prices no message between "
+                             "them: take tied=False or 1 stage.")
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]

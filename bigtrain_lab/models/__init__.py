@@ -8,7 +8,7 @@ from .config import GPTConfig, require_cuttable, split
 from .dropout import Dropout, Noise
 from .encoder import Encoder, EncoderConfig, class_loss
 from .encoder_account import encoder_flops, encoder_matmuls, encoder_movements, encoder_parameters, encoder_saved, encoder_shapes
-from .gpt import GPT, GPTStage
+from .gpt import GPT, GPTStage, tied_weights
 from .mlp import MLPStage, layered_mlp
 from .peak import Account, gpt_steps, mlp_steps, peak_bytes
 from .translator import TranslatorConfig, translator_parameters, translator_shapes, translator_steps
@@ -18,5 +18,5 @@ __all__ = ["Account", "GPT", "Dropout", "Encoder", "EncoderConfig", "GPTConfig",
            "Saved", "TranslatorConfig", "boundary_bytes", "class_loss", "cross_entropy", "early_gradient_bytes", "encoder_flops", "encoder_matmuls",
            "encoder_movements", "encoder_parameters", "encoder_saved", "encoder_shapes", "gpt_steps", "layered_mlp", "matmul_flops",
            "matmuls", "mlp_steps", "moved_bytes", "movements", "parameter_bytes", "parameter_shapes", "parameters", "peak_bytes", "queued_bytes",
-           "require_cuttable", "saved_bytes", "split", "split_flops", "translator_parameters", "translator_shapes",
+           "require_cuttable", "saved_bytes", "split", "split_flops", "tied_weights", "translator_parameters", "translator_shapes",
            "translator_steps", "window_steps"]

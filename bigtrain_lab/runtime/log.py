@@ -254,12 +254,16 @@ class Tail:
 
 def without_earlier_peaks(items: list) -> list:
     """Of one rank's log: what was alive at its last peak only."""
-    peaks = [item.measured.start for item in items if tells_of_peak(item)]
-    return [item for item in items if not tells_of_peak(item) or item.measured.start == peaks[-1]]
+    last = next((item.measured.start for item in reversed(items) if tells_of_peak(item)), None)
+    return [item for item in items if not tells_of_peak(item) or item.measured.start == last]
 
 
 def tells_of_peak(item) -> bool:
     return isinstance(item, Logged) and isinstance(item.measured, Alive)
+
+
+LOST = {"damaged": "is damaged", "changed": "was changed after its run", "too long": "is too long to be read", "cut off": "is cut off",
+        "missing": "is missing"}
 
 
 class Log(NamedTuple):
@@ -276,3 +280,12 @@ class Log(NamedTuple):
         items = without_earlier_peaks(tail.new())
         ends = {"damaged": tail.damaged, "too long": tail.too_long, "changed": tail.changed, "done": tail.done, "cut off": os.path.lexists(path)}
         return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))
+
+    def lost(self, done: bool) -> str:
+        """What it has lost, in words; what comes before a lost line still counts, and nothing after it. "" where it is whole: the log
+        of a rank that was `done` ends with "@done", any other may be cut off."""
+        if self.state not in LOST or not done and self.state in ("cut off", "missing"):
+            return ""
+        last = next((item.measured.name for item in reversed(self.items) if isinstance(getattr(item, "measured", None), Span)), "")
+        ends = "" if self.state in ("missing", "changed") else f" after {last}" if last else " before its first step"
+        return LOST[self.state] + ends

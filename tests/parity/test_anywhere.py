@@ -215,10 +215,10 @@ def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
     words = script(tmp_path, """
         import os, sys
         from bigtrain_lab.core import Impossible
-        from bigtrain_lab.runtime import launch, team
-        team.SEEN_S = 0.1
+        from bigtrain_lab.runtime import launch, torchrun
+        torchrun.SEEN_S = 0.1
         if os.environ["RANK"] == "1":
-            team.readable = lambda path: False  # as on a machine with a disk of its own
+            torchrun.readable = lambda path: False  # as on a machine with a disk of its own
         try:
             launch(lambda rank: None, 2, directory="run")
         except Impossible as error:

@@ -2,16 +2,18 @@
 
 import importlib
 import json
+import pickle
 import re
 import warnings
 from abc import ABCMeta, abstractmethod
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from bigtrain_lab.core import Cost, Family, Hardware, Impossible, Link, Memory, Mesh, Scalar, Span, Trace, Transfer
-from bigtrain_lab.core.hardware import PROFILES
+from bigtrain_lab.core.hardware import PROFILES, TICKS_PER_SECOND
 from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
 
@@ -130,6 +132,48 @@ def test_durations_are_exact_and_rounded_up_once():
     for kind in ({"durations": {"F": -1}}, {"durations": {"F": 1}, "messages": {"F": -5}}, {"durations": {"F": 1}, "slowdown": {0: -1}}):
         with pytest.raises(Impossible, match="must not be negative"):
             Cost(**kind)
+
+
+def test_a_step_beside_a_busy_lane_takes_its_slowdown_longer():
+    both, cost = (Action("F", 0, 1), Action("B", 0, 0)), Cost({"F": 1, "B": 2}, slowdown={1: 1.5}, overlap_slowdown=1.13)
+    assert [cost.duration(both, rank, beside=yes) for rank in (0, 1) for yes in (False, True)] == [3000, 3390, 4500, 5085]
+    assert Cost({"F": Fraction(1, 3)}, overlap_slowdown=1.13).duration(both[:1], 0, beside=True) == 377  # ceil(1130 / 3), not 1.13 * 334
+    with pytest.raises(Impossible, match="must not be negative"):
+        Cost({"F": 1}, overlap_slowdown=-1)
+
+
+def test_a_collective_costs_its_ring():
+    """By hand: links of 7 ticks and 3/2 ticks a byte inside a node of 2, of 100 ticks and 5 ticks a byte between nodes."""
+    inside, between = Link(7, 3, 2), Link(100, 5, 1)
+    links = {(a, b): inside if a // 2 == b // 2 else between for a in range(6) for b in range(6) if a != b}
+    cost = Cost({}, links=links, node_size=2)
+    by_hand = {  # of 11 bytes, on two ranks of a node and on four of two nodes
+        "all_reduce": (2 * 7 + 17, 6 * 100 + 83), "reduce_scatter": (7 + 9, 3 * 100 + 42), "all_gather": (7 + 9, 3 * 100 + 42),
+        "broadcast": (7 + 17, 3 * 100 + 55), "barrier": (2 * 7, 6 * 100)}
+    for kind, (two, four) in by_hand.items():
+        assert (cost.collective(kind, 11, [0, 1]), cost.collective(kind, 11, [3, 2, 1, 0])) == (two, four), kind
+        assert cost.collective(kind, 11, [4]) == Cost({}).collective(kind, 10**9, range(8)) == 0
+    assert pickle.loads(pickle.dumps(cost)).collective("all_reduce", 11, [0, 1]) == 31
+    with pytest.raises(Impossible, match="no collective 'gather'"):
+        cost.collective("gather", 1, [0, 1])
+
+
+def test_the_bandwidth_of_a_collective_falls_with_the_nodes_as_published():
+    """H100: 436 GB/s on one node of 8 and 100 GB/s on eight nodes, in the measure of nccl-tests (bus bandwidth)."""
+    h100, size = PROFILES["h100-nvlink"], 10**12  # so large that latency does not count
+    cost = Cost({}, **h100.prices(128))
+
+    def bus(ranks):
+        return size * 2 * (len(ranks) - 1) / len(ranks) / (cost.collective("all_reduce", size, ranks) / TICKS_PER_SECOND)
+
+    assert bus(range(8)) == pytest.approx(436e9, rel=1e-3) and bus(range(64)) == pytest.approx(100e9, rel=1e-3)
+    rates = [h100.bus_bytes_per_s(nodes) for nodes in range(1, 17)]
+    assert rates == sorted(rates, reverse=True) and rates[7:] == [100e9] * 9
+    assert rates[1] / rates[0] == pytest.approx(rates[3] / rates[1]) == pytest.approx(rates[7] / rates[3])
+    assert bus(range(0, 64, 8)) == pytest.approx(50e9, rel=1e-3)  # one rank a node: one port
+    rtx = Cost({}, **PROFILES["rtx3090-pcie"].prices(16))  # nothing published: the slowest link is the bandwidth
+    assert rtx.collective("all_gather", 16 * 10**9, range(16)) == 15 * 30 * 10**6 + 12 * TICKS_PER_SECOND
+    assert Cost({}, **PROFILES["unit"].prices(4)).collective("all_reduce", 10**9, range(4)) == 0
 
 
 def test_a_gap_is_rounded_up():
