@@ -6,33 +6,52 @@ between ranks follow from what each action needs, so they are derived here and n
 
 import gc
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import product
+from math import ceil, prod
+from typing import NamedTuple
 
-from .core import Impossible
+from .core import Impossible, Mesh
+from .core.cost import port_share
 from .schedule import KINDS, Action, Schedule, Step
 
 
+class Message(NamedTuple):
+    """What a Send carries: its name, the kind and stage by which the Cost prices it, and its bytes where it states them.
+    An Action is a message too, one that states no bytes."""
+
+    name: str
+    kind: str = "message"
+    bytes: int | None = None
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Compute(NamedTuple):
-    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action."""
+    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action. `beside`: the plan lets it
+    run while another lane of its rank communicates."""
 
     step: Step
     version: int | None = None
+    beside: bool = False
 
 
 class Send(NamedTuple):
-    """Send the result of `action` to rank `dst`; the lane does not wait."""
+    """Send an Action's result, or a Message, to the lane of the same name on rank `dst`; this lane does not wait."""
 
     dst: int
-    action: Any
+    message: Action | Message
 
 
 class Recv(NamedTuple):
-    """Wait until the result of `action` has arrived from rank `src`."""
+    """Wait until the message has arrived from rank `src`."""
 
     src: int
-    action: Any
+    message: Action | Message
 
 
 class Launch(NamedTuple):
@@ -47,6 +66,24 @@ class Wait(NamedTuple):
     label: str
 
 
+class Together(NamedTuple):
+    """A collective of the backend: it ends for all `ranks` at the latest of their issues plus its cost. `bytes` is the whole tensor;
+    of a broadcast the first rank is the source."""
+
+    name: str
+    kind: str
+    bytes: int
+    ranks: tuple[int, ...]
+
+    def arriving(self, rank: int) -> tuple[int, int] | None:
+        """(src, bytes) of what reaches the rank if the ranks are a ring in order of their numbers; None where nothing does."""
+        ring = sorted(self.ranks)
+        share = ceil(port_share(self.kind, len(ring)) * self.bytes)
+        if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
+            return None
+        return ring[ring.index(rank) - 1], share
+
+
 @dataclass(frozen=True)
 class Plan:
     """Operations by (rank, lane); `steps` counts the training steps they make."""
@@ -54,6 +91,67 @@ class Plan:
     lanes: dict[tuple[int, str], tuple]
     ranks: int
     steps: int = 1
+
+    def placed(self, mesh: Mesh, *axes: str) -> "Plan":
+        """The plan along these axes of the mesh, once for each place on the others: one of 2 ranks on each row of Mesh(dp=2, pp=2)
+        by .placed(mesh, "pp"). Impossible where the axes have another number of ranks."""
+        sizes = dict(mesh.axes)
+        if unknown := [axis for axis in axes if axis not in sizes]:
+            raise Impossible(f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}.")
+        if prod(sizes[axis] for axis in axes) != self.ranks:
+            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {prod(sizes[axis] for axis in axes)} along "
+                             f"{', '.join(axes) or 'no axis'}: make them equal.")
+        others = [axis for axis in sizes if axis not in axes]
+        own, lanes = list(places(sizes, axes)), {}
+        for elsewhere in places(sizes, others):
+            at = [mesh.rank(**elsewhere, **place) for place in own]
+            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops) for (rank, lane), ops in self.lanes.items()}
+        return Plan(lanes, mesh.size, self.steps)
+
+    def joined(self, *others: "Plan") -> "Plan":
+        """These plans as one: each lane does its part of the first, then of the next. Impossible where they are of different numbers
+        of steps, or two of them have one name for two things."""
+        plans, seen, lanes = (self, *others), {}, {}
+        if len({plan.steps for plan in plans}) > 1:
+            raise Impossible(f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps: join plans of as many.")
+        for number, plan in enumerate(plans):
+            for (rank, lane), ops in plan.lanes.items():
+                for op in ops:
+                    for what in names(op, rank, lane):
+                        if seen.setdefault(what, number) != number:
+                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: give it another name in one of them.")
+                lanes[rank, lane] = lanes.get((rank, lane), ()) + tuple(ops)
+        return Plan(lanes, max(plan.ranks for plan in plans), self.steps)
+
+
+def places(sizes: dict[str, int], axes) -> Iterator[dict[str, int]]:
+    """The coordinates along these axes, row-major."""
+    return (dict(zip(axes, place)) for place in product(*(range(sizes[axis]) for axis in axes)))
+
+
+def moved(op, at: list[int]):
+    """The operation with rank r of its plan on rank at[r]."""
+    match op:
+        case Send(dst, message):
+            return Send(at[dst], message)
+        case Recv(src, message):
+            return Recv(at[src], message)
+        case Together(name, kind, size, ranks):
+            return Together(name, kind, size, tuple(at[rank] for rank in ranks))
+    return op
+
+
+def names(op, rank: int, lane: str) -> Iterator[tuple]:
+    """What an operation calls by a name that a plan may use once, each as a tuple that ends with the name."""
+    match op:
+        case Compute(step):
+            yield from ((rank, action) for action in step)
+        case Send(dst, message):
+            yield rank, dst, lane, message
+        case Launch(label):
+            yield rank, "signal", label
+        case Together(name, _, _, ranks):
+            yield ranks, rank, lane, name
 
 
 def lower(plan, steps: int = 1) -> Plan:

@@ -18,14 +18,19 @@ KINDS = "FBIWU"
 
 
 class Action(NamedTuple):
-    """One piece of work: `Action("F", 2, 0)` prints as "2F0"."""
+    """One piece of work: `Action("F", 2, 0)` prints as "2F0". As a message it is its own result, which the Cost prices."""
 
     kind: str
     stage: int
     micro_batch: int
+    bytes = None
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @property
+    def name(self) -> str:
+        return str(self)
 
     @classmethod
     def parse(cls, text: str) -> "Action":

@@ -23,13 +23,20 @@ def exact(value) -> Fraction:
 
 
 COLLECTIVES = {
-    # name: of n ranks, the rounds of its ring (each pays the latency) and the share of the tensor that each rank's port sends
-    "all_reduce": lambda n: (2 * (n - 1), Fraction(2 * (n - 1), n)),
-    "reduce_scatter": lambda n: (n - 1, Fraction(n - 1, n)),
-    "all_gather": lambda n: (n - 1, Fraction(n - 1, n)),
-    "broadcast": lambda n: (n - 1, Fraction(1)),
-    "barrier": lambda n: (2 * (n - 1), Fraction(0)),
+    # name: passes around a ring of n ranks, of n - 1 latencies each; how often a port sends (n - 1) / n of the tensor;
+    # how often all of it; "tag: source"
+    "all_reduce": (2, 2, 0, "published: Patarasuk and Yuan 2009, ring all-reduce"),
+    "reduce_scatter": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
+    "all_gather": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
+    "broadcast": (1, 0, 1, "derived: a ring that passes on small pieces at once; nccl-tests counts the tensor once"),
+    "barrier": (2, 0, 0, "derived: an all-reduce of no bytes"),
 }
+
+
+def port_share(kind: str, ranks: int) -> Fraction:
+    """How many times the tensor's bytes leave the port of each of so many ranks, in a ring."""
+    _, parts, wholes, _ = COLLECTIVES[kind]
+    return Fraction(parts * (ranks - 1), ranks) + wholes
 
 
 @dataclass(frozen=True)
@@ -95,31 +102,36 @@ class Cost:
         return self._ticks[key]
 
     def collective(self, kind: str, size_bytes: int, ranks: Iterable[int]) -> int:
-        """Ticks of a backend's collective of these ranks, the same on each of them; `size_bytes` is the whole tensor, also
-        where each rank brings or keeps a part. One rank alone takes no time.
+        """Ticks of a backend's collective of these ranks, the same on each; `size_bytes` is the whole tensor, also where each
+        rank brings or keeps a part. One rank alone takes no time. `durations` may name a time for the kind
+        instead. See COLLECTIVES; of a ring of n ranks the all-reduce takes
 
-            rounds * alpha + share * size_bytes / bandwidth        (COLLECTIVES; alpha of the slowest link of the ring)
+            2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the slowest link crossed
         """
         key = (kind, size_bytes, ranks := tuple(sorted(ranks)))
-        if key not in self._ticks:
+        if key not in self._ticks and kind in self.durations:
+            total = self._price(self.durations[kind], 0) * self.ticks_per_unit
+            self._ticks[key] = -(-total.numerator // total.denominator)
+        elif key not in self._ticks:
             if kind not in COLLECTIVES:
                 raise Impossible(f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}.")
-            rounds, share = COLLECTIVES[kind](max(1, len(ranks)))
             links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
-            gap = max((Fraction(link.ticks, link.bytes) for link in links), default=0)
+            gap = max(Fraction(link.ticks, link.bytes) for link in links)
             on_node = Counter(rank // self.node_size for rank in ranks)
-            if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own to the way between nodes
-                ports = min(on_node.values()) if len(on_node) > 1 else 1
-                gap = max(gap / ports, Fraction(bus.ticks, bus.bytes))
-            total = rounds * max((link.alpha for link in links), default=0) + share * size_bytes * gap
-            self._ticks[key] = -(-total.numerator // total.denominator) if rounds else 0
+            if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
+                gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
+            others, alpha = len(ranks) - 1, max(link.alpha for link in links)
+            total = COLLECTIVES[kind][0] * others * alpha + port_share(kind, len(ranks)) * size_bytes * gap
+            self._ticks[key] = -(-total.numerator // total.denominator) if others else 0
         return self._ticks[key]
 
-    def message_bytes(self, action) -> int:
-        """Bytes of the message that this action sends to the stage that waits for it."""
-        key = (action.kind, action.stage)
+    def message_bytes(self, message) -> int:
+        """Bytes of a message: those that it states, else those of its kind and stage, such as of an action's result."""
+        if message.bytes is not None:
+            return message.bytes
+        key = (message.kind, message.stage)
         if key not in self._bytes:
-            self._bytes[key] = int(self._price(self.messages.get(action.kind, 0), action.stage))
+            self._bytes[key] = int(self._price(self.messages.get(message.kind, 0), message.stage))
         return self._bytes[key]
 
     def memory(self, action) -> tuple[tuple[str, int], ...]:

@@ -94,7 +94,7 @@ class Pipeline:
         for op in self.operations:
             match op:
                 case Recv():
-                    self.values[made(op.action)] = self.coming.popleft().wait()
+                    self.values[made(op.message)] = self.coming.popleft().wait()
                     self._post_receives(1)
                 case Compute():
                     while self.unsummed and any(action.kind == "U" for action in op.step):
@@ -103,7 +103,7 @@ class Pipeline:
                         for action in op.step:
                             run[action.kind](action)
                 case Send():
-                    self.group.isend(self.values.pop(made(op.action)), op.dst, **self._message(op.action))
+                    self.group.isend(self.values.pop(made(op.message)), op.dst, **self._message(op.message))
         self.group.finish()
         self.steps_done += 1
         if not self.losses:
@@ -186,7 +186,7 @@ class Pipeline:
     def _post_receives(self, count: int) -> None:
         """Post the next receives of the order; each is taken at its turn."""
         for op in islice(self.wanted, count):
-            self.coming.append(self.group.irecv(None, op.src, **self._message(op.action)))
+            self.coming.append(self.group.irecv(None, op.src, **self._message(op.message)))
 
     @property
     def first_version(self) -> int:
