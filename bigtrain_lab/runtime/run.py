@@ -23,7 +23,7 @@ from ..core.trace import ACTION
 from . import results
 from .end import End
 from .kept import read_settings
-from .log import MOST_ITEMS, Log, Logged, Tail
+from .log import MOST_ITEMS, Log, Tail
 from .pulse import is_alive
 from .waits import RankState
 
@@ -153,7 +153,7 @@ class Run:
         """The events so far on one clock, also of a run that has failed or still goes on, or whose logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
-        events = [e for log in logs for item in log.items if (e := on(item, clock))]
+        events = [event for log in logs for item in log.items if (event := getattr(item, clock, None))]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done, and its numbers are not those of the run that was asked for.
@@ -171,9 +171,7 @@ class Run:
         while True:
             over = self.state != "running"  # asked before reading, so that nothing written before the end is missed
             for tail in tails:
-                for item in tail.new():
-                    if event := on(item, clock):
-                        yield event
+                yield from (event for item in tail.new() if (event := getattr(item, clock, None)))
             if over:
                 return
             time.sleep(poll_s)
@@ -245,11 +243,6 @@ def stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
-
-
-def on(item, clock: str):
-    """The event of a log's item on this clock, or None."""
-    return getattr(item, clock) if isinstance(item, Logged) else None
 
 
 def steps_done(events, settings: dict) -> int:
