@@ -7,10 +7,10 @@ import torch
 
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh
 from bigtrain_lab.explain import not_finite
-from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait
+from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait, lower
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.execute import Work, execute
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
 
 from .ranks import fails
@@ -90,6 +90,44 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     for layer in range(BUCKETS):
         expected = RANKS * torch.arange(NUMBERS, dtype=torch.float64) + 1000 * (layer + 1)
         assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
+
+
+def test_a_pipeline_on_each_row_of_a_mesh_is_as_predicted_step_after_step(tmp_path):
+    """One plan, placed and joined with a reduction between the rows, executed once a step; predicted as all steps in one."""
+    mesh, pipeline = Mesh(dp=2, pp=2), Schedule.named("1f1b")(2, 3)
+    rows = lower(pipeline, 2).placed(mesh, "pp")
+    marks = {key: [n for n, op in enumerate(ops) if isinstance(op, Compute) and op.step[0].kind == "U"] for key, ops in rows.lanes.items()}
+
+    def step(n) -> Plan:
+        """One batch: the rows' part of it up to the update, then the gradients of each column summed, then the update."""
+        own = {key: ops[marks[key][0] + 1 if n else 0:marks[key][n]] for key, ops in rows.lanes.items()}
+        update = {key: (Wait(f"sum {n}"), ops[marks[key][n]]) for key, ops in rows.lanes.items()}
+        sums = {(r, "compute"): (Launch(f"gradients {n}"),) for r in range(4)} | {
+            (r, "comm:dp"): (Wait(f"gradients {n}"), Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}")) for r in range(4)}
+        return Plan(own, 4).joined(Plan(sums, 4), Plan(update, 4))
+
+    steps = [step(0), step(1)]
+    cost = Cost({"F": [1, 2], "B": [2, 3], "U": 1}, {"F": 40, "B": 60}, links=LINKS)
+
+    class Sized(Work):
+        def send(self, message):
+            return torch.zeros(cost.message_bytes(message), dtype=torch.uint8)
+
+    run = launch(lambda rank: [execute(each, rank, Sized()) for each in steps] and None, 4, mesh=mesh, cost=cost, jitter_s=0.002, directory=tmp_path / "run")
+    assert lanes_of(run.wait()) == lanes_of(simulate(steps[0].joined(steps[1]), cost))
+    assert {t.src for t in run.trace().transfers() if t.rank == 3} == {1, 2}
+
+
+@pytest.mark.parametrize("wrong, told", [
+    (lambda plan: plan.placed(Mesh(dp=2, pp=3), "pp"), "The plan has 2 ranks and the mesh has 3 along pp: make them equal."),
+    (lambda plan: plan.placed(Mesh(dp=2), "tp"), "This mesh has no axis 'tp': place the plan along dp."),
+    (lambda plan: plan.joined(plan), "Two of the joined plans have 0F0 on rank 0: give it another name in one of them."),
+    (lambda plan: plan.joined(Plan({}, 2, 3)), "These plans are of 1, 3 training steps: join plans of as many."),
+])
+def test_plans_that_do_not_fit_are_refused_in_a_sentence(wrong, told):
+    with pytest.raises(Impossible) as refused:
+        wrong(lower(Schedule.named("gpipe")(2, 2)))
+    assert str(refused.value) == told
 
 
 def served(bound, shards=2, steps=4) -> Plan:
