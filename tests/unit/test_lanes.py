@@ -9,7 +9,9 @@ from bigtrain_lab.core import Cost, Impossible, Link, Mesh
 from bigtrain_lab.explain import not_finite
 from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait, lower
 from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.execute import Work, execute
+from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
 
@@ -201,7 +203,7 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
         with torch.no_grad():
             handle = lane.launch(lambda own: (threads.extend([torch.get_num_threads(), torch.is_grad_enabled()]), own.all_reduce(bucket))[1])
         group.barrier()  # the program's own collectives go on meanwhile
-        assert handle.wait() is bucket and handle.wait() is bucket and threads == [1, False]
+        assert handle.wait() is bucket and handle.wait() is bucket and threads == [2, False]
         bad = lane.launch(lambda own: 1 / 0, "bucket 7")
         after = lane.launch(lambda own: own.barrier())
         for handle in (bad, after):  # nothing runs after a failure
@@ -211,7 +213,7 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
         lane.finish()
         return {f"bucket{rank.index}": bucket}
 
-    result = launch(program, 2, directory=tmp_path / "run", **mode).result
+    result = launch(program, 2, threads=2, directory=tmp_path / "run", **mode).result
     assert (result["bucket0"] == 2).all() and (result["bucket1"] == 2).all()
 
 
@@ -254,6 +256,32 @@ def test_a_deadlock_goes_through_lanes():
     assert len(lines) == 3 and all(any(f"{where} at {__file__}:{start + line}," in each for each in lines)
                                    for where, line in (("rank 0", 3), ("rank 1", 4), ("rank 0, lane comm,", 3)))
     assert [(w.state, w.what, w.on, w.cycle) for w in run.waits] == [("waits", "b", (1,), True), ("waits", "x", (0,), True)]
+
+
+AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "x")]
+
+
+@pytest.mark.parametrize("logs, told", [
+    ((AWAITS, ASKS), None),  # the lane's thread has not begun yet
+    (([*AWAITS, ("begin", 5, "comm"), ("idle", "comm 0", "comm")], ASKS), None),  # nor taken what was launched
+    (([*AWAITS, ("idle", "comm 0", "comm"), ("got", -1, "comm"), ("wait", 1, 9, "y", "comm")], ASKS),
+     "Deadlock: rank 0 (lane comm) waits for y from rank 1; rank 1 waits for x from rank 0; rank 0 waits for b on lane comm."),
+    (([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y", "comm"), *ASKS]), None),  # on its way, on the lane
+    (([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y"), *ASKS]), "Deadlock"),  # on another lane
+    (([*AWAITS, ("signal", "b", "comm"), ("idle", "comm 1", "comm")], ASKS), None),  # what it waits for was posted
+    (([("await", "b", "comm")], ASKS), "Deadlock: rank 0 waits for b on lane comm"),  # nobody launched it
+    (([("idle", "comm 0", "comm"), *ASKS[:0], ("wait", 1, 8, "z")], [("done", 3)]), "Rank 0 waits for z from rank 1, which has finished without"),
+])
+def test_a_deadlock_of_lanes_is_certain_from_the_logs(logs, told, tmp_path):
+    for rank, marks in enumerate(logs):
+        log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
+        for what, *about in marks:
+            log.write("@" + what, 0, *about)
+    doings = [Doing(tmp_path, rank) for rank in range(2)]
+    for doing in doings:
+        doing.follow()
+    found = deadlock(doings)
+    assert found is None if told is None else found.startswith(told)
 
 
 def test_a_lane_that_hangs_is_named_with_its_line():
