@@ -146,7 +146,7 @@ def speed(ranks):
 
     found = calibrate()
     rates = ", ".join(f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in found.flops_per_s.items())
-    return "ok", (f"{rates} on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
+    return "ok", (f"{rates} and {found.launch_s * 1e6:.3g} us an operator on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
                   f"between two ranks: measured now, kept as the hardware profile {NAME}")
 
 
