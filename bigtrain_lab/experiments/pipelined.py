@@ -4,22 +4,30 @@ A subclass says which model is cut into stages, what a stage holds, computes and
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..dry_run import DryRun, Work, dry_run
 from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
 from ..plan import lower
 from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
+from ..models import built
+from ..runtime import owned
 from ..techniques import one_process
 from ..techniques.pipeline import Pipeline
+from ..techniques.split_backward import WeightGradientsLater
 from .experiment import Experiment, Quantity
 
 
@@ -70,10 +78,9 @@ class Pipelined(Experiment):
     def loss_fn(self, output, target):
         """Scalar mean loss of a micro-batch."""
 
-    @property
     @abstractmethod
-    def stage_bytes(self) -> list[StageBytes]:
-        """What each stage holds."""
+    def stage_run(self, number: int, halved: bool = False) -> DryRun:
+        """A stage's actions of one micro-batch, and two updates: see `of_stage`. `halved`: with I and W in place of B."""
 
     @property
     @abstractmethod
@@ -85,6 +92,27 @@ class Pipelined(Experiment):
         """Kind -> time, in slots on the textbook profile and in seconds on any other."""
 
     # -- theory ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def halves(self) -> bool:
+        """Whether the schedule splits any backward in two."""
+        return any(action.kind == "I" for rank in range(self.ranks) for step in self.order.steps(rank) for action in step)
+
+    @cached_property
+    def stage_bytes(self) -> list[StageBytes]:
+        """What each stage holds."""
+        found = []
+        for number in range(self.order.stages):
+            ends = {name[1]: acted.after for name, acted in self.stage_run(number).actions.items()}
+            late = self.stage_run(number, halved=True).actions["0I0"].after if self.halves else {}
+            found.append(StageBytes(ends["F"].get("weights", 0), ends["B"].get("gradients", 0), ends["U"].get("optimizer", 0), ends["F"].get("activations", 0),
+                                    late.get("queued", 0), late.get("gradients", 0)))
+        return found
+
+    def works(self, number: int) -> dict[str, Work]:
+        """Kind -> what an action of a stage computes and moves."""
+        whole, halved = self.stage_run(number).actions, self.stage_run(number, halved=True).actions if self.halves else {}
+        return {name[1]: acted.work for name, acted in (halved | whole).items()}
 
     @property
     def watts(self) -> float | None:
@@ -146,7 +174,7 @@ class Pipelined(Experiment):
         if schedule.asynchronous:
             schedule, calls = schedule.lengthened(self.steps), 1
         own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
-        stages = [self.stage(s).to(rank.device) for s in own]
+        stages = [built(lambda s=s: self.stage(s), rank.device) for s in own]
 
         def loss_fn(output, target):  # the run's log shows the losses as they come
             loss = self.loss_fn(output, target)
@@ -184,3 +212,32 @@ class Pipelined(Experiment):
         return one_process.delayed(
             self.stages(), samples, self.loss_fn, self.make_optimizer, update_size=self.order.update_size,
             versions=lambda stage, micro_batch: tuple(stream.version(Action(kind, stage, micro_batch)) for kind in "FB"))
+
+
+def of_stage(make: Callable[[], nn.Module], x: Tensor, context: tuple, loss_of: Callable | None, make_optimizer: Callable, halved: bool) -> DryRun:
+    """What a stage does with one micro-batch, as Pipeline runs it on a rank: F, B (or I and W), U and U again.
+
+    x         on meta: ids, or what the stage before sends        loss_of   output -> loss, on the last stage
+    """
+    later, given = WeightGradientsLater(), [x]
+
+    def program(rank):
+        stage = built(make, rank.device)
+        optimizer = make_optimizer(list(stage.parameters()))
+        rank.watch(lambda: owned.of((stage, optimizer)) | {"inputs": given} | ({"queued": later.tensors()} if halved else {}))
+        with rank.span(Action("F", 0, 0)):
+            with later if halved else nullcontext():
+                y = stage(x, *context)
+            y = loss_of(y) if loss_of else y
+            sent, edge = y.detach(), get_gradient_edge(y)
+            del y
+        given.append(dy := torch.ones_like(sent))
+        with rank.span(Action("I" if halved else "B", 0, 0)):
+            torch.autograd.backward(edge, dy)
+        if halved:
+            with rank.span(Action("W", 0, 0)):
+                later.run()
+        for update in range(2):
+            with rank.span(Action("U", 0, update)):
+                optimizer.step()
+    return dry_run(program)
