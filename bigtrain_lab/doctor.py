@@ -70,6 +70,35 @@ def peer_findings(peer) -> Iterator[Finding]:
                       else "open the port in the firewalls on the way, or look up the address.")
 
 
+def constants() -> list:
+    """Each number that prices a plan (core.hardware.Constant): of every profile, of the collectives, of the optimizers."""
+    from .core import Hardware
+    from .core.cost import COLLECTIVES
+    from .core.hardware import Constant
+    from .experiments.optimizers import COUNTED, OPTIMIZERS
+    from .runtime import this_machine
+
+    profiles = [*Hardware.all().values(), *filter(None, [this_machine(measure=False)])]
+    counts = [(name, "values of state, bytes of state a tensor, values moved", numbers[:3], COUNTED) for name, numbers in OPTIMIZERS.items()]
+    counts += [("collectives", f"{name}: passes, (n - 1) / n, wholes", tuple(counts), told) for name, (*counts, told) in COLLECTIVES.items()]
+    return [row for each in profiles for row in each.constants()] + [Constant(*row, *told.split(": ", 1)) for *row, told in counts]
+
+
+def worth(name: str, value) -> str:
+    """A constant's value in the unit that its name ends in."""
+    from .words import counted, device_size, duration, size
+
+    if isinstance(value, dict):
+        return ", ".join(f"{dtype} {rate / 1e12:g} TFLOP/s" for dtype, rate in value.items())
+    if name == "collective_bytes_per_s":
+        return ", ".join(f"{size(rate)}/s on {counted(nodes, 'node')}" for nodes, rate in value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    units = {"memory_bytes": device_size, "bytes_per_s": lambda rate: f"{size(rate)}/s", "_s": lambda time: duration(time, "s")}
+    show = next((show for ending, show in units.items() if name.endswith(ending)), lambda number: f"{number:g}")
+    return "" if value is None else show(value)
+
+
 def python(ranks):
     return version_finding("Python", "{}.{}.{}".format(*sys.version_info[:3]), metadata.metadata("bigtrain_lab")["Requires-Python"])
 

@@ -113,7 +113,7 @@ def run(experiment, *,
     if started.state == "failed":
         errors.print(f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in {started.directory}.")
         return 1
-    traces = [predicted, *traces_of(started)]
+    traces = [predicted, *started.traces().values()]
     console.print(results(experiment, traces))
     console.print(said(experiment, traces))
     tell(console, started)
@@ -134,8 +134,3 @@ def predict(experiment, *, save: Annotated[Path | None, option("also write the p
         replace(trace, settings={"experiment": experiment.name, **trace.settings}).save(save)
         console.print(f"The predicted trace is in {save}.", soft_wrap=True)
     return 0
-
-
-def traces_of(run) -> list:
-    """What a run recorded: the modelled clock, unless it was off, and the measured one."""
-    return [run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))]

@@ -8,17 +8,18 @@ from .. import report
 from ..core import Impossible, Trace
 from ..experiments import Experiment
 from ..runtime import Run
-from .labs import traces_of
 
 
 class Reopened(NamedTuple):
     """`run` is None for a trace file; `experiment` where this library does not have it, or not with these settings. `notes`
-    say what was lost, and why there is no experiment."""
+    say what was lost, and why there is no experiment; `settings` and `ranks` are what it keeps of itself."""
 
     run: Run | None
     experiment: Experiment | None
     traces: dict[str, Trace]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    settings: dict
+    ranks: int
 
 
 def reopen(path: Path | None) -> Reopened:
@@ -30,7 +31,7 @@ def reopen(path: Path | None) -> Reopened:
     notes = []
     if os.path.isdir(path):
         run = Run.open(path)
-        traces, settings, ranks = traces_of(run), run.settings["settings"], run.ranks
+        traces, settings, ranks = [*run.traces().values()], run.settings["settings"], run.ranks
         notes += [run.damage] if run.damage else []
     else:
         run, traces = None, [Trace.load(path)]
@@ -44,7 +45,7 @@ def reopen(path: Path | None) -> Reopened:
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
-    return Reopened(run, experiment, {trace.clock: trace for trace in traces}, tuple(notes))
+    return Reopened(run, experiment, {trace.clock: trace for trace in traces}, tuple(notes), settings, ranks)
 
 
 def answering(experiment: Experiment, traces: list[Trace], predict: bool) -> list[Trace]:

@@ -27,25 +27,20 @@ class Side(NamedTuple):
     opened: Reopened
 
     @property
-    def told(self) -> dict:
-        return self.opened.run.settings["settings"] if self.opened.run else next(iter(self.opened.traces.values())).settings
-
-    @property
     def settings(self) -> dict:
-        return asked(self.told)
+        return asked(self.opened.settings)
 
     @property
     def name(self) -> str:
         """The experiment's."""
-        return self.opened.run.settings["name"] if self.opened.run else str(next(iter(self.opened.traces.values())).settings.get("experiment", "?"))
+        return self.opened.run.settings["name"] if self.opened.run else str(self.opened.settings.get("experiment", "?"))
 
     @property
     def about(self) -> str:
         """Which run it is, in a line."""
         run = self.opened.run
-        ranks = run.ranks if run else next(iter(self.opened.traces.values())).ranks
-        on = f"{self.name} on {counted(ranks, 'rank')}"
-        return f"{self.path}: {on}, " + (f"started {run.settings['started']}: {run.state}" if run else "a saved trace")
+        kept = f"started {run.settings['started']}: {run.state}" if run else "a saved trace"
+        return f"{self.path}: {self.name} on {counted(self.opened.ranks, 'rank')}, {kept}"
 
 
 def sides(paths: Iterable[Path]) -> list[Side]:
@@ -88,7 +83,7 @@ def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
 
 def orders_differ(found: list[Side]) -> bool:
     """Whether they followed different orders, as far as they tell; of equal settings that is a class that was changed."""
-    return len({order for side in found if (order := order_of(side.told))}) > 1
+    return len({order for side in found if (order := order_of(side.opened.settings))}) > 1
 
 
 class Line(NamedTuple):

@@ -129,7 +129,7 @@ def machine_of_a_run(experiment) -> list[str]:
 def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
     """(run, experiment, traces by clock) of a kept run; Impossible, in a sentence, where it cannot be read or taken."""
     run = Run.open(directory)
-    traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
+    traces = run.traces()
     try:
         experiment = own.restored(run.settings["settings"], run.ranks)
         return run, experiment, {clock: experiment.vouched(trace) for clock, trace in traces.items()}

@@ -27,12 +27,13 @@ from .capacity import refuse_beyond_memory
 from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED, forget, reserve
 from .faults import Fault
-from .in_place import run_in_place
 from .kept import FORMAT, MOST_RANKS, settings_json
 from .machine import environment, versions
 from .process import Job
-from .run import Run, this_process
+from .pulse import this_process
+from .run import Run
 from .server import interrupts_held, warm
+from .torchrun import run_in_place
 from .watch import Watch
 
 LONGEST_SLUG = 60  # letters of a run's name in that of its directory

@@ -6,7 +6,7 @@ from bigtrain_lab import player
 from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace
 from bigtrain_lab.core.peak import Peak, peak
 from bigtrain_lab.figures import memory, palette
-from bigtrain_lab.panel.window import window
+from bigtrain_lab.panel.picture import window
 from bigtrain_lab.player import LISTED, LOOK, pack
 
 

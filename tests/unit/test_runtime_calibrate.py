@@ -15,7 +15,7 @@ from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import calibrate, this_machine
 
 FOUND = {"when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9,
-         "flops_per_s": {"float32": 5e10, "float64": 2e10, "bfloat16": 1e10}}
+         "launch_s": 2e-6, "flops_per_s": {"float32": 5e10, "float64": 2e10, "bfloat16": 1e10}}
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,8 @@ def under_torchrun(monkeypatch):
 def test_a_machine_is_measured_once():
     assert this_machine(measure=False) is None
     assert this_machine() == this_machine() == this_machine(measure=False)
+    assert this_machine().seconds(5e10, 1e10, "float32", operators=500_000) == 3  # a CPU launches and computes in turn
+    assert {row.tag for row in this_machine().constants()} == {"measured"}
 
 
 def test_a_damaged_profile_is_measured_again(tmp_path, measurements):
