@@ -32,6 +32,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive
 from .runtime.balance import APART, Balance, together
+from .runtime.group import Alone
 from .runtime.ledger import Ledger, words
 from .schedule import Action, name_of
 
@@ -174,6 +175,9 @@ class DryRank:
         self._ledger.holdings = holdings
         self.start = self._levels("start", [])
         self._journal.end("")
+
+    def group(self, axis: str | None = None) -> Alone:
+        return Alone(META, self.span)
 
     def log(self, name: str, value) -> None:
         pass

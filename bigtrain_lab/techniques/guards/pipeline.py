@@ -14,10 +14,14 @@ from ...schedule import Action, Schedule
 from ..mixed_precision import DynamicLossScaler, MixedPrecision
 
 
-def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, tied) -> None:
+def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, update,
+           tied) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
     if schedule.asynchronous and optimizer is None:
         raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).")
+    if update and (schedule.asynchronous or optimizer):
+        raise Impossible(f"update= runs once a batch, and {'optimizer=' if optimizer else schedule.name} updates each stage for itself: "
+                         "give one of the two, update= with a synchronous schedule.")
     for stage, module in modules.items():
         if not isinstance(module, nn.Module):
             raise Impossible(f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a list of them in order of stage.")
