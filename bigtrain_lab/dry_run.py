@@ -344,8 +344,8 @@ class Aside(TorchDispatchMode):
 
 
 class Held(NamedTuple):
-    """A storage while it is of one kind: at the moments born <= t < dies. `name`: what made it, or the weight that it is. `made`: the
-    action in which it was born, "" before the first. `new`: it is born here, not only of another kind from now on."""
+    """One storage: alive at the moments born <= t < dies. `name`: what made it, or the weight that it is. `made`: the action in which
+    it was born, "" before the first. `kind`: what it became, where it was not a temporary all its life."""
 
     name: str
     kind: str
@@ -354,7 +354,6 @@ class Held(NamedTuple):
     dies: int
     made: str
     module: str = ""
-    new: bool = True
 
 
 class Moment(NamedTuple):
@@ -438,19 +437,19 @@ class Journal(Balance):
         self._changes.append((action, None, None, None))
 
     def account(self) -> Account:
-        rows, moments, now = [], [], {}
+        rows, moments = {}, []
         for action, storage, before, state in self._changes:
             if storage is None:
                 moments.append(Moment(action, "end"))
-                continue
-            if before and (at := now.pop(storage)) is not None:
-                rows[at][4] = len(moments)
-            if state:
-                kind, size = state
-                grown, now[storage] = not before or before[1] < size, None
-                if kind not in APART:
-                    now[storage] = len(rows)
-                    rows.append([words(storage.maker), kind, size, len(moments), None, storage.made, storage.module, not before])
-                    if grown:
-                        moments.append(Moment(action, words(storage.maker)))
-        return Account(tuple(Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:]) for row in rows), tuple(moments))
+            elif not state:
+                if storage in rows:
+                    rows[storage][4] = len(moments)
+            elif state[0] not in APART:
+                name, (kind, size) = words(storage.maker), state
+                row = rows.setdefault(storage, [name, kind, 0, len(moments), None, storage.made, storage.module])
+                if row[1] == "temporaries":
+                    row[1] = kind
+                if size > row[2]:
+                    row[2] = size
+                    moments.append(Moment(action, name))
+        return Account(tuple(Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:]) for row in rows.values()), tuple(moments))

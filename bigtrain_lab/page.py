@@ -44,7 +44,7 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
         about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
         trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
         tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
-        results=results(given, experiment, whole), told=told(run) if run and whole else "", settings=settings(first, experiment),
+        results=results(given, experiment, whole), told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run)) if run and whole else "", settings=settings(first, experiment),
         again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n' if experiment else "",
         data=data(given, first.clock, experiment))
     return written.encode(errors="replace").decode()  # a path may hold half characters, which no file of text can
@@ -66,11 +66,6 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
     explains = whole and explained and experiment.is_of(explained.settings)
     rows = report.rows(experiment.quantities, *given, here=report.priced_here(experiment))
     return table.html(rows, experiment.explain(explained) if explains else [])
-
-
-def told(run: Run) -> str:
-    """What the ranks reported, and what the run cost."""
-    return "".join(f"<p>{escape(line)}</p>\n" for line in [*report.reported(run.trace()), report.summary(run.summary())])
 
 
 def settings(trace: Trace, experiment: Experiment | None) -> str:

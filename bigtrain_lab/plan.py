@@ -84,6 +84,70 @@ class Together(NamedTuple):
         return ring[ring.index(rank) - 1], share
 
 
+class Serve(NamedTuple):
+    """Answer the requests of other ranks by time: next comes that of the smallest (issue, place), once none can still come before it.
+    Each source sends `ask(place, number)`, number 0, 1, ..., and waits for `answer(place, number)`; its place is that in `sources`.
+
+    requests   how many each source makes; one that made all has left
+    bound      an answer waits until each source that has not left has made all but `bound` as many requests; None: it never waits
+    """
+
+    sources: tuple[int, ...]
+    requests: tuple[int, ...]
+    ask_bytes: int | None = None
+    answer_bytes: int | None = None
+    bound: int | None = None
+    name: str = "server"
+
+    def ask(self, place: int, number: int) -> Message:
+        return Message(f"{self.name} asked {place}.{number}", "ask", self.ask_bytes)
+
+    def answer(self, place: int, number: int) -> Message:
+        return Message(f"{self.name} answers {place}.{number}", "answer", self.answer_bytes)
+
+
+class Turns:
+    """Whose turn it is at a server: the same rule for the simulator and the real one. Source: Chandy and Misra 1979, Distributed
+    Simulation: a message is safe to take once every other sender's clock is known to be past it."""
+
+    def __init__(self, op: Serve):
+        self._op = op
+        self.made = [0] * len(op.sources)  # requests that were taken, by place
+        self._in_hand: dict[int, int] = {}  # place -> the issue of its next request
+        self._owed: dict[int, int] = {}  # place -> its request that was not answered yet
+        self._not_before = [0] * len(op.sources)  # when the last answer arrives: no request is issued before
+
+    @property
+    def over(self) -> bool:
+        return self.made == list(self._op.requests)
+
+    def wanted(self) -> int | None:
+        """The place whose next request must be in hand before any is taken; None where one may be."""
+        live = [p for p, most in enumerate(self._op.requests) if self.made[p] < most and p not in self._in_hand and p not in self._owed]
+        first = min(self._in_hand.values(), default=None)
+        return min((p for p in live if first is None or self._not_before[p] <= first), key=lambda p: (self._not_before[p], p), default=None)
+
+    def has(self, place: int, issue: int) -> None:
+        self._in_hand[place] = issue
+
+    def take(self) -> tuple[int, int]:
+        """(place, number) of the next request."""
+        place = min(self._in_hand, key=lambda p: (self._in_hand[p], p))
+        del self._in_hand[place]
+        self._owed[place] = self.made[place]
+        self.made[place] += 1
+        return place, self._owed[place]
+
+    def due(self) -> list[tuple[int, int]]:
+        """(place, number) of the answers that need wait no longer."""
+        slowest = min((made for made, most in zip(self.made, self._op.requests) if made < most), default=None)
+        return [(p, n) for p, n in sorted(self._owed.items()) if self._op.bound is None or slowest is None or n + 1 - slowest <= self._op.bound]
+
+    def answered(self, place: int, arrives: int) -> None:
+        del self._owed[place]
+        self._not_before[place] = arrives
+
+
 @dataclass(frozen=True)
 class Plan:
     """Operations by (rank, lane); `steps` counts the training steps they make."""
@@ -138,6 +202,8 @@ def moved(op, at: list[int]):
             return Recv(at[src], message)
         case Together(name, kind, size, ranks):
             return Together(name, kind, size, tuple(at[rank] for rank in ranks))
+        case Serve():
+            return op._replace(sources=tuple(at[rank] for rank in op.sources))
     return op
 
 
@@ -152,6 +218,8 @@ def names(op, rank: int, lane: str) -> Iterator[tuple]:
             yield rank, "signal", label
         case Together(name, _, _, ranks):
             yield ranks, rank, lane, name
+        case Serve():
+            yield "server", rank, lane, op.name
 
 
 def lower(plan, steps: int = 1) -> Plan:

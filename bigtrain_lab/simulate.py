@@ -9,8 +9,8 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 from collections import defaultdict, deque
 
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
-from .plan import Compute, Launch, Plan, Recv, Send, Together, Wait, collector_paused, lower
-from .schedule import Schedule, kind_of, name_of
+from .plan import Compute, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower
+from .schedule import Action, Schedule, kind_of, name_of
 
 
 @collector_paused()
@@ -28,6 +28,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     at = dict.fromkeys(plan.lanes, 0)
     posted: dict = {}  # message or signal -> its time
     waiting: dict = defaultdict(list)  # message or signal -> the lanes that wait for it
+    serving: dict = {}  # lane -> the Serve that it is at, and whose turn it is
     held: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     events: list = []
 
@@ -41,6 +42,13 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
     for rank in range(plan.ranks):
         change_memory(rank, "compute", "start", cost.resident.get(rank, ()), 0)
+
+    def post(what, time):
+        if what in posted:
+            raise Impossible(f"Rank {key[0]} sends or launches {what[0]} twice: give each message a name of its own.")
+        posted[what] = time
+        if what in waiting:
+            ready.extend(waiting.pop(what))
 
     ready = deque(plan.lanes)
     while ready:
@@ -61,7 +69,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 what = (op.message, op.src, rank, lane_name)
                 if what not in posted:
                     break
-                stamp, size = posted[what]
+                _, stamp, size = posted[what]
                 arrived = lane.receive(stamp, cost.link(op.src, rank), size)
                 events.append(Transfer(rank, lane_name, op.message.kind, op.message.name, stamp, arrived, op.src, size))
                 continue
@@ -88,30 +96,49 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 if arriving := op.arriving(rank):
                     events.append(Transfer(rank, lane_name, op.kind, op.name, latest, lane.now, *arriving))
                 continue
-            if kind is Send:
-                what = (op.message, rank, op.dst, lane_name)
+            if kind is Serve:
+                turns, place = serving.setdefault(key, (op, Turns(op)))[1], None
+                while not turns.over:
+                    if (place := turns.wanted()) is not None:
+                        what = (op.ask(place, turns.made[place]), op.sources[place], rank, lane_name)
+                        if what not in posted:
+                            break
+                        turns.has(place, posted[what][0])
+                        continue
+                    place, number = turns.take()
+                    message, src = op.ask(place, number), op.sources[place]
+                    _, stamp, size = posted[message, src, rank, lane_name]
+                    arrived = lane.receive(stamp, cost.link(src, rank), size)
+                    events.append(Transfer(rank, lane_name, message.kind, message.name, stamp, arrived, src, size))
+                    step = (Action("S", place, number),)
+                    events.append(Span(rank, lane_name, "S", name_of(step), *lane.compute(cost.duration(step, rank))))
+                    for place, number in turns.due():
+                        message, dst = op.answer(place, number), op.sources[place]
+                        link, size = cost.link(rank, dst), cost.message_bytes(message)
+                        post((message, rank, dst, lane_name), (*lane.send(link, size), size))
+                        turns.answered(place, lane.outgoing + link.alpha)
+                if not turns.over:
+                    break
+                del serving[key]
+            elif kind is Send:
                 size = cost.message_bytes(op.message)
-                time = lane.send(cost.link(rank, op.dst), size)[1], size
+                post((op.message, rank, op.dst, lane_name), (*lane.send(cost.link(rank, op.dst), size), size))
             else:  # Launch
-                what, time = (op.label, rank), lane.now
-            if what in posted:
-                raise Impossible(f"Rank {rank} sends or launches {what[0]} twice: give each message a name of its own.")
-            posted[what] = time
-            if what in waiting:
-                ready += waiting.pop(what)
+                post((op.label, rank), lane.now)
         else:
             position = len(ops)
         at[key] = position
         if position < len(ops):
             waiting[what].append(key)
     if any(position < len(plan.lanes[key]) for key, position in at.items()):
-        raise Impossible(deadlock(plan, at))
+        raise Impossible(deadlock(plan, at, {key: op.sources[turns.wanted()] for key, (op, turns) in serving.items()}))
     return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps,
                     settings=settings)
 
 
-def deadlock(plan: Plan, at: dict) -> str:
-    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait that nobody answers."""
+def deadlock(plan: Plan, at: dict, asked: dict) -> str:
+    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait that nobody answers. `asked`: the rank
+    whose request each server waits for."""
     stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
 
     def holder(key) -> tuple[int, str] | None:
@@ -119,6 +146,8 @@ def deadlock(plan: Plan, at: dict) -> str:
         (rank, lane), op = key, stuck[key]
         if isinstance(op, Recv):
             return op.src, lane
+        if isinstance(op, Serve):
+            return asked[key], lane
         if isinstance(op, Together):
             return next((other, lane) for other in op.ranks if stuck.get((other, lane)) != op)
         later = {k: [each.label for each in plan.lanes[k][at[k]:] if isinstance(each, Launch)] for k in stuck if k[0] == rank}
@@ -131,6 +160,7 @@ def deadlock(plan: Plan, at: dict) -> str:
     for rank, lane in path[path.index(following):] if following in path else path:
         op, on = stuck[rank, lane], holder((rank, lane))
         what = {Recv: lambda: f"{op.message} from rank {op.src}", Together: lambda: f"rank {on[0]} in {op.name}",
+                Serve: lambda: f"a request of rank {on[0]} to {op.name}",
                 Wait: lambda: op.label + ("" if on else ", which nobody launches before")}[type(op)]()  # noqa: B023  (called at once)
         said.append(f"rank {rank} waits{'' if lane == 'compute' and not isinstance(op, Wait) else f' on lane {lane}'} for {what}")
     return f"This plan deadlocks: {'; '.join(said)}. Change the order so that one of them can go first."

@@ -121,7 +121,7 @@ def show(path: Asked = None) -> int:
     from .. import report
     from ..words import counted
     from .reopen import reopen
-    from .screen import results, screen, tell, timeline
+    from .screen import results, screen, timeline
 
     run, experiment, traces, notes, *_ = reopen(path)
     drawn = traces[run.clock] if run else next(iter(traces.values()))
@@ -139,7 +139,7 @@ def show(path: Asked = None) -> int:
         console.print(results(experiment, traces.values()))
     console.print(timeline(drawn, console.width))
     if run and whole:
-        tell(console, run)
+        console.print(*report.cost_of(run), sep="\n")
     return 0
 
 

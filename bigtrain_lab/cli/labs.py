@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from .screen import follow, results, said, screen, tell, timeline, title
+from .. import report
+from .screen import follow, results, said, screen, timeline, title
 
 KNOBS, MORE, OWN = (Group(name, sort_key=i) for i, name in enumerate(("Settings", "More settings", "Options")))
 
@@ -116,7 +117,7 @@ def run(experiment, *,
     traces = [predicted, *started.traces().values()]
     console.print(results(experiment, traces))
     console.print(said(experiment, traces))
-    tell(console, started)
+    console.print(*report.cost_of(started), sep="\n")
     console.print(f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True)
     return 0
 

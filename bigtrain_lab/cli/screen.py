@@ -119,15 +119,6 @@ def follow(run, spans: int, errors: Console) -> None:
             bar.advance(task, isinstance(event, Span))
 
 
-def tell(console: Console, run) -> None:
-    """What the ranks reported, what the run cost, and how far its machines' clocks were apart."""
-    from ..runtime.offset import told
-
-    for line in [*report.reported(run.trace()), report.summary(run.summary()), told(run.settings.get("hosts", []))]:
-        if line:
-            console.print(line)
-
-
 def finding_line(finding) -> Text:
     """One finding of the doctor."""
     mend = f". Mend: {finding.mend}" if finding.mend else ""

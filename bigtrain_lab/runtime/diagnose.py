@@ -50,7 +50,7 @@ def lane_failure(doings: list[Doing]) -> str | None:
 def lines(directory: Path, doings: list[Doing]) -> str:
     """Where in its program each lane is, one line a place; stacks were asked for before."""
     places: dict[tuple[str, str], list[int]] = {}
-    for at in (at for doing in doings for at in doing.awake if doing.last != "done"):
+    for at in (at for doing in doings for at in doing.awake if doing.last != "done" and at.last != "failed"):
         if line := line_of(directory, at.rank, at.thread):
             places.setdefault((line, at.lane), []).append(at.rank)
     return "".join(f"\n  {ranks(who)}{'' if lane == 'compute' else f', lane {lane},'} at {line}" for (line, lane), who in places.items())

@@ -2,7 +2,7 @@
 
     Compute   a span around work.compute(action)          Launch, Wait   a signal between lanes
     Send      the tensor of work.send(message)            Together       work.together(operation, group)
-    Recv      work.receive(message, tensor)
+    Recv      work.receive(message, tensor)                 Serve          work.request(place, number, tensor), work.answer(place, number)
 
 Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors hold.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ..core import Impossible
-from ..plan import Action, Compute, Launch, Message, Plan, Recv, Send, Together, Wait
+from ..plan import Action, Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Turns, Wait
 from .group import Group
 
 
@@ -29,6 +29,12 @@ class Work:
 
     def receive(self, message: Action | Message, tensor: torch.Tensor) -> None:
         """Take what has arrived."""
+
+    def request(self, place: int, number: int, tensor: torch.Tensor) -> None:
+        """What a server does with a request, inside its span."""
+
+    def answer(self, place: int, number: int) -> torch.Tensor | None:
+        """What a server answers; None: zeros of the bytes that are stated."""
 
     def together(self, op: Together, group: Group) -> None:
         """Call the collective on a group of its ranks, by its name."""
@@ -101,4 +107,27 @@ def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], tog
                 group.after(label, signals[label].by, signals[label].arrived)
             case Together(_, _, _, ranks):
                 work.together(op, together[group.name, tuple(sorted(ranks))])
+            case Serve():
+                serve(op, group, work)
     group.finish()
+
+
+def serve(op: Serve, group: Group, work: Work) -> None:
+    """Answer until all sources have left. Without a modelled clock they take turns, request by request."""
+    turns, asked = Turns(op), {}
+    while not turns.over:
+        if (place := turns.wanted()) is not None:
+            number = turns.made[place]
+            asked[place] = group.irecv(None, op.sources[place], name=op.ask(place, number))
+            issue = asked[place].arrive()
+            turns.has(place, number if issue is None else issue)
+            continue
+        place, number = turns.take()
+        tensor = asked.pop(place).wait()
+        with group.span((Action("S", place, number),)):
+            work.request(place, number, tensor)
+        for place, number in turns.due():
+            message, answer, dst = op.answer(place, number), work.answer(place, number), op.sources[place]
+            group.isend(work.send(message) if answer is None else answer, dst, name=message)
+            arrives = group.reaches(dst)
+            turns.answered(place, number + 1 if arrives is None else arrives)

@@ -35,13 +35,20 @@ def is_lost(error: BaseException | None) -> bool:
 
 
 class Handle:
-    """A receive that was posted; `wait()` returns the tensor."""
+    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the message is in hand, without taking it: the
+    time at which it was issued, None without a modelled clock."""
 
-    def __init__(self, wait):
-        self._wait, self._tensor = wait, None
+    def __init__(self, arrive, take):
+        self._arrive, self._wait, self._issue, self._tensor = arrive, take, None, None
+
+    def arrive(self) -> int | None:
+        if self._arrive:
+            self._issue, self._arrive = self._arrive(), None
+        return self._issue
 
     def wait(self) -> torch.Tensor:
         if self._wait:
+            self.arrive()
             self._tensor, self._wait = self._wait(), None
         return self._tensor
 
@@ -123,10 +130,10 @@ class Group:
         if buffer is None:
             return posted
 
-        def wait():
+        def take():
             with torch.no_grad():
                 return buffer.copy_(posted.wait())
-        return Handle(wait)
+        return Handle(posted.arrive, take)
 
     def finish(self) -> None:
         """Return when every message that was posted has been taken."""
@@ -146,9 +153,12 @@ class Group:
         first ones are a row longer where it does not divide), or a list of tensors, one a rank, of any shapes."""
         parts = self._parts(tensor, "reduce_scatter")
         own, longest = parts[self.rank], max(part.numel() for part in parts)
-        flat = self._transport(own).new_zeros(self.size, longest)
-        for row, part in zip(flat, parts):
-            row[:part.numel()] = part.detach().reshape(-1)
+        if self._fits(tensor, parts):
+            flat = tensor.detach().view(self.size, longest)
+        else:
+            flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
+            for row, part in zip(flat, parts):
+                row[:part.numel()] = part.detach().reshape(-1)
         with self._together(name, "reduce_scatter", sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"):
             dist.reduce_scatter_tensor(reduced := flat.new_empty(longest), flat.view(-1), operation(op), group=self._pg)
         reduced = reduced[:own.numel()].view(own.shape).to(own.device)
@@ -161,21 +171,22 @@ class Group:
         Impossible where this rank's tensor is not of its part's shape.
         """
         if out is None:
-            rows, rest = (tensor.shape[0], tensor.shape[1:]) if tensor.dim() else (1, ())
-            out = tensor.detach().new_empty((self.size * rows, *rest))
-        parts = self._parts(out, "all_gather")
-        if not tensor.dim():
-            parts = [part.view(()) for part in parts]
+            stacked = tensor.detach().new_empty((self.size, *tensor.shape))
+            out, parts = stacked.flatten(0, 1) if tensor.dim() else stacked, stacked.unbind()
+        else:
+            parts = self._parts(out, "all_gather")
         if Shape.of(tensor) != Shape.of(own := parts[self.rank]):
             raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part that is {Shape.of(own)}: "
                              "give out= one tensor of its shape for each rank.")
-        longest = max(part.nbytes for part in parts)
-        mine = torch.empty(longest, dtype=torch.uint8, device=self._transport(tensor).device)
-        mine[:tensor.nbytes] = as_bytes(tensor)
+        longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
+        mine = as_bytes(tensor).to(self._room_on(tensor))
+        if len(mine) < longest:
+            mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
+        flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
         with self._together(name, "all_gather", sum(part.nbytes for part in parts), f"all_gather of {of(parts)}"):
-            dist.all_gather_into_tensor(flat := mine.new_empty(self.size * longest), mine, group=self._pg)
+            dist.all_gather_into_tensor(flat, mine, group=self._pg)
         with torch.no_grad():
-            for part, row in zip(parts, flat.view(self.size, longest)):
+            for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
                 part.copy_(row[:part.nbytes].view(part.dtype).view(part.shape))
         return out
 
@@ -200,9 +211,14 @@ class Group:
             raise Impossible(f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank.")
         return tensors
 
-    def _transport(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An empty tensor of its dtype, on the device from which the backend takes one: gloo cuts and gathers on the host alone."""
-        return tensor.detach().new_empty(0, device=HOST if dist.get_backend(self._pg) == "gloo" else tensor.device)
+    def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
+        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal parts, on its device."""
+        return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous() and tensors.device == self._room_on(tensors)
+                and len({part.numel() for part in parts}) == 1)
+
+    def _room_on(self, tensor: torch.Tensor) -> torch.device:
+        """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
+        return HOST if dist.get_backend(self._pg) == "gloo" else tensor.device
 
     # -- what a recording group does as well ----------------------------------------------------------------
 
@@ -221,6 +237,9 @@ class Group:
         `idle`: there is nothing to do before."""
         arrived()
 
+    def reaches(self, dst: int) -> int | None:
+        """The earliest time at which the message that was sent last arrives at rank `dst`; None without a modelled clock."""
+
     def failed(self, error: BaseException, sentence: str) -> BaseException:
         """A function on this lane failed: note it, for nobody may ask; returns what to raise where somebody does. A lost connection
         and a lack of memory name their rank themselves."""
@@ -238,6 +257,9 @@ class Group:
 
     def _take(self, wire, shape, src, name) -> torch.Tensor:
         return wire.to(self.device)
+
+    def _issued(self, wire) -> int | None:
+        """When a message was issued."""
 
     def _waiting(self, src, way, name, site):
         return self._watching(src, name)
@@ -265,11 +287,11 @@ class Group:
         with self._watching(src, name):
             receive = self._expect(src, site, way, like)
 
-        def wait():
+        def arrive():
             with self._waiting(src, way, name, site):
-                shape = self._arrive(receive, src, site, name)
-            return self._take(receive.wire, shape, src, name)
-        return Handle(wait)
+                self._arrive(receive, src, site, name)
+            return self._issued(receive.wire)
+        return Handle(arrive, lambda: self._take(receive.wire, self._heard[src, site], src, name))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)
@@ -300,8 +322,8 @@ class Group:
             receive.wire = self._room(shape)
             receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
-    def _arrive(self, receive: _Receive, src: int, site: str, name) -> Shape:
-        """Wait until the receive's wire is filled; the message's shape. Impossible where it is unlike what was expected."""
+    def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
+        """Wait until the receive's wire is filled. Impossible where the message is unlike what was expected."""
         if coming := self._coming.get((src, site)):
             coming.work.wait()
             self._heard[src, site] = Shape.decode(coming.code)
@@ -313,7 +335,6 @@ class Group:
             raise Impossible(f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
                              f"{shape}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
         receive.work.wait()
-        return shape
 
     def _watching(self, peer: int | None, name):
         return _Watching(self, peer, name)

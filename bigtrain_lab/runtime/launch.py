@@ -166,14 +166,13 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     try:
         path = Path(directory).absolute()
         existed = path.exists()
-        if existed and (not path.is_dir() or any(path.iterdir())):
-            raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
-        path.mkdir(parents=True, exist_ok=True)
-    except Impossible:
-        raise
+        if not (full := existed and (not path.is_dir() or any(path.iterdir()))):
+            path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         why = error.strerror or error if isinstance(error, OSError) else "no file can have this name"
         raise Impossible(f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory.") from error
+    if full:
+        raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
     try:
         write_whole(path / "settings.json", kept)
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))

@@ -95,6 +95,14 @@ class RecordingGroup(Group):
         self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.name, kind, str(name), start, done, src, charged)
         return tensor.to(self.device)
 
+    def _issued(self, wire):
+        return HEADER.unpack_from(wire.numpy(), 0)[0] if self.recorder.clock.modelled else None
+
+    def reaches(self, dst):
+        clock = self.recorder.clock
+        if clock.modelled:
+            return clock.lane(self.name).outgoing + clock.cost.link(self.recorder.rank, self.members[dst]).alpha
+
     @contextmanager
     def _waiting(self, src, way, name, site):
         self._on_lane(name)

@@ -9,6 +9,7 @@ year see the same; a crashed run keeps all it wrote.
 
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from math import inf
@@ -22,7 +23,7 @@ from ..core.trace import ACTION
 from . import results
 from .end import End
 from .kept import read_settings
-from .log import MOST_ITEMS, Log, Logged, Tail
+from .log import MOST_ITEMS, Log, Tail
 from .pulse import is_alive
 from .waits import RankState
 
@@ -152,7 +153,7 @@ class Run:
         """The events so far on one clock, also of a run that has failed or still goes on, or whose logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
-        events = [e for log in logs for item in log.items if (e := on(item, clock))]
+        events = [event for log in logs for item in log.items if (event := getattr(item, clock, None))]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done, and its numbers are not those of the run that was asked for.
@@ -170,9 +171,7 @@ class Run:
         while True:
             over = self.state != "running"  # asked before reading, so that nothing written before the end is missed
             for tail in tails:
-                for item in tail.new():
-                    if event := on(item, clock):
-                        yield event
+                yield from (event for item in tail.new() if (event := getattr(item, clock, None)))
             if over:
                 return
             time.sleep(poll_s)
@@ -209,9 +208,16 @@ class Run:
         self.wait()
         return [results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)]
 
+    @cached_property
+    def replicas(self) -> list[str]:
+        """A sentence on each name of which several ranks returned other values: none where all replicas are equal to the bit."""
+        return results.replicas_differ(self.results)
+
     @property
     def result(self) -> dict[str, np.ndarray]:
-        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's."""
+        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's, and a warning where they differ."""
+        for told in self.replicas:
+            warnings.warn(told, stacklevel=2)
         return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}
 
     def output(self, rank: int) -> str:
@@ -237,11 +243,6 @@ def stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
-
-
-def on(item, clock: str):
-    """The event of a log's item on this clock, or None."""
-    return getattr(item, clock) if isinstance(item, Logged) else None
 
 
 def steps_done(events, settings: dict) -> int:

@@ -43,7 +43,7 @@ from .kept import read_settings
 from .log import LogUnwritable
 from .lookout import Lookout
 from .machine import cores
-from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
+from .offset import Offset, beyond_the_wall, namespace, offsets
 from .process import Job, work
 from .pulse import this_process
 from .run import RankFailed, Run
@@ -108,7 +108,7 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        return cls(platform.node(), clock_id(), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
+        return cls(platform.node(), namespace("time"), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
                    visible(), asked)
 
 

@@ -1,15 +1,19 @@
 """Two lanes of a rank busy at once: what real ranks model is what the simulator predicts, and a failure on a lane is told."""
 
+import time
+
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Link, Mesh
-from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Together, Wait
+from bigtrain_lab.core import Cost, Impossible, Link, Mesh
+from bigtrain_lab.explain import not_finite
+from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.execute import Work, execute
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.simulate import simulate
 
+from .ranks import fails
 from .test_group import lanes_of
 
 RANKS, BUCKETS, NUMBERS = 4, 3, 10  # numbers of a bucket do not divide into as many chunks as there are ranks
@@ -86,3 +90,164 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     for layer in range(BUCKETS):
         expected = RANKS * torch.arange(NUMBERS, dtype=torch.float64) + 1000 * (layer + 1)
         assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
+
+
+def served(bound, shards=2, steps=4) -> Plan:
+    """Workers that each ask every shard once a step; the last of them leaves earlier."""
+    workers = RANKS - shards
+    servers = {workers + k: Serve(tuple(range(workers)), (steps,) * (workers - 1) + (steps - 2,), 80, 800, bound, f"shard {k}") for k in range(shards)}
+    lanes = {(rank, "compute"): (op,) for rank, op in servers.items()}
+    for place in range(workers):
+        lanes[place, "compute"] = tuple(op for n in range(servers[workers].requests[place]) for op in (
+            Compute((Action("F", place, n),)), *(Send(rank, op.ask(place, n)) for rank, op in servers.items()),
+            *(Recv(rank, op.answer(place, n)) for rank, op in servers.items())))
+    return Plan(lanes, RANKS)
+
+
+@pytest.mark.parametrize("links", [False, True], ids=["free", "links"])
+@pytest.mark.parametrize("bound, shards", [(None, 2), (None, 1), (1, 2), (0, 1)])
+def test_servers_that_answer_by_time_are_as_predicted(bound, shards, links, tmp_path):
+    """Though requests really arrive in any order: workers sleep at random, and one is slow."""
+    plan = served(bound, shards)
+    cost = Cost({"F": ["0.9", "1.7", "2.5"], "S": "0.1"}, links=LINKS if links else {}, slowdown={1: 4})
+    trace = launch(lambda rank: execute(plan, rank), RANKS, cost=cost, jitter_s=0.003, directory=tmp_path / "run").wait()
+    assert lanes_of(trace) == lanes_of(simulate(plan, cost))
+    order = [s.name for s in trace.spans(RANKS - shards)]
+    assert len(order) == 4 * (RANKS - shards) - 2 and (order != sorted(order, key=lambda name: name[-1])) == (bound != 0)
+
+
+def test_servers_without_a_modelled_clock_take_turns(tmp_path):
+    run = launch(lambda rank: execute(served(None), rank), RANKS, directory=tmp_path / "run")
+    assert [s.name for s in run.wait().spans(2)] == ["0S0", "1S0", "0S1", "1S1", "0S2", "0S3"]
+
+
+def test_a_server_whose_worker_never_asks_is_a_deadlock_that_is_told():
+    lanes = dict(served(None).lanes)
+    lanes[0, "compute"] = ()
+    with pytest.raises(Impossible, match="This plan deadlocks: rank 2 waits for a request of rank 0 to shard 0. Change"):
+        simulate(Plan(lanes, RANKS), {"F": 1})
+
+
+def test_a_lane_runs_what_is_launched_in_its_order_and_a_wait_moves_its_waiter_to_the_end(tmp_path):
+    """By the streams' rules: a function starts when its lane and its issuer have come so far, and who does not wait goes on."""
+    def program(rank):
+        lane, order = rank.lane("dp"), []
+        for k in range(2):
+            with rank.span((Action("F", 0, k),)):
+                pass
+            last = lane.launch(lambda group, k=k: (order.append(k), group.all_reduce(torch.full((3,), float(rank.index)), name=f"b{k}"))[1], f"b{k}")
+        with rank.span((Action("F", 0, 2),)):
+            pass
+        total = last.wait()
+        with rank.span((Action("F", 0, 3),)):
+            pass
+        lane.launch(lambda group: group.all_reduce(torch.ones(1), name="nobody waits"))
+        return {f"order{rank.index}": order, f"total{rank.index}": total}
+
+    run = launch(program, 2, mesh=Mesh(dp=2), cost={"F": [1], "all_reduce": 4}, jitter_s=0.002, directory=tmp_path / "run")
+    spans = {(s.lane, s.name): (s.start, s.end) for s in run.wait().spans(0)}
+    assert spans == {("compute", "0F0"): (0, 1000), ("compute", "0F1"): (1000, 2000), ("compute", "0F2"): (2000, 3000),
+                     ("comm:dp", "b0"): (1000, 5000), ("comm:dp", "b1"): (5000, 9000), ("compute", "0F3"): (9000, 10000),
+                     ("comm:dp", "nobody waits"): (10000, 14000)}
+    assert all((run.result[f"order{r}"] == [0, 1]).all() and (run.result[f"total{r}"] == 1).all() for r in range(2))
+
+
+@pytest.mark.parametrize("mode", [{"record": False}, {"clock": False}, {"cost": {}}], ids=["plain", "measured", "modelled"])
+def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
+    def program(rank):
+        from bigtrain_lab.runtime import Group
+        group = Group.of(None) if "record" in mode else rank.group()
+        lane = group.lane()
+        assert group.lane() is lane and lane.group is not group and lane.group.size == 2
+        bucket, threads = torch.ones(4), []
+        with torch.no_grad():
+            handle = lane.launch(lambda own: (threads.extend([torch.get_num_threads(), torch.is_grad_enabled()]), own.all_reduce(bucket))[1])
+        group.barrier()  # the program's own collectives go on meanwhile
+        assert handle.wait() is bucket and handle.wait() is bucket and threads == [1, False]
+        bad = lane.launch(lambda own: 1 / 0, "bucket 7")
+        after = lane.launch(lambda own: own.barrier())
+        for handle in (bad, after):  # nothing runs after a failure
+            with pytest.raises(RuntimeError, match=f"Rank {rank.index} failed on lane comm, in bucket 7: ZeroDivisionError: division by zero") as told:
+                handle.wait()
+        assert isinstance(told.value.__cause__, ZeroDivisionError)
+        lane.finish()
+        return {f"bucket{rank.index}": bucket}
+
+    result = launch(program, 2, directory=tmp_path / "run", **mode).result
+    assert (result["bucket0"] == 2).all() and (result["bucket1"] == 2).all()
+
+
+# -- a failure on a lane is told like one on compute ------------------------------------------------------------
+
+
+def bad_bucket(rank, group):
+    return group.all_reduce(torch.zeros(3)) if rank.index else [0][7]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_exception_on_a_lane_is_told_with_its_line_whether_or_not_its_program_comes_to_wait(asks):
+    def program(rank):
+        handle = rank.lane(None, "comm").launch(lambda group: bad_bucket(rank, group), "bucket 0")
+        if rank.index == 0 and not asks:
+            rank.group().recv(1, name="x")  # which rank 1 would send after its bucket
+        handle.wait()
+        rank.group().isend(torch.ones(1), 0, name="x")
+
+    run = fails(program, 2, stall_s=1000)
+    line = bad_bucket.__code__.co_firstlineno + 1
+    assert run.diagnosis.startswith("Rank 0 failed on lane comm, in bucket 0: IndexError: list index out of range\n"
+                                    f"  at {__file__}:{line}, in bad_bucket: ")
+    assert f"Meanwhile rank {1 if asks else '0 waits for x from rank 1; rank 1'} " in run.diagnosis and run.waits[0].state == "failed"
+
+
+def test_a_deadlock_goes_through_lanes():
+    """Rank 0's lane waits for rank 1's, which waits to be launched by a program that waits for rank 0's program."""
+    def program(rank):
+        lane = rank.lane(None, "comm")
+        if rank.index == 0:
+            lane.launch(lambda group: group.all_reduce(torch.ones(1), name="b"), "bucket").wait()
+        rank.group().recv(1 - rank.index, name="x")
+
+    run = fails(program, 2, stall_s=1000)
+    told, *lines = run.diagnosis.splitlines()
+    assert told == ("Deadlock: rank 0 (lane comm) waits in b for rank 1; rank 1 waits for x from rank 0; "
+                    "rank 0 waits for bucket (launch 0) on lane comm.")
+    start = program.__code__.co_firstlineno
+    assert len(lines) == 3 and all(any(f"{where} at {__file__}:{start + line}," in each for each in lines)
+                                   for where, line in (("rank 0", 3), ("rank 1", 4), ("rank 0, lane comm,", 3)))
+    assert [(w.state, w.what, w.on, w.cycle) for w in run.waits] == [("waits", "b", (1,), True), ("waits", "x", (0,), True)]
+
+
+def test_a_lane_that_hangs_is_named_with_its_line():
+    def sleeps(group):
+        time.sleep(1000)
+
+    def program(rank):
+        rank.lane(None, "comm").launch(sleeps if rank.index else lambda group: group.barrier()).wait()
+
+    run = fails(program, 2, stall_s=1.0)
+    assert run.diagnosis.startswith(f"Rank 1 (lane comm) hangs: no progress for 1 s at {__file__}:{sleeps.__code__.co_firstlineno + 1}, in sleeps: ")
+    assert "Rank 0 hangs" not in run.diagnosis and "rank 0 (lane comm) waits in barrier for rank 1" in run.diagnosis
+
+
+def test_a_value_that_is_not_finite_is_told_of_a_lane(tmp_path):
+    def program(rank):
+        def exchange(group):
+            group.isend(torch.tensor([torch.nan if rank.index else 1.0]), 1 - rank.index, name="gradient")
+            group.recv(1 - rank.index, name="gradient")
+        rank.lane().launch(exchange).wait()
+
+    trace = launch(program, 2, cost={}, directory=tmp_path / "run").wait()
+    assert not_finite(trace) == ["Not finite (NaN or infinity): it began on rank 1; rank 1 sent the first such value in gradient, "
+                                 "and all that it had received was finite."]
+
+
+@pytest.mark.parametrize("wrong, told", [
+    (lambda rank: rank.lane().group.barrier(), "Rank 0 calls barrier of lane comm from lane compute: let a lane's group be used by what"),
+    (lambda rank: rank.lane().launch(lambda own: rank.group().barrier()).wait(), "Rank 0 calls barrier of lane compute from lane comm"),
+    (lambda rank: (rank.lane(None, "x"), rank.lane("world", "x")), "Rank 0 has a lane x of another group: give this one a name of its own"),
+    (lambda rank: execute(Plan({(0, "compute"): (Wait("go"),)}, 1), rank), "Rank 0 waits for go, which none of its lanes launches: launch it before"),
+    (lambda rank: execute(Plan({}, 3), rank), "The plan is for 3 ranks and there are 1: launch as many"),
+])
+def test_what_would_mix_lanes_is_refused_in_a_sentence(wrong, told):
+    assert told in fails(wrong, 1).diagnosis
