@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from .recompute import Recompute
 from .runtime import Run, launch
-from .schedule import Schedule
+from .schedule import Action, Schedule
+from .techniques import one_process
 from .techniques.accumulate import windows
 from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
@@ -36,13 +37,14 @@ class Recipe:
     """What a training is made of. `train` carries it out on a rank; `.run()` starts the ranks.
 
     model          stage -> its module, with the weights that a run starts from; on one device stage 0 is the whole model
-    data           micro-batch, numbered through the run -> (inputs, targets, *context); context goes to every stage's forward
+    data           micro-batch, numbered through the run -> (inputs, targets), or a Sample: with further arguments of every
+                   stage's forward
     loss           (output, targets) -> scalar mean
     optimizer      parameters -> torch optimizer
     steps          updates of a run
     micro_batches  of an update: of a pipeline's batch, or of a window of gradient accumulation on one device
     samples        micro-batches of a run, where not steps x micro_batches: the last window takes what is left
-    shares         window of samples -> share of each in the gradient; without it all are equal
+    weights        window of samples -> what the loss of each is multiplied by; without it each counts alike
     ranks          processes; a schedule of several cuts the model into stages
     schedule       a Schedule, or its name
     precision      level of mixed precision; None: the model's own formats
@@ -50,6 +52,7 @@ class Recipe:
     recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all that it saves
     clip           largest norm of the gradient; None: it is not clipped
     tied           name -> {stage: parameter}: weights of which several stages hold copies
+    whole_names    the stages call their parameters as the whole model does, and no two alike
     """
 
     model: Callable[[int], nn.Module]
@@ -59,7 +62,7 @@ class Recipe:
     steps: int = 1
     micro_batches: int = 1
     samples: int | None = None
-    shares: Callable[[Sequence], Sequence[float]] | None = None
+    weights: Callable[[Sequence], Sequence[float]] | None = None
     ranks: int = 1
     schedule: Schedule | str = "1f1b"
     precision: str | Level | None = None
@@ -67,6 +70,7 @@ class Recipe:
     recompute: str | Callable | None = None
     clip: float | None = None
     tied: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    whole_names: bool = False
 
     def __post_init__(self):
         guard.refuse(self)
@@ -89,12 +93,33 @@ class Recipe:
         return recomputed(self.recompute) if isinstance(self.recompute, (str, Recompute)) else self.recompute
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        """What a rank runs: the loop. Returns the final weights ("1.weight" of stage 1's "weight") and each micro-batch's loss."""
+        """What a rank runs: the loop. Returns the final weights and the loss of each micro-batch."""
         trained = train(self, rank)
-        apart = self.order.stages > 1
-        weights = {f"{stage}.{name}" if apart else name: value for stage, module in trained.stages.items()
-                   for name, value in trained.weights(module).items()}
-        return weights | ({"loss": np.array(trained.losses)} if trained.losses else {})
+        return self.arrays(trained.weights, trained.losses)
+
+    def reference(self) -> dict[str, np.ndarray]:
+        """The same in one process: in the model's own formats, every stage after the other, and autograd keeps all."""
+        stages, samples = [self.model(s) for s in range(self.order.stages)], [self.sample(n) for window in self.windows for n in window]
+        if self.order.asynchronous:
+            training = one_process.delayed(stages, samples, self.loss, self.optimizer, update_size=self.order.update_size, versions=lambda s, n: tuple(
+                self.order.version(Action(kind, s, n)) for kind in "FB"))
+        else:
+            batches = [[samples[n] for n in window] for window in self.windows]
+            training = one_process.synchronous(stages, batches, self.loss, self.optimizer, self.weights, self.clip)
+        return self.arrays({s: dict(stage.named_parameters()) for s, stage in enumerate(stages)}, training.losses)
+
+    def sample(self, number: int, device="cpu") -> one_process.Sample:
+        """A micro-batch on a device."""
+        inputs, targets, *context = self.data(number)
+        moved = [part.to(device) if isinstance(part, Tensor) else part for part in (inputs, targets, *(context[0] if context else ()))]
+        return one_process.Sample(moved[0], moved[1], tuple(moved[2:]))
+
+    def arrays(self, weights: Mapping[int, Mapping[str, Tensor]], losses: Sequence[float]) -> dict[str, np.ndarray]:
+        """By name: "1.weight" is stage 1's "weight", unless the stages have names of the whole. Half formats become float32."""
+        apart = self.order.stages > 1 and not self.whole_names
+        named = {f"{stage}.{name}" if apart else name: weight.detach().cpu() for stage, own in weights.items() for name, weight in own.items()}
+        return {name: (weight.float() if weight.itemsize < 4 else weight).numpy() for name, weight in named.items()} | (
+            {"loss": np.array(losses)} if losses else {})
 
     def run(self, **options) -> Run:
         """Start the ranks; options as for `launch`."""
@@ -104,14 +129,19 @@ class Recipe:
 class Lens:
     """What a lab looks at while it trains. This one looks at nothing."""
 
-    spans = True  # whether each action of the schedule is a span; else a lab opens its own
+    def inputs(self) -> Sequence[Tensor]:
+        """Tensors that are no part of what the training holds."""
+        return ()
 
-    def window(self, number: int, stages: Sequence[nn.Module], samples: Sequence):
+    def window(self, number: int, stages: Mapping[int, nn.Module], samples: Sequence):
         """Around all that is done for a window."""
         return nullcontext()
 
     def gradient(self, number: int, precision: MixedPrecision) -> None:
         """When the window's gradient is whole, and still scaled."""
+
+    def updated(self, number: int, precision: MixedPrecision, stepped: bool) -> None:
+        """When the weights are new, or the loss scaler has skipped the step."""
 
 
 class Trained(NamedTuple):
@@ -121,16 +151,16 @@ class Trained(NamedTuple):
     precision: MixedPrecision
     losses: list[float]
 
-    def weights(self, *stages: nn.Module) -> dict[str, np.ndarray]:
-        """Of these stages, else of all, by the names that they give them: masters, in place of weights that follow them."""
-        named = ((name, self.precision.masters.get(p, p).detach()) for stage in stages or self.stages.values() for name, p in stage.named_parameters())
-        return {name: (weight.float() if weight.itemsize < 4 else weight).cpu().numpy() for name, weight in named}
+    @property
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """Of each stage by name: masters, in place of the weights that follow them."""
+        return {s: {name: self.precision.masters.get(p, p) for name, p in stage.named_parameters()} for s, stage in self.stages.items()}
 
 
 def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     """The loop."""
     group, order = rank.group(), recipe.order
-    stages = {s: recipe.model(s).to(rank.device) for s in range(order.stages) if order.rank_of(s, 0) == group.rank}
+    stages = {s: built(recipe.model, s, rank.device) for s in range(order.stages) if order.rank_of(s, 0) == group.rank}
     precision = MixedPrecision(recipe.precision, recipe.scaler, None if recipe.scaler else group)
     precision.prepare(nn.ModuleList(stages.values()))
     optimizer = None if order.asynchronous else recipe.optimizer(precision.parameters())
@@ -146,18 +176,20 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         precision.unscale_(optimizer)
         if recipe.clip:
             clip_grad_norm(precision.parameters(), recipe.clip, group, copies=pipeline.copies)
-        precision.step(optimizer)
+        stepped = precision.step(optimizer)
         precision.update()
         optimizer.zero_grad()
+        lens.updated(number, precision, stepped)
 
     def pipeline_of(order, after=None):
         return Pipeline(stages.values(), order, loss_fn, group, **{"optimizer": recipe.optimizer} if order.asynchronous else {"update": update},
-                        scale=precision.scale if precision.scaler else None, forward=recipe.forward, context=lambda n: samples[n][2:],
+                        scale=precision.scale if precision.scaler else None, forward=recipe.forward, context=lambda n: samples[n].context,
                         tied=recipe.tied, after=after)
 
     def holdings():
         held = pipeline.holdings(*filter(None, [optimizer]))
-        held["inputs"] |= {f"sample {n}, {i}": part for n, sample in samples.items() for i, part in enumerate(sample) if isinstance(part, Tensor)}
+        parts = [part for x, y, context in samples.values() for part in (x, y, *context) if isinstance(part, Tensor)]
+        held["inputs"] |= {f"input {i}": tensor for i, tensor in enumerate((*parts, *lens.inputs()))}
         return held
 
     pipeline = pipeline_of(order)
@@ -165,9 +197,15 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     for number, window in enumerate(recipe.windows):
         if len(window) < order.micro_batches:
             pipeline = pipeline_of(replace(order, micro_batches=len(window)), pipeline)
-        samples = {n: [part.to(rank.device) if isinstance(part, Tensor) else part for part in recipe.data(n)] for n in window}
-        with precision, lens.window(number, stages, samples):
-            pipeline.step([x for x, *_ in samples.values()], [y for _, y, *_ in samples.values()],
-                          recipe.shares(list(samples.values())) if recipe.shares else None)
+        samples = {n: recipe.sample(n, rank.device) for n in window}
+        with lens.window(number, stages, list(samples.values())), precision:
+            pipeline.step([sample.inputs for sample in samples.values()], [sample.targets for sample in samples.values()],
+                          recipe.weights(list(samples.values())) if recipe.weights else None)
         losses += [loss.item() for loss in pipeline.losses]
     return Trained(stages, precision, losses)
+
+
+def built(model: Callable[[int], nn.Module], stage: int, device) -> nn.Module:
+    """On the device; without values on meta, where a dry run trains."""
+    with device if device.type == "meta" else nullcontext():
+        return model(stage).to(device)

@@ -19,7 +19,6 @@ from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
 from ..models import GPT, GPTConfig, Noise, parameter_bytes, parameter_shapes
 from ..models.chains import UnevenMLP, chain_of, gpt_weights, mlp_weights
-from ..plan import Compute, Plan
 from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
 from ..recompute_compared import compared, work_beside
 from ..recompute_optimum import frontier, smallest_budget
@@ -178,7 +177,7 @@ class Checkpoint(OneDevice):
 
     def simulated(self) -> Trace:
         """The prediction without what a picture needs beside it, for those who compare many."""
-        return simulate(Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps), self.cost())
+        return simulate(self.lowered, self.cost())
 
     # -- what is told ---------------------------------------------------------------------------------------
 

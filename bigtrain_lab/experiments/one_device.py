@@ -16,6 +16,7 @@ from ..core.trace import ACTION
 from ..dry_run import Acted, DryRun, dry_run
 from ..explain import not_finite
 from ..plan import Compute, Plan
+from ..recipe import Recipe
 from ..runtime.faults import Fault
 from ..runtime.log import levels
 from ..schedule import Action, Step
@@ -55,6 +56,11 @@ class OneDevice(OnHardware):
     @abstractmethod
     def order(self) -> Iterable[Step]:
         """All that the device does in the whole run, each action once."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> Recipe:
+        """The training."""
 
     @property
     @abstractmethod
@@ -109,8 +115,16 @@ class OneDevice(OnHardware):
         return found
 
     def predict(self) -> Trace:
-        plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps)
-        return self.looked_into(replace(simulate(plan, self.cost()), settings=self.told))
+        return self.looked_into(replace(simulate(self.lowered, self.cost()), settings=self.told))
+
+    @property
+    def lowered(self) -> Plan:
+        """The order, each action on the weights of so many updates."""
+        operations, updates = [], 0
+        for step in self.order():
+            operations.append(Compute(step, updates))
+            updates += step[0].kind == "U"
+        return Plan({(0, "compute"): tuple(operations)}, ranks=1, steps=self.steps)
 
     def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
@@ -138,6 +152,14 @@ class OneDevice(OnHardware):
 
     def explain(self, trace: Trace) -> list[str]:
         return super().explain(trace) + not_finite(trace)
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    def program(self, rank) -> dict[str, Any]:
+        return self.recipe.program(rank)
+
+    def reference(self) -> dict[str, Any]:
+        return self.recipe.reference()
 
 
 @lru_cache(maxsize=64)

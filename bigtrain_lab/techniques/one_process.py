@@ -33,18 +33,22 @@ class Sample(NamedTuple):
     context: tuple = ()
 
 
-def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable) -> Training:
-    """Each batch's micro-batches make one update by their mean gradient."""
+def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable,
+                weights: Callable | None = None, clip: float | None = None) -> Training:
+    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their losses times `weights(batch)`."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
     for batch in batches:
-        for sample in batch:
+        factors = weights(batch) if weights else [1 / len(batch)] * len(batch)
+        for sample, factor in zip(batch, factors):
             x = sample.inputs
             for stage in stages:
                 x = stage(x, *sample.context)
             loss = loss_fn(x, sample.targets)
-            (loss / len(batch)).backward()
+            (loss * factor).backward()
             losses.append(loss.item())
+        if clip:
+            nn.utils.clip_grad_norm_([p for stage in stages for p in stage.parameters()], clip)
         for update in updates:
             update.step()
             update.zero_grad()

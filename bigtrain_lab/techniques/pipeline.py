@@ -168,7 +168,8 @@ class Pipeline:
         return held | {
             "stashed": {name + whose[stage]: weight for stage, versions in self.versions.items() for name, weight in versions.stashed().items()},
             "queued": {f"{name} of {Action('W', *place)}": value for place, later in self.later.items() for name, value in later.tensors().items()},
-            "inputs": {**{f"inputs {i}": x for i, x in enumerate(self.inputs)}, **{f"targets {i}": y for i, y in enumerate(self.targets)},
+            "inputs": {**{f"loss {i}": loss for i, loss in enumerate(self.losses) if loss is not None},
+                       **{f"inputs {i}": x for i, x in enumerate(self.inputs)}, **{f"targets {i}": y for i, y in enumerate(self.targets)},
                        **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
                        **{f"result of {Action(*key)}": value for key, value in self.values.items() if key[1] not in self.modules}},
         }

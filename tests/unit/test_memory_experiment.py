@@ -101,8 +101,8 @@ def test_with_a_limit_step_1_passes_and_step_2_fails(tmp_path):
 def test_it_says_where_the_peak_is_and_what_the_second_step_adds():
     asked = MemoryExperiment(**SMALL)
     peak, step = asked.explain(asked.predict())[-2:]
-    assert "in the backward of step 2" in peak and "log_probabilities" in peak
-    assert step == f"Step 2 peaks {size(asked.account.after('U0')['optimizer'])} above step 1: the optimizer's state is born in the first update."
+    assert "in the backward of step 2" in peak and "_log_softmax" in peak
+    assert step == f"Step 2 peaks {size(asked.account.after('0U0')['optimizer'])} above step 1: the optimizer's state is born in the first update."
     assert len(asked.replace(optimizer="sgd").explain(asked.predict())) == 1
 
 

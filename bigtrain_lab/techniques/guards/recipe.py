@@ -29,7 +29,7 @@ def refuse(recipe) -> None:
             if getattr(recipe, name) not in (1, getattr(recipe.schedule, name)):
                 raise Impossible(f"{name} is {getattr(recipe, name)} and the schedule has {getattr(recipe.schedule, name)}: leave {name} out.")
     if order.asynchronous:
-        given = [name for name, value in (("clip", recipe.clip), ("shares", recipe.shares), ("samples", recipe.samples), ("tied", recipe.tied),
+        given = [name for name, value in (("clip", recipe.clip), ("weights", recipe.weights), ("samples", recipe.samples), ("tied", recipe.tied),
                                           ("precision", precision.masters or precision.scaler or precision.level.masters)) if value]
         if given:
             raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of a whole window for {given[0]}: leave "
