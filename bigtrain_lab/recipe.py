@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +86,8 @@ class Recipe:
     @property
     def windows(self) -> list[tuple[int, ...]]:
         """The micro-batches of each window."""
-        return list(windows(range(self.samples or self.steps * self.micro_batches), self.order.micro_batches))
+        batch = self.order.micro_batches
+        return list(windows(range(self.samples or batch * (1 if self.order.asynchronous else self.steps)), batch))
 
     @property
     def forward(self) -> Callable | None:
@@ -97,16 +99,18 @@ class Recipe:
         trained = train(self, rank)
         return self.arrays(trained.weights, trained.losses)
 
-    def reference(self) -> dict[str, np.ndarray]:
+    def alone(self) -> one_process.Training:
         """The same in one process: in the model's own formats, every stage after the other, and autograd keeps all."""
-        stages, samples = [self.model(s) for s in range(self.order.stages)], [self.sample(n) for window in self.windows for n in window]
-        if self.order.asynchronous:
-            training = one_process.delayed(stages, samples, self.loss, self.optimizer, update_size=self.order.update_size, versions=lambda s, n: tuple(
-                self.order.version(Action(kind, s, n)) for kind in "FB"))
-        else:
-            batches = [[samples[n] for n in window] for window in self.windows]
-            training = one_process.synchronous(stages, batches, self.loss, self.optimizer, self.weights, self.clip)
-        return self.arrays({s: dict(stage.named_parameters()) for s, stage in enumerate(stages)}, training.losses)
+        stages, windows = [self.model(s) for s in range(self.order.stages)], [[self.sample(n) for n in window] for window in self.windows]
+        if not self.order.asynchronous:
+            return one_process.synchronous(stages, windows, self.loss, self.optimizer, self.weights, self.clip)
+        return one_process.delayed(stages, windows[0], self.loss, self.optimizer, update_size=self.order.update_size, versions=lambda s, n: tuple(
+            self.order.version(Action(kind, s, n)) for kind in "FB"))
+
+    def reference(self) -> dict[str, np.ndarray]:
+        """What `program` returns, of `alone`."""
+        training = self.alone()
+        return self.arrays({s: dict(stage.named_parameters()) for s, stage in enumerate(training.stages)}, training.losses)
 
     def sample(self, number: int, device="cpu") -> one_process.Sample:
         """A micro-batch on a device."""
@@ -163,23 +167,29 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     stages = {s: built(recipe.model, s, rank.device) for s in range(order.stages) if order.rank_of(s, 0) == group.rank}
     precision = MixedPrecision(recipe.precision, recipe.scaler, None if recipe.scaler else group)
     precision.prepare(nn.ModuleList(stages.values()))
-    optimizer = None if order.asynchronous else recipe.optimizer(precision.parameters())
-    samples, losses = {}, []
+    learning = {s: [precision.masters.get(p, p) for p in stage.parameters() if p.requires_grad] for s, stage in stages.items()}
+    optimizers = {s: [recipe.optimizer(own)] if own and not order.asynchronous else [] for s, own in learning.items()}
+    samples, losses, waiting = {}, [], []
 
     def loss_fn(output, targets):
         loss = recipe.loss(output, targets)
         rank.log("loss", loss.item())
         return loss
 
-    def update():
-        lens.gradient(number, precision)
-        precision.unscale_(optimizer)
-        if recipe.clip:
-            clip_grad_norm(precision.parameters(), recipe.clip, group, copies=pipeline.copies)
-        stepped = precision.step(optimizer)
-        precision.update()
-        optimizer.zero_grad()
-        lens.updated(number, precision, stepped)
+    def update(stage):
+        if len(waiting) == len(stages):  # the first update of a window: its gradient is whole
+            lens.gradient(number, precision)
+            for optimizer in chain(*optimizers.values()):
+                precision.unscale_(optimizer)
+            if recipe.clip:
+                clip_grad_norm(precision.parameters(), recipe.clip, group, copies=pipeline.copies)
+        stepped = precision.step(*optimizers[stage])
+        for optimizer in optimizers[stage]:
+            optimizer.zero_grad()
+        waiting.remove(stage)
+        if not waiting:
+            precision.update()
+            lens.updated(number, precision, stepped)
 
     def pipeline_of(order, after=None):
         return Pipeline(stages.values(), order, loss_fn, group, **{"optimizer": recipe.optimizer} if order.asynchronous else {"update": update},
@@ -187,7 +197,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
                         tied=recipe.tied, after=after)
 
     def holdings():
-        held = pipeline.holdings(*filter(None, [optimizer]))
+        held = pipeline.holdings(*chain(*optimizers.values()))
         parts = [part for x, y, context in samples.values() for part in (x, y, *context) if isinstance(part, Tensor)]
         held["inputs"] |= {f"input {i}": tensor for i, tensor in enumerate((*parts, *lens.inputs()))}
         return held
@@ -197,7 +207,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     for number, window in enumerate(recipe.windows):
         if len(window) < order.micro_batches:
             pipeline = pipeline_of(replace(order, micro_batches=len(window)), pipeline)
-        samples = {n: recipe.sample(n, rank.device) for n in window}
+        samples, waiting = {n: recipe.sample(n, rank.device) for n in window}, list(stages)
         with lens.window(number, stages, list(samples.values())), precision:
             pipeline.step([sample.inputs for sample in samples.values()], [sample.targets for sample in samples.values()],
                           recipe.weights(list(samples.values())) if recipe.weights else None)

@@ -18,11 +18,16 @@ from torch.func import functional_call
 
 
 class Training(NamedTuple):
-    """Loss of each micro-batch in order, final weights by name, and each update's relative gradient error."""
+    """Loss of each micro-batch in order, the stages with their final weights, and each update's relative gradient error."""
 
     losses: list[float]
-    weights: dict[str, Tensor]
+    stages: Sequence[nn.Module]
     gradient_errors: list[float]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """By name, of all stages."""
+        return {name: p.detach() for stage in self.stages for name, p in stage.named_parameters()}
 
 
 class Sample(NamedTuple):
@@ -52,7 +57,7 @@ def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]]
         for update in updates:
             update.step()
             update.zero_grad()
-    return Training(losses, named_weights(stages), [])
+    return Training(losses, stages, [])
 
 
 def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Callable, optimizer: Callable, stashing: bool = True,
@@ -87,7 +92,7 @@ def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Cal
                 newest = (t + 1) // update_size
                 history[s][newest] = snapshot(stage)
                 history[s].pop(newest - len(stages) - 1, None)  # nothing looks further back
-    return Training(losses, named_weights(stages), errors)
+    return Training(losses, stages, errors)
 
 
 def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, loss_fn) -> tuple[float, list[dict[str, Tensor]]]:
@@ -121,7 +126,3 @@ def relative_error(used: list[dict[str, Tensor]], true: list[dict[str, Tensor]])
 
 def snapshot(stage: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in stage.named_parameters()}
-
-
-def named_weights(stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-    return {name: p.detach() for stage in stages for name, p in stage.named_parameters()}

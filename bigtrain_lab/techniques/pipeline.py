@@ -48,8 +48,7 @@ class Pipeline:
                   steps add up, for an optimizer of your own after `step` (synchronous schedules only)
     context       micro-batch number -> tuple of further arguments of the stage's forward, such as its noise
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
-    update        called at the last U of each batch, when this rank's gradients are whole, in place of `optimizer`: clip,
-                  step and zero them there
+    update        stage -> None, called at U in place of `optimizer`, when all gradients of this rank are whole
     forward       (stage, x, *context) -> output, in place of stage(x, *context), such as a recompute plan
     after         the pipeline whose run this one goes on with, as for a last batch of fewer micro-batches: numbers go on
     tied          name -> {stage: the weight's name there}, on every rank the same: a weight that several stages hold copies of
@@ -57,7 +56,7 @@ class Pipeline:
 
     def __init__(self, stage_module: nn.Module | Sequence[nn.Module], schedule: Schedule, loss_fn: Callable[[Tensor, Tensor], Tensor], group=None, *,
                  optimizer: Callable | None = None, context: Callable[[int], tuple] = lambda micro_batch: (),
-                 scale: Callable[[Tensor], Tensor] | None = None, update: Callable[[], None] | None = None,
+                 scale: Callable[[Tensor], Tensor] | None = None, update: Callable[[int], None] | None = None,
                  forward: Callable | None = None, after: "Pipeline | None" = None, tied: Mapping[str, Mapping[int, str]] = {}):
         self.group = Group.of(group)
         if self.group.size != schedule.ranks:
@@ -66,8 +65,7 @@ class Pipeline:
         self.update = update
         self.operations = lower(schedule).lanes[self.group.rank, "compute"]
         self.order = [op.step for op in self.operations if isinstance(op, Compute)]
-        actions = [action for step in self.order for action in step]
-        own, self.last_update = sorted({action.stage for action in actions}), [a for a in actions if a.kind == "U"][-1]
+        own = sorted({action.stage for step in self.order for action in step})
         modules = [stage_module] if isinstance(stage_module, nn.Module) else list(stage_module)
         if len(modules) != len(own):
             raise Impossible(f"Rank {self.group.rank} holds stages {own} and got {len(modules)} modules: give one a stage.")
@@ -157,8 +155,8 @@ class Pipeline:
         elif optimizer := self.optimizers.get(action.stage):
             optimizer.step()
             optimizer.zero_grad()
-        elif self.update and action == self.last_update:
-            self.update()
+        elif self.update:
+            self.update(action.stage)
 
     def holdings(self, *optimizers) -> dict[str, dict[str, Tensor]]:
         """The tensors that this rank holds now, by kind and name; what autograd saved belongs to the graphs and is not listed.

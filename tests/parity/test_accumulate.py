@@ -81,7 +81,7 @@ def test_what_the_table_says(runs):
     assert all(a == b for name, (a, b) in told.items() if row(asked, name).exact and b is not None)
     assert told["step time"] == (10.5, 10.5)  # 10 micro-batches of 3 slots in 3 updates of half a slot
     saved, whole = told["activations, peak"][0], told["activations, window in one pass"][0]
-    assert whole - asked.item == 4 * (saved - asked.item)  # the large batch saves four times as much
+    assert whole - asked.config.dtype.itemsize == 4 * (saved - asked.config.dtype.itemsize)  # the large batch saves four times as much
     off, expected = told["gradient off by, mean of means"][1], told["gradient off by, mean of means"][0]
     assert told["gradient off by, token-weighted"][1] < 1e-10 and 10 < off < 1.2 * expected
     whole = [e.value for e in modelled.where(Scalar, name="error, mean of means")][:2]

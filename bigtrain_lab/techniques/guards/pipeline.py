@@ -20,8 +20,11 @@ def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mappi
     if schedule.asynchronous and optimizer is None:
         raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).")
     if update and (schedule.asynchronous or optimizer):
-        raise Impossible(f"update= runs once a batch, and {'optimizer=' if optimizer else schedule.name} updates each stage for itself: "
-                         "give one of the two, update= with a synchronous schedule.")
+        raise Impossible(f"update= is for a synchronous schedule without optimizer=, and this is {'with it' if optimizer else schedule.name}: "
+                         f"{'give one of the two' if optimizer else 'give optimizer='}.")
+    if update and (early := backward_after_update(order, range(schedule.stages))):
+        raise Impossible(f"{schedule.name} runs {early} on rank {rank} after an update, and update= needs all gradients of the rank: put its updates "
+                         "at the end.")
     for stage, module in modules.items():
         if not isinstance(module, nn.Module):
             raise Impossible(f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a list of them in order of stage.")
@@ -98,11 +101,15 @@ def refuse_ties(rank: int, schedule: Schedule, order: list, modules: Mapping[int
                 raise Impossible(f"Tied weight {tie!r} is called {names[stage]!r} on stage {stage}, which has no such parameter: give its name there.")
         if len({parameters[names[stage]] for stage, parameters in own.items()}) < len(own):
             raise Impossible(f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight {tie!r}, so its gradients add up there: name one of them.")
-        seen_update = False
-        for step in order:
-            if seen_update and any(action.stage in own and action.kind in "BIW" for action in step):
-                raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of tied weight {tie!r}: put its updates at the end.")
-            seen_update |= bool(own) and any(action.kind == "U" for action in step)
+        if own and backward_after_update(order, own):
+            raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of tied weight {tie!r}: put its updates at the end.")
+
+
+def backward_after_update(order: list, stages) -> Action | None:
+    """The first backward of these stages that comes after an update of the rank in a batch; None where there is none."""
+    actions = [action for step in order for action in step]
+    updated = next((at for at, action in enumerate(actions) if action.kind == "U"), len(actions))
+    return next((action for action in actions[updated:] if action.kind in "BIW" and action.stage in stages), None)
 
 
 # -- at a step ----------------------------------------------------------------------------------------------------------
