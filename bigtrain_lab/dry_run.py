@@ -141,16 +141,16 @@ class DryRank:
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.peak: tuple[str, int | None] = "", None
-        self._highest = 0
+        self._before, self._highest, self._hooked = {}, 0, False
 
     @contextmanager
     def span(self, step, version: int | None = None):
         name = step if isinstance(step, str) else name_of((step,) if isinstance(step, Action) else tuple(step))
         ledger, journal, before = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name)
+        ledger.begin(name, ledger.pending or not self._hooked)
         journal.action, journal.highest_now = name, journal.total
         yield
-        read = ledger.end()
+        read = ledger.end(not self._hooked or "U" in name)
         journal.action = ""
         walls = sorted({wall for readings in read.values() for wall, _ in readings})
         now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
@@ -172,7 +172,14 @@ class DryRank:
         return self._before
 
     def watch(self, holdings) -> None:
-        self._ledger.holdings = holdings
+        """Each look at what is held takes as long as an action of a small model. Where weights have no masters, their gradients are told
+        by hooks, so that only updates and what happens between actions need looks."""
+        self._ledger.holdings, declared = holdings, holdings()
+        if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+            self._hooked = True
+            for name, weight in weights.items():
+                if weight.requires_grad:
+                    weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._ledger.became_gradient(name, weight.grad))
         self.start = self._levels("start", [])
         self._journal.end("")
 
@@ -298,8 +305,8 @@ class Operators:
             self.copied(host)
             return host
         result = operator(*args, **kwargs)
-        if operator is LAYER_NORM and args[2] is not None:  # in half, where meta has its statistics in float32
-            result = result[0], *(each.to(args[2].dtype) for each in result[1:])
+        if operator in AS_ON_CPU:
+            result = AS_ON_CPU[operator](result, *args)
         self._count(operator, args, kwargs, result)
         return result
 
@@ -321,7 +328,12 @@ class Operators:
         self.operators += 1
 
 
-LAYER_NORM = torch.ops.aten.native_layer_norm.default
+# Where torch's meta kernel and the CPU's make other storages: the statistics of a norm in half are in half; a mean of squares keeps all.
+AS_ON_CPU = {
+    torch.ops.aten.native_layer_norm.default: lambda result, x, shape, weight, *_: (
+        result[0], *(each.to(x.dtype if weight is None else weight.dtype) for each in result[1:])),
+    torch.ops.aten.mse_loss.default: lambda result, x, *_: x.new_empty(x.numel()).as_strided(result.shape, result.stride()),
+}
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient of a gather.
 WRITTEN_IN_PLACE = {torch.ops.aten.add.Tensor, torch.ops.aten.scatter_add.default}
 

@@ -133,6 +133,8 @@ class Recipe:
 class Lens:
     """What a lab looks at while it trains. This one looks at nothing."""
 
+    span: Callable | None = None  # (step of actions, weight version) -> what is around it, in place of the rank's span
+
     def inputs(self) -> Sequence[Tensor]:
         """Tensors that are no part of what the training holds."""
         return ()
@@ -194,7 +196,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     def pipeline_of(order, after=None):
         return Pipeline(stages.values(), order, loss_fn, group, **{"optimizer": recipe.optimizer} if order.asynchronous else {"update": update},
                         scale=precision.scale if precision.scaler else None, forward=recipe.forward, context=lambda n: samples[n].context,
-                        tied=recipe.tied, after=after)
+                        tied=recipe.tied, after=after, span=lens.span)
 
     def holdings():
         held = pipeline.holdings(*chain(*optimizers.values()))

@@ -96,7 +96,7 @@ class OneDevice(OnHardware):
 
     def cost(self) -> Cost:
         time = {"ticks_per_unit": self.ticks_per_slot} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.dry.start.items())},
+        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.resident())},
                                            capacity_bytes=self.capacity_bytes, **time))
 
     def durations(self) -> dict:
@@ -104,6 +104,10 @@ class OneDevice(OnHardware):
         last = {action.kind: action for step in self.order() for action in step}
         return self.slots if self.profile.textbook else {kind: self.acted(action).work.seconds(self.profile, self.format)
                                                          for kind, action in last.items()}
+
+    def resident(self) -> Iterable[tuple[str, int]]:
+        """(memory kind, bytes) of what is there before the first action."""
+        return self.dry.start.items()
 
     def changes(self) -> dict:
         """Action -> ((memory kind, change in bytes), ...) at its end."""

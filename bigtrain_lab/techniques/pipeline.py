@@ -50,6 +50,7 @@ class Pipeline:
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
     update        stage -> None, called at U in place of `optimizer`, when all gradients of this rank are whole
     forward       (stage, x, *context) -> output, in place of stage(x, *context), such as a recompute plan
+    span          (step, version) -> context manager around each step, in place of the group's span
     after         the pipeline whose run this one goes on with, as for a last batch of fewer micro-batches: numbers go on
     tied          name -> {stage: the weight's name there}, on every rank the same: a weight that several stages hold copies of
     """
@@ -57,12 +58,12 @@ class Pipeline:
     def __init__(self, stage_module: nn.Module | Sequence[nn.Module], schedule: Schedule, loss_fn: Callable[[Tensor, Tensor], Tensor], group=None, *,
                  optimizer: Callable | None = None, context: Callable[[int], tuple] = lambda micro_batch: (),
                  scale: Callable[[Tensor], Tensor] | None = None, update: Callable[[int], None] | None = None,
-                 forward: Callable | None = None, after: "Pipeline | None" = None, tied: Mapping[str, Mapping[int, str]] = {}):
+                 forward: Callable | None = None, span: Callable | None = None, after: "Pipeline | None" = None, tied: Mapping[str, Mapping[int, str]] = {}):
         self.group = Group.of(group)
         if self.group.size != schedule.ranks:
             raise Impossible(f"The schedule is for {schedule.ranks} ranks and the group has {self.group.size}: make them equal.")
         self.schedule, self.loss_fn, self.context, self.scale = schedule, loss_fn, context, scale or (lambda loss: loss)
-        self.update = update
+        self.update, self.span = update, span or self.group.span
         self.operations = lower(schedule).lanes[self.group.rank, "compute"]
         self.order = [op.step for op in self.operations if isinstance(op, Compute)]
         own = sorted({action.stage for step in self.order for action in step})
@@ -105,7 +106,7 @@ class Pipeline:
                 case Compute():
                     while self.unsummed and any(action.kind == "U" for action in op.step):
                         self.unsummed.pop(0).sum_gradients()
-                    with self.group.span(tuple(map(self._numbered, op.step)), op.version + self.updates_done):
+                    with self.span(tuple(map(self._numbered, op.step)), op.version + self.updates_done):
                         for action in op.step:
                             run[action.kind](action)
                 case Send():
