@@ -37,6 +37,7 @@ from .runtime.ledger import Ledger, words
 from .schedule import Action, name_of
 
 META = torch.device("meta")
+PLAIN = {"weights", "master", "gradients", "optimizer", "buffers", "inputs"}  # what modules and optimizers hold, and a batch
 
 
 class Work(NamedTuple):
@@ -51,7 +52,7 @@ class Work(NamedTuple):
 
     def seconds(self, hardware, dtype: str) -> float:
         """On this hardware, with products in this format."""
-        return hardware.seconds(self.flops, self.moved_bytes, dtype)
+        return hardware.seconds(self.flops, self.moved_bytes, dtype, self.operators)
 
 
 class Acted(NamedTuple):
@@ -172,10 +173,10 @@ class DryRank:
         return self._before
 
     def watch(self, holdings) -> None:
-        """Each look at what is held takes as long as an action of a small model. Where weights have no masters, their gradients are told
-        by hooks, so that only updates and what happens between actions need looks."""
+        """Each look at what is held takes as long as an action of a small model. Where only weights, their gradients and an optimizer
+        hold anything, hooks tell of gradients, so that only updates and what happens between actions need looks."""
         self._ledger.holdings, declared = holdings, holdings()
-        if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+        if not set(declared) - PLAIN and not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
@@ -202,6 +203,7 @@ class DryRank:
 
 VIEW, CALL, IN_PLACE, PURE = "a view", "anything", "its first argument", "new tensors"
 INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}  # read no more of their first than they return
+SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}  # write no more of it than they are given
 UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}  # of their first, which they only write
 
 
@@ -324,6 +326,8 @@ class Operators:
                 given = given[1:]
             elif name in INDEXED:
                 given = [*given[1:], *made]
+            elif name in SCATTERED:
+                given, written = given[1:], given[-1].nbytes
             self.moved_bytes += written + sum(t.nbytes for t in given)
         self.operators += 1
 

@@ -188,14 +188,14 @@ class Checkpoint(OneDevice):
 
     def changes(self) -> dict:
         """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
-        The gradient of the loss, one number, is there while the backward runs."""
+        In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
         weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
         tensors = 12 * self.layers + 5 if self.model == "gpt" else self.layers
-        first_backward = turn(self.ops, self.chain.layers)
+        first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         for step in range(self.steps):
             before = dict.fromkeys(levels[0], 0)
             for at, (op, now) in enumerate(zip(self.ops, levels)):
-                now = {**now, "temporaries": now["temporaries"] + self.item * (at >= first_backward)}
+                now = {**now, "temporaries": now["temporaries"] + more * (at >= first_backward)}
                 gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
                 found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
                 before = now

@@ -4,22 +4,30 @@ A subclass says which model is cut into stages, what a stage holds, computes and
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..dry_run import DryRun, Work, dry_run
 from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
 from ..plan import lower
 from ..recipe import Recipe
 from ..schedule import Schedule, name_of
 from ..simulate import simulate
+from ..models import built
+from ..runtime import owned
 from ..techniques import one_process
+from ..techniques.split_backward import WeightGradientsLater
 from .experiment import Experiment, Quantity
 
 
@@ -70,10 +78,9 @@ class Pipelined(Experiment):
     def loss_fn(self, output, target):
         """Scalar mean loss of a micro-batch."""
 
-    @property
     @abstractmethod
-    def stage_bytes(self) -> list[StageBytes]:
-        """What each stage holds."""
+    def stage_run(self, number: int, halved: bool = False) -> DryRun:
+        """A stage's actions of one micro-batch, and two updates: see `of_stage`. `halved`: with I and W in place of B."""
 
     @property
     @abstractmethod
@@ -85,6 +92,27 @@ class Pipelined(Experiment):
         """Kind -> time, in slots on the textbook profile and in seconds on any other."""
 
     # -- theory ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def halves(self) -> bool:
+        """Whether the schedule splits any backward in two."""
+        return any(action.kind == "I" for rank in range(self.ranks) for step in self.order.steps(rank) for action in step)
+
+    @cached_property
+    def stage_bytes(self) -> list[StageBytes]:
+        """What each stage holds."""
+        found = []
+        for number in range(self.order.stages):
+            ends = {name[1]: acted.after for name, acted in self.stage_run(number).actions.items()}
+            late = self.stage_run(number, halved=True).actions["0I0"].after if self.halves else {}
+            found.append(StageBytes(ends["F"].get("weights", 0), ends["B"].get("gradients", 0), ends["U"].get("optimizer", 0), ends["F"].get("activations", 0),
+                                    late.get("queued", 0), late.get("gradients", 0)))
+        return found
+
+    def works(self, number: int) -> dict[str, Work]:
+        """Kind -> what an action of a stage computes and moves."""
+        whole, halved = self.stage_run(number).actions, self.stage_run(number, halved=True).actions if self.halves else {}
+        return {name[1]: acted.work for name, acted in (halved | whole).items()}
 
     @property
     def watts(self) -> float | None:

@@ -133,8 +133,7 @@ def test_halves_of_a_backward_are_priced_by_their_products():
     asked = PipelineExperiment(schedule="zb-h1", hardware="a100-nvlink")
     time = asked.durations()
     for stage in range(4):
-        assert time["I"][stage] + time["W"][stage] == pytest.approx(time["B"][stage], rel=1e-12)
-        assert time["W"][stage] < time["I"][stage]
+        assert time["W"][stage] < time["I"][stage] < time["B"][stage] < time["I"][stage] + time["W"][stage]  # the halves start more operators
 
 
 def test_sizes_from_a_tenth_of_a_million_to_a_hundred_million():
