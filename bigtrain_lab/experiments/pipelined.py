@@ -183,3 +183,32 @@ class Pipelined(Experiment):
     def train_alone(self) -> one_process.Training:
         """The same training in one process, with all that it tells: see techniques/one_process.py."""
         return self.recipe.alone()
+
+
+def of_stage(make: Callable[[], nn.Module], x: Tensor, context: tuple, loss_of: Callable | None, make_optimizer: Callable, halved: bool) -> DryRun:
+    """What a stage does with one micro-batch, as Pipeline runs it on a rank: F, B (or I and W), U and U again.
+
+    x         on meta: ids, or what the stage before sends        loss_of   output -> loss, on the last stage
+    """
+    later, given = WeightGradientsLater(), [x]
+
+    def program(rank):
+        stage = built(make, rank.device)
+        optimizer = make_optimizer(list(stage.parameters()))
+        rank.watch(lambda: owned.of((stage, optimizer)) | {"inputs": given} | ({"queued": later.tensors()} if halved else {}))
+        with rank.span(Action("F", 0, 0)):
+            with later if halved else nullcontext():
+                y = stage(x, *context)
+            y = loss_of(y) if loss_of else y
+            sent, edge = y.detach(), get_gradient_edge(y)
+            del y
+        given.append(dy := torch.ones_like(sent))
+        with rank.span(Action("I" if halved else "B", 0, 0)):
+            torch.autograd.backward(edge, dy)
+        if halved:
+            with rank.span(Action("W", 0, 0)):
+                later.run()
+        for update in range(2):
+            with rank.span(Action("U", 0, update)):
+                optimizer.step()
+    return dry_run(program)
