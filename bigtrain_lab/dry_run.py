@@ -180,12 +180,16 @@ class DryRank:
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
-                    weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._ledger.became_gradient(name, weight.grad))
+                    weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._arrived(name, weight.grad))
         self.start = self._levels("start", [])
         self._journal.end("")
 
     def group(self, axis: str | None = None) -> Alone:
         return Alone(META, self.span)
+
+    def _arrived(self, name: str, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # another hook may have taken it
+            self._ledger.became_gradient(name, gradient)
 
     def log(self, name: str, value) -> None:
         pass
