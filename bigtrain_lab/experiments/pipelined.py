@@ -22,7 +22,7 @@ from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
 from ..plan import lower
 from ..recipe import Recipe
-from ..schedule import Schedule, name_of
+from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
 from ..models import built
 from ..runtime import owned
