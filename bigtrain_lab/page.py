@@ -18,43 +18,12 @@ from .core import CLOCKS, Trace
 from .experiments import Experiment
 from .experiments.experiment import asked
 from .panel import table
-from .panel.trouble import trouble
 from .player import LOOK, Player, pack
 from .runtime import Run
 from .words import counted
 
 HERE = Path(__file__).parent
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src $script_hash; style-src $style_hash; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="bigtrain_lab $version">
-<title>$title</title>
-<style>$style</style>
-</head>
-<body>
-<header>
-<h1>$heading</h1>
-<p class="btl-about">$about</p>
-$trouble</header>
-<main>
-<div class="btl-tabs" role="tablist" aria-label="clock">$tabs</div>
-<div id="btl-play" role="tabpanel" aria-label="the run"><noscript>The picture needs a script, which this browser does not run; the numbers are below.</noscript></div>
-$results
-$told$again<h2>Settings</h2>
-<dl class="btl-settings">$settings</dl>
-</main>
-<footer>Predicted is a simulation. Modelled is the real processes on a hardware profile's clock. Measured is the wall clock of the machine that ran them.
-Keys: $keys. Written by bigtrain_lab $version.</footer>
-<script type="application/json" id="btl-run">$data</script>
-<script type="module">$script</script>
-</body>
-</html>
-""")
-KEYS = "space plays and pauses, arrows step, + and - change the speed, z and x zoom, f shows all, s one step, v the weight versions, p what the peak of memory holds, 1 2 3 choose a clock"
+PAGE = Template((HERE / "page.html").read_text(encoding="utf-8"))
 STILL = "Its ranks were still at work when this page was written."
 
 
@@ -65,17 +34,17 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
     given = [traces[clock] for clock in CLOCKS if clock in traces]
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
-    ended = [] if run is None or run.state == "done" else [trouble(run.diagnosis or STILL, run)]
-    style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE.removeprefix("<style>").removesuffix("</style>")])
+    ended = [] if run is None or run.state == "done" else [table.trouble(run.diagnosis or STILL, run)]
+    style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE])
     script = f'\n{Player._esm}\n{(HERE / "page.js").read_text(encoding="utf-8")}'
     name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
     written = PAGE.substitute(
-        version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script), keys=escape(KEYS),
+        version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script),
         title=escape(f"{name}, {counted(first.ranks, 'rank')}"), heading=escape(experiment.question if experiment else name),
         about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
-        trouble="\n".join([*ended, *map(trouble, notes), ""]),
+        trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
         tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
-        results=results(given, experiment, whole), told=told(run) if run and whole else "", settings=settings(first, experiment),
+        results=results(given, experiment, whole), told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run)) if run and whole else "", settings=settings(first, experiment),
         again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n' if experiment else "",
         data=data(given, first.clock, experiment))
     return written.encode(errors="replace").decode()  # a path may hold half characters, which no file of text can
@@ -95,13 +64,8 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
     by_clock = {trace.clock: trace for trace in given}
     explained = by_clock.get("modelled") or by_clock.get("predicted")
     explains = whole and explained and experiment.is_of(explained.settings)
-    return table.results(experiment.quantities, by_clock, experiment.explain(explained) if explains else [], "",
-                         report.priced_here(experiment))
-
-
-def told(run: Run) -> str:
-    """What the ranks reported, and what the run cost."""
-    return "".join(f"<p>{escape(line)}</p>\n" for line in [*report.reported(run.trace()), report.summary(run.summary())])
+    rows = report.rows(experiment.quantities, *given, here=report.priced_here(experiment))
+    return table.html(rows, experiment.explain(explained) if explains else [])
 
 
 def settings(trace: Trace, experiment: Experiment | None) -> str:

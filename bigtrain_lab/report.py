@@ -158,6 +158,13 @@ def reported(trace: Trace) -> list[str]:
     return [f"{name} {of[0]:.4g}" + (f" -> {of[-1]:.4g} ({len(of)} values)" if len(of) > 1 else "") for name, of in values.items()]
 
 
+def cost_of(run) -> list[str]:
+    """What the ranks of a run reported, what it cost, and how far its machines' clocks were apart: a sentence each."""
+    from .runtime.offset import told
+
+    return [*reported(run.trace()), summary(run.summary()), *filter(None, [told(run.settings.get("hosts", []))])]
+
+
 def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
     """A hardware profile in one line; with the source of each number, one line more each."""
     if profile.textbook:
@@ -167,6 +174,7 @@ def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
         parts += [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"] if profile.memory_bytes else []
         parts += [f"{wire.name} {size(wire.bytes_per_s)}/s" for wire in (profile.inside, profile.between) if wire]
         parts += [f"{profile.watts:g} W"] if profile.watts else []
+        parts += [f"{duration(profile.launch_s, 's')} a launch"] if profile.launch_s else []
         lines = ["; ".join(parts)]
     return lines + [f"- {name}: {source}" for name, source in profile.sources.items() if sources]
 

@@ -121,9 +121,9 @@ def show(path: Asked = None) -> int:
     from .. import report
     from ..words import counted
     from .reopen import reopen
-    from .screen import results, screen, tell, timeline
+    from .screen import results, screen, timeline
 
-    run, experiment, traces, notes = reopen(path)
+    run, experiment, traces, notes, *_ = reopen(path)
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
@@ -139,7 +139,7 @@ def show(path: Asked = None) -> int:
         console.print(results(experiment, traces.values()))
     console.print(timeline(drawn, console.width))
     if run and whole:
-        tell(console, run)
+        console.print(*report.cost_of(run), sep="\n")
     return 0
 
 
@@ -149,18 +149,18 @@ def compare(*paths: Place,
             ) -> int:
     """Put runs or saved traces side by side: settings, quantities, the first event that differs, the weights."""
     from ..checks.differences import first_difference
-    from . import side_by_side
+    from . import reopen
     from .screen import amounts_apart, screen, settings_apart
 
-    sides = side_by_side.sides(paths)
-    traces = side_by_side.on_one_clock(sides, clock)
+    sides = reopen.sides(paths)
+    traces = reopen.on_one_clock(sides, clock)
     console, letters = screen(), [side.letter for side in sides]
     for side in sides:
         console.print(f"{side.letter}  {side.about}", style="bold", soft_wrap=True)
         for note in side.opened.notes:
             console.print(note, soft_wrap=True)
-    settings, lines = side_by_side.settings_that_differ(sides), side_by_side.lines(sides, traces)
-    orders = ", the orders are not" if side_by_side.orders_differ(sides) else ""
+    settings, lines = reopen.settings_that_differ(sides), reopen.lines(sides, traces)
+    orders = ", the orders are not" if reopen.orders_differ(sides) else ""
     same = f"The settings are the same{orders}."
     console.print(settings_apart(letters, settings) if settings else same)
     if lines:
@@ -168,7 +168,7 @@ def compare(*paths: Place,
     for side, trace in zip(sides[1:], traces[1:], strict=True):
         pair, difference = f"{letters[0]} and {side.letter}", first_difference(traces[0], trace)
         console.print(f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.", soft_wrap=True)
-        if returned := side_by_side.results_differ(sides[0], side):
+        if returned := reopen.results_differ(sides[0], side):
             console.print(f"{pair}, what the ranks returned: {returned}", soft_wrap=True)
     return 0
 
@@ -187,7 +187,7 @@ def export(path: Asked = None, *,
 
     if html is None and chrome is None:
         raise Impossible("Nothing was asked for: name a file to write, by --html or --chrome.")
-    run, experiment, traces, notes = reopen(path)
+    run, experiment, traces, notes, *_ = reopen(path)
     clock = clock or (run.clock if run else next(iter(traces)))
     if clock not in traces:
         raise Impossible(f"{path} has no {clock} times: choose {' or '.join(traces)}.")
@@ -207,11 +207,15 @@ def export(path: Asked = None, *,
 
 @app.command
 def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4,
-           peer: Annotated[str | None, Parameter(help="host:port of another machine: check the way to it instead")] = None) -> int:
+           peer: Annotated[str | None, Parameter(help="host:port of another machine: check the way to it instead")] = None,
+           constants: Annotated[bool, Parameter(negative="", help="list every number that prices a plan, with its source, instead")] = False) -> int:
     """Check what the labs need: one line each, with the mend."""
     from ..doctor import findings, peer_findings
-    from .screen import finding_line, screen
+    from .screen import census, finding_line, screen
 
+    if constants:
+        screen().print(*census(), sep="\n")
+        return 0
     if peer is not None:
         from ..runtime.peers import Peer
     if ranks < 1:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from .screen import follow, results, said, screen, tell, timeline, title
+from .. import report
+from .screen import follow, results, said, screen, timeline, title
 
 KNOBS, MORE, OWN = (Group(name, sort_key=i) for i, name in enumerate(("Settings", "More settings", "Options")))
 
@@ -113,10 +114,10 @@ def run(experiment, *,
     if started.state == "failed":
         errors.print(f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in {started.directory}.")
         return 1
-    traces = [predicted, *traces_of(started)]
+    traces = [predicted, *started.traces().values()]
     console.print(results(experiment, traces))
     console.print(said(experiment, traces))
-    tell(console, started)
+    console.print(*report.cost_of(started), sep="\n")
     console.print(f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True)
     return 0
 
@@ -134,8 +135,3 @@ def predict(experiment, *, save: Annotated[Path | None, option("also write the p
         replace(trace, settings={"experiment": experiment.name, **trace.settings}).save(save)
         console.print(f"The predicted trace is in {save}.", soft_wrap=True)
     return 0
-
-
-def traces_of(run) -> list:
-    """What a run recorded: the modelled clock, unless it was off, and the measured one."""
-    return [run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))]

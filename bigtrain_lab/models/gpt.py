@@ -17,7 +17,7 @@ from torch import nn
 from .blocks import Block, Embedding, Head
 from .config import GPTConfig, require_slice
 from .dropout import Noise
-from .seed import generator
+from .seed import normal
 
 
 class GPTStage(nn.Module):
@@ -60,10 +60,12 @@ def initialise(module: nn.Module, layers: int, seed: int, tied: bool = False):
     """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start from one model. A tied
     output's copy has the embedding's values."""
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            return
         if parameter.dim() == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             continue
-        writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+        writes_residual = name.endswith((".out.weight", "mlp.down.weight"))
         std = 0.02 / math.sqrt(2 * layers) if writes_residual else 0.02
-        draw = generator(seed, "layers.0.token.weight" if tied and name.endswith("logits.weight") else name)
-        parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=draw).mul_(std))
+        drawn = "layers.0.token.weight" if tied and name.endswith("logits.weight") else name
+        parameter.copy_(normal(parameter, seed, drawn).mul_(std))

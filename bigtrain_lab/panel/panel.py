@@ -6,6 +6,7 @@ one message to the player and one to the table. What is shown can be pinned besi
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import ipywidgets as widgets
@@ -17,14 +18,14 @@ from . import history, table
 from .bar import Bar
 from .compared import Compared, reopened
 from .controls import follow_cells
-from .live import follow, progress
 from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
 from .press import Press
 from .settings import Settings
-from .trouble import trouble
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
+PAUSE_S = 0.1
+BUSY = 4  # pause at least so many times as long as the reading took
 PREDICTING = "predicting these settings"
 
 
@@ -110,7 +111,7 @@ class Panel(widgets.VBox):
 
     def _show_problem(self) -> None:
         """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
-        self.picture.tell_trouble(trouble(self.problem, None if self._refusal else self._failed) if self.problem else "", self._offer, whole=bool(self._refusal))
+        self.picture.tell_trouble(table.trouble(self.problem, None if self._refusal else self._failed) if self.problem else "", self._offer, whole=bool(self._refusal))
         self._results.layout.display = "none" if self._refusal else None
 
     def _enable(self) -> None:
@@ -237,8 +238,7 @@ class Panel(widgets.VBox):
         with self._lock:
             self._running = False
             try:
-                traces = {clock: run.trace(clock) for clock in dict.fromkeys((run.clock, "measured"))}
-                self._show_end(run, self._compared.ran, traces, f"after {took:.1f} s", replayed=took < REPLAY_S)
+                self._show_end(run, self._compared.ran, run.traces(), f"after {took:.1f} s", replayed=took < REPLAY_S)
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
             if self.bar.history.value:
@@ -301,3 +301,32 @@ class Panel(widgets.VBox):
 def show(experiment, **settings) -> Panel:
     """The panel of an experiment, as the value of a cell: show("pipeline", ranks=8)."""
     return Panel(experiment, **settings)
+
+
+def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") -> tuple[str, float]:
+    """How far a run is, by the boxes that it has drawn of those `expected`, and what its ranks are
+    at `now`: in words, and as a share."""
+    share = min(1.0, len(trace.spans()) / max(1, expected))
+    at = f"step {min(steps, 1 + int(share * steps))} of {steps}" if trace.spans() else "starting"
+    return f"running, {at}; {spent_s:.1f} s{f'; {now}' if now else ''}", share
+
+
+def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
+    """Call `changed()` while the run goes on, at most ten times a second, and `ended()` once, after it; returns the thread.
+
+    A thread, since a blocking cell stops the kernel's own callbacks but no thread; and as the browser cannot say that it is
+    behind, a reading that took long is followed by a longer pause.
+    """
+    def watch():
+        while run.state == "running":
+            began = time.monotonic()
+            changed()
+            spent = time.monotonic() - began
+            until = time.monotonic() + max(PAUSE_S - spent, BUSY * spent)
+            while run.state == "running" and time.monotonic() < until:
+                time.sleep(0.02)
+        ended()
+
+    thread = threading.Thread(target=watch, daemon=True, name="bigtrain_lab panel")
+    thread.start()
+    return thread

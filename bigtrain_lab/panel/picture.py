@@ -1,22 +1,25 @@
 """What a panel draws: a tab a clock, what is wrong, the player, the other figures, and of a long run a choice of the steps drawn."""
 
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 
 import ipywidgets as widgets
 import plotly.io
 
 from .. import figures
-from ..core import CLOCKS, Impossible, Trace
+from ..core import CLOCKS, Impossible, Memory, Trace
+from ..core.trace import IN_TIME
 from ..player import Player
 from .controls import fixed
-from .window import steps_drawn, window
 
 PLAYED = {"timeline", "memory", "versions"}  # figures that the player draws
 PINNED = "pinned"
 TABS = {"predicted": "simulated from the plan; redrawn at every move", "modelled": "the real ranks, on the hardware profile's clock",
         "measured": "the real ranks, on this machine's wall clock", PINNED: "what you pinned, to compare with"}
 WIDE = dict(width="auto", overflow="hidden")
+DRAWN = 8_000  # events: a move of a control stays below a third of a second
 WIDTH = 900  # of a figure: a panel's cell on a laptop, with the list of files beside it
 
 
@@ -122,3 +125,34 @@ def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
     shown = {"output_type": "display_data", "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()), "metadata": {}}
     return widgets.Output(outputs=(shown,), layout=widgets.Layout(min_height=f"{figure.layout.height}px"))  # the page stays while it is drawn
+
+
+def steps_drawn(trace: Trace) -> int:
+    """How many steps of a trace are drawn at once: all, or as many as make DRAWN events. Two hundred steps look alike, and a browser
+    draws what it is sent."""
+    return trace.steps if len(trace) <= DRAWN else max(1, DRAWN * trace.steps // len(trace))
+
+
+def window(trace: Trace, first: int, steps: int) -> Trace:
+    """The part of a trace from step `first` (the first is 0) on, that many steps.
+
+    It is cut where steps end. Ranks that never wait for a batch's end are then in the next step already, so boxes of a
+    neighbouring step may reach into it; it begins with what its ranks held then. The table tells of the whole trace.
+    """
+    if first <= 0 and steps >= trace.steps:
+        return trace
+    start = trace.step_ends[first - 1] if first > 0 else trace.events[0].start
+    end = trace.step_ends[first + steps - 1]
+    events = trace.events
+    if first + steps < trace.steps:  # what ends with the step is its own, an update that takes no time too
+        events = [e for e in events[:bisect_right(events, end, key=lambda e: e.start)] if e.start < end or e.end == end]
+    if first > 0:
+        held, kept = {}, []
+        for event in events:
+            if event.end > start:
+                kept.append(event)
+            elif isinstance(event, Memory) and not event.inside:
+                held[event.rank, event.kind] = event
+        opens = min((event.start for event in kept), default=start)
+        events = sorted([*(e._replace(name="start", start=opens) for e in held.values()), *kept], key=IN_TIME)
+    return replace(trace, events=tuple(events), steps=steps)

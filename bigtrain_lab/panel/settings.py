@@ -2,14 +2,15 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import ipywidgets as widgets
 
 from .controls import controls_of, hide, members, put, refresh
 from .nearest import Prediction, attempt, nearest
-from .newest import Newest
 
 PATIENCE_S = 0.1  # a prediction that takes longer goes on in a thread, and what is shown is greyed meanwhile
+STUCK_S = 10.0  # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
 GRID = dict(grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))", grid_gap="0 14px", width="auto", overflow="hidden")
 
 
@@ -97,3 +98,42 @@ class Settings(widgets.GridBox):
         with self._lock:
             self._answered, tried, offer = answer
             self._tell(tried, offer)
+
+
+class Newest:
+    """The newest of several calls: a slider that moves on makes the answer to its last place worthless before it is there.
+
+    A call that is over soon is answered in the caller's own thread, as if there were none. A long one is left to a daemon
+    thread, and the kernel goes on; a newer one silences it, and of those that wait for its end only the newest begins.
+    `ask` from any thread; `then` of a call that was passed by a newer one is never called.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._last: threading.Event | None = None  # the end of the newest call
+
+    def ask(self, compute: Callable[[], Any], then: Callable[[Any], None], patience_s: float | None = None) -> bool:
+        """Compute, which must not raise, then call `then(answer)`. False where that takes longer than `patience_s` and comes later."""
+        over, answer, left = threading.Event(), [], threading.Event()
+        with self._lock:
+            before, self._last = self._last, over
+
+        def work():
+            if before:
+                before.wait(STUCK_S)
+            if over is self._last:
+                answer.append(compute())
+            with self._lock:
+                over.set()
+                late = left.is_set() and over is self._last
+            if late:
+                then(*answer)
+
+        threading.Thread(target=work, daemon=True, name="bigtrain_lab prediction").start()
+        over.wait(patience_s)
+        with self._lock:
+            left.set()
+            ended, newest = over.is_set(), over is self._last
+        if ended and newest:
+            then(*answer)
+        return ended

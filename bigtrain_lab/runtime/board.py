@@ -28,7 +28,7 @@ from ..core import Impossible
 from . import border, peers
 from .border import Place
 from .offset import namespace
-from .run import is_alive, this_process
+from .pulse import is_alive, this_process
 from .waits import ranks
 
 PATIENCE_S = 300.0  # for ranks that are on their way
@@ -55,13 +55,9 @@ class Board:
         job = self.job.clone() if self.job is not self else None
         return Board(self.store.clone(), self.index, self.size, job)
 
-    def within(self, name) -> "Board":
-        """The part of the board that has this name."""
-        return Board(dist.PrefixStore(str(name), self.store), self.index, self.size, self.job)
-
     def run(self, number: int) -> "Board":
         """The part for one run: a script may start several, one after the other."""
-        return self.job.within(f"run {number}")
+        return Board(dist.PrefixStore(f"run {number}", self.store), self.index, self.size, self.job)
 
     def post(self, key: str, value) -> None:
         """Leave a note. Others see it a moment later, and a rank's notes in their order."""
@@ -131,11 +127,9 @@ class Board:
         """Leave a refusal for a rank that has joined and ended."""
         if not (process := self.job.peek(f"process {rank}")):
             return
-        if self._is_beside(process):
-            ended = not is_alive(process["process"])
-        else:
+        if (ended := self._has_ended(process)) is None:
             now, beat = time.monotonic(), self.job.count(f"beat {rank}")
-            was, since = beats.setdefault(rank, (beat, now))
+            was, since = beats.get(rank, (None, now))
             if was != beat:
                 beats[rank] = beat, now
             ended = was == beat and now - since > SILENT_S
@@ -162,10 +156,10 @@ class Board:
         return " and ".join(told)
 
     @staticmethod
-    def _is_beside(process: dict) -> bool:
-        """Whether this process can see that one."""
-        host = process["process"][0]
-        return host == platform.node() and process["processes"] == namespace("pid")
+    def _has_ended(process: dict) -> bool | None:
+        """Whether that process has ended; None where this one cannot see it."""
+        here = process["process"][0] == platform.node() and process["processes"] == namespace("pid")
+        return not is_alive(process["process"]) if here else None
 
     # -- joining and leaving -----------------------------------------------------------------------
 
@@ -190,7 +184,7 @@ class Board:
         if self.job.store.check([f"left {rank}"]):
             return True
         process = self.job.peek(f"process {rank}")
-        return bool(process) and self._is_beside(process) and not is_alive(process["process"])
+        return bool(process and self._has_ended(process))
 
 
 def say(sentence: str) -> None:

@@ -82,14 +82,10 @@ class Done(BaseModel):
     wall: Annotated[int, Field(ge=0, le=2**62)]
 
 
-class Failed(BaseModel):
+class Failed(Done):
     """status-<rank>.json of a rank whose program raised."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    rank: Index
     state: Literal["failed"]
-    wall: Annotated[int, Field(ge=0, le=2**62)]
     type: str
     message: str
     victim: bool

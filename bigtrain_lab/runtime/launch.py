@@ -27,12 +27,13 @@ from .capacity import refuse_beyond_memory
 from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED, forget, reserve
 from .faults import Fault
-from .in_place import run_in_place
 from .kept import FORMAT, MOST_RANKS, settings_json
 from .machine import environment, versions
 from .process import Job
-from .run import Run, this_process
+from .pulse import this_process
+from .run import Run
 from .server import interrupts_held, warm
+from .torchrun import run_in_place
 from .watch import Watch
 
 LONGEST_SLUG = 60  # letters of a run's name in that of its directory
@@ -41,7 +42,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 @heard_by_all
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
-           steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
+           steps: int = 1, directory=None, seed: int = 0, clock: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
            informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "",
            needed_bytes=None, ledger: bool = False) -> Run:
@@ -94,7 +95,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         if not record:
             raise Impossible(f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
     clock &= record and cost is not None
-    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter, "ledger": ledger,
+    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "ledger": ledger,
              "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
              **({"fault": asdict(fault)} if fault else {})}
 
@@ -114,7 +115,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
 
         def begin() -> Job:
             place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
-            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
+            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, record, jitter_s, os.getcwd(), fault,
                        devices.of, devices.backend, limit, relief, ledger)
 
         return begin
@@ -165,14 +166,13 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     try:
         path = Path(directory).absolute()
         existed = path.exists()
-        if existed and (not path.is_dir() or any(path.iterdir())):
-            raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
-        path.mkdir(parents=True, exist_ok=True)
-    except Impossible:
-        raise
+        if not (full := existed and (not path.is_dir() or any(path.iterdir()))):
+            path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         why = error.strerror or error if isinstance(error, OSError) else "no file can have this name"
         raise Impossible(f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory.") from error
+    if full:
+        raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
     try:
         write_whole(path / "settings.json", kept)
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))

@@ -3,7 +3,7 @@
 Under `launch` one watch owns all processes (watch.py). Here nobody does, so each rank looks out for itself, by the board
 that all share; what has happened is decided once, by whoever says it first:
 
-    every rank   the processes beside it, torchrun that started it, signals, the end that another one has told
+    every rank   the other processes of its machine, torchrun that started it, signals, the end that another one has told
     rank 0       the logs of all, in the shared directory: a deadlock, or no progress for the stall limit
 
 A main thread that is caught in gloo cannot be called back: its lookout says one sentence and ends the process.
@@ -11,42 +11,37 @@ A main thread that is caught in gloo cannot be called back: its lookout says one
 
 import faulthandler
 import os
-import select
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from . import diagnose
-from .beside import Beside
 from .board import say
 from .diagnose import Exit
 from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
 from .pulse import Beats, Pulse
-from .run import is_alive, this_process
 
 GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
-LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
-OTHERS_S = 0.5, 5.0  # for another rank's note: where this one saw how rank 0 ended, and where it did not
+LAST_S, OTHERS_S = 5.0, 0.5  # for the end of a rank whose connections are closed; for others' notes once this one has seen how
 
 
 class Lookout:
     """Used as a context around the rank's work; then `end(code)` waits for the others and returns how the run ended."""
 
     def __init__(self, team, job, stall_s: float):
-        self.index, self.size, self.host, self._team = team.index, team.place.ranks, team.me.host, team
+        self.index, self.size, self._team = team.index, team.place.ranks, team
         self._board, self._own_board = team.board.clone(), team.board
         self._job, self._directory = job, Path(job.directory)
-        pulses = {rank: Pulse(process[1]) for rank, process in {**team.mates, team.index: this_process()}.items()}
-        self._progress = Progress(job, stall_s, signs=lambda: self._board.count("signs"), pulses=pulses)
-        self._outputs, self._told_writes = (Counted(sys.stdout), Counted(sys.stderr)), 0
-        self._beats, self._told_beats = Beats(), 0
-        self._beside: Beside | None = None  # the next rank that lives on this machine
-        self._codes: dict[int, int | None] = {}  # rank -> its exit code, of those that ended so
-        self._mates, self._parent = team.mates, os.getppid() if team.place.agent else None
+        self._mates = {rank: Pulse.of(process).open() for rank, process in team.mates.items()}
+        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"), {**self._mates, self.index: Pulse(os.getpid())})
+        self._outputs, self._beats, self._signs = (Counted(sys.stdout), Counted(sys.stderr)), Beats(), (0, 0)
+        self._exits: dict[int, Exit] = {}  # of ranks on this machine whose processes have ended
+        self._parent = os.getppid() if team.place.agent else None
         self._came, self._known = threading.Event(), threading.Event()
         self._end: End | None = None
         self._dumped = self._asked_to_end = False
@@ -85,7 +80,7 @@ class Lookout:
     def give_up(self, why: str) -> End:
         """End the run: this rank can keep no record of it."""
         with suppress(RuntimeError):
-            self._own_board.first("end", self._told("failed", why).told())
+            self._own_board.first("end", self._progress.failed(why, {})._replace(teller=self.index).told())
         return self.end(FAILED)
 
     # -- the thread -----------------------------------------------------------------------------------------
@@ -99,8 +94,8 @@ class Lookout:
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave a rank that nobody looks after)
             diagnosis = f"The lookout of rank {self.index} failed: {type(error).__name__}: {error}"
             end = End("failed", diagnosis, teller=self.index).note(self._directory, self.index)
-        if self._beside:
-            self._beside.close()
+        for mate in self._mates.values():
+            mate.close()
         self._end = end
         self._known.set()
         if end.state != "done" and not self._came.wait(0 if self._asked_to_end else GRACE_S):
@@ -122,8 +117,11 @@ class Lookout:
             if told := board.peek("end"):
                 return End.of(told)
             if signal.SIGINT in heard:
-                return self._publish(self._told("stopped", INTERRUPTED))
-            self._look_beside()
+                return self._publish(End("stopped", INTERRUPTED))
+            if self._is_orphan():
+                return self._publish(End("stopped", self._orphaned()))
+            for rank, exit in self._silent().items():
+                board.first("gone", [rank, exit.code])
             self._asked_to_end |= signal.SIGTERM in heard
             self._tell_of_signs()
             failed, gone = board.count("failed"), board.peek("gone")
@@ -132,45 +130,32 @@ class Lookout:
                 if end := self._failure(gone, time.monotonic() - trouble):
                     return end
             elif self.index == 0 and board.count("over") == self.size:
-                return self._publish(self._told("done", None))
+                return self._publish(End("done"))
             elif self.index == 0 and self._job.record and (found := self._progress.trouble(self._stacks_of_all)):
-                return self._publish(self._told("failed", found))
+                return self._publish(self._progress.failed(found, {}))
             if board.count("stacks asked") and not self._dumped:
                 self._dump()
 
     def _listen(self) -> set:
-        """Wait a moment; the signals that came meanwhile. How the rank beside this one ended is noted at once."""
-        next_one = [] if not self._beside or self._beside.fd is None else [self._beside.fd]
-        ready, _, _ = select.select([self._read, *next_one], [], [], LOOK_S)
-        if set(next_one) & set(ready):
-            self._codes[self._beside.rank] = self._beside.exit_code()
-            self._beside.close()
+        """Wait a moment; the signals that came meanwhile. How a rank of this machine ended is noted at once."""
+        alive = {rank: mate for rank, mate in self._mates.items() if rank not in self._exits}
+        ready = wait([self._read, *(mate.fd for mate in alive.values() if mate.fd is not None)], LOOK_S)
+        for rank, mate in alive.items():
+            if mate.fd in ready or mate.fd is None and not mate.is_alive():
+                self._exits[rank] = Exit(mate.exit_code(), time.monotonic_ns() - self._job.zero_ns)
+                mate.close()
         return set(os.read(self._read, 64)) if self._read in ready else set()
 
-    def _look_beside(self) -> None:
-        """Note a rank on this machine whose process has ended without a word; end with a torchrun that was killed.
-
-        Each lookout looks as far as the next rank that lives, which looks further: every rank is looked at by one."""
-        for rank, process in sorted(self._mates.items(), key=lambda mate: (mate[0] - self.index) % self.size):
-            if not self._beside or self._beside.rank != rank:
-                if self._beside:
-                    self._beside.close()
-                self._beside = Beside(rank, process)  # before it is seen to live: what has its number later is not it
-            if is_alive(process):
-                break
-            code = self._code_of(rank)
-            if not diagnose.status_of(self._directory, rank):
-                self._board.first("gone", [rank, code])
-        if self._parent not in (None, os.getppid()):
-            self._asked_to_end = True
-            self._publish(self._told("stopped", self._orphaned()))
+    def _silent(self) -> dict[int, Exit]:
+        """The ranks of this machine whose processes have ended without a word."""
+        return {rank: exit for rank, exit in self._exits.items() if not diagnose.status_of(self._directory, rank)}
 
     def _tell_of_signs(self) -> None:
         """Rank 0 cannot see what this rank prints or computes: it hears of both on the board."""
         used_s = time.process_time() - time.thread_time()  # without the lookout's own
         writes, beats = sum(output.writes for output in self._outputs), self._beats.look(used_s)
-        if (writes, beats) != (self._told_writes, self._told_beats):
-            self._told_writes, self._told_beats = writes, beats
+        if (writes, beats) != self._signs:
+            self._signs = writes, beats
             self._board.count("signs", 1)
 
     def _failure(self, gone: list | None, since_s: float) -> End | None:
@@ -183,60 +168,42 @@ class Lookout:
         if since_s < (0.05 if known else VICTIMS_S) + (0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S):
             return None
         if not exits:
-            return self._publish(self._told("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
-        teller = diagnose.culprit_of(self._directory, exits)
-        told = diagnose.failure(self._directory, self._progress.doings(), exits)
-        self._stacks_of_all(silent)  # of those that wait for it
-        end = self._told("failed", told, exits)
+            return self._publish(End("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
+        end, teller = self._progress.failure(exits, lambda: self._stacks_of_all(silent)), diagnose.culprit_of(self._directory, exits)
         return self._publish(end if teller == silent else end._replace(teller=teller))
 
-    def _told(self, state: str, diagnosis: str | None, exits: dict[int, Exit] | None = None) -> End:
-        waits: list = []
-        if state == "failed" and self._job.record:
-            waits = diagnose.states(self._directory, self._progress.doings(), exits or {}, self._progress.kept())
-        return End(state, diagnosis, tuple(waits), self.index)
-
     def _publish(self, end: End) -> End:
-        """Say how the run ended, unless another rank has; how it ended then."""
+        """Say how the run ended, unless another rank has; how it ended then. This rank tells it where no other is to."""
+        end = end if end.teller is not None else end._replace(teller=self.index)
         found = End.of(self._board.first("end", end.told()))
         return end.note(self._directory, self.index) if found == end else found
 
     def _without_board(self) -> End:
-        """The machine of rank 0 has ended: how, by what the directory says."""
+        """The machine of rank 0 has ended: how, by what the directory says and what has ended here."""
         until = time.monotonic() + LAST_S
-        while not (dead := [rank for rank in self._mates if self._is_gone(rank)]) and time.monotonic() < until:
+        while not (end := End.noted(self._directory)) and time.monotonic() < until:
             self._listen()  # its connections close before it has ended
-        code = self._code_of(dead[0]) if dead else None
-        until = time.monotonic() + OTHERS_S[code is None]
-        while time.monotonic() < until:
-            if end := End.noted(self._directory):
-                return end
-            self._listen()
+            if any(exit.code is not None for exit in self._silent().values()):
+                until = min(until, time.monotonic() + OTHERS_S)
+        if end:
+            return end
         self._asked_to_end = True
-        if self._parent not in (None, os.getppid()):
-            end = self._told("stopped", self._orphaned())
-        elif dead:
-            exits = {dead[0]: Exit(code, time.monotonic_ns() - self._job.zero_ns)}
-            end = self._told("failed", diagnose.failure(self._directory, self._progress.doings(), exits), exits)
+        if self._is_orphan():
+            end = End("stopped", self._orphaned())
+        elif exits := self._silent():
+            end = self._progress.failure(exits, lambda: None)
         else:
-            end = self._told("failed", f"Rank {self.index} lost the connection to the machine of rank 0, "
-                             f"{self._team.members[0].host}: see what torchrun says there.")
-        return end.note(self._directory, self.index)
+            end = self._progress.failed(f"Rank {self.index} lost the connection to the machine of rank 0, "
+                                        f"{self._team.members[0].host}: see what torchrun says there.", {})
+        return end._replace(teller=self.index).note(self._directory, self.index)
 
-    def _is_gone(self, rank: int) -> bool:
-        """Whether a rank on this machine has ended without a word."""
-        return not is_alive(self._mates[rank]) and not diagnose.status_of(self._directory, rank)
-
-    def _code_of(self, rank: int) -> int | None:
-        """The exit code of a rank on this machine that has ended, where that was seen or still can be."""
-        if rank not in self._codes:
-            seen = Beside(rank, self._mates[rank])
-            self._codes[rank] = seen.exit_code()
-            seen.close()
-        return self._codes[rank]
+    def _is_orphan(self) -> bool:
+        """Whether the torchrun that started this rank has ended: nobody will end the rank now."""
+        self._asked_to_end |= (orphan := self._parent not in (None, os.getppid()))
+        return orphan
 
     def _orphaned(self) -> str:
-        return f"The torchrun on {self.host} that started rank {self.index} has ended."
+        return f"The torchrun on {self._team.me.host} that started rank {self.index} has ended."
 
     # -- stacks --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ has moved at most, and no time is changed by that.
 import os
 import platform
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,19 +40,12 @@ def offset(times) -> Offset:
     return Offset(((t1 - t0) + (t2 - t3)) // 2, ((t3 - t0) - (t2 - t1) + 1) // 2 + 1)  # + 1: what the halves may lose
 
 
-def clock_id() -> str:
-    """The same in two processes exactly where they read the same monotonic clock."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
-            return file.read().strip() + os.readlink("/proc/self/ns/time")
-    except OSError:
-        return platform.node()
-
-
 def namespace(kind: str) -> str:
-    """The same in two processes exactly where they share a network ("net") or a process table ("pid")."""
+    """The same in two processes exactly where they read the same monotonic clock ("time"), and share a network ("net") or a table of
+    processes ("pid") too."""
     try:
-        return clock_id() + os.readlink(f"/proc/self/ns/{kind}")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return boot + os.readlink("/proc/self/ns/time") + os.readlink(f"/proc/self/ns/{kind}")
     except OSError:  # no Linux
         return platform.node()
 

@@ -26,6 +26,7 @@ from .clock import Clock
 from .end import FAILED, UNWRITABLE
 from .faults import Fault, Strike
 from .group import is_lost
+from .lanes import LaneFailed
 from .ledger import Ledger
 from .log import EventLog, LogUnwritable
 from .meter import Meter
@@ -48,7 +49,6 @@ class Job:
     store: str
     seed: int = 0
     threads: int = 1
-    meter: bool = True
     record: bool = True
     jitter_s: float = 0.0
     work_directory: str = "."
@@ -191,12 +191,12 @@ def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
         meter, limit = Ledger(capacity_bytes=job.capacity_bytes, rank=index, relief=job.relief, wall=clock.wall,
                               device=job.device(index)), None
     else:
-        meter, limit = Meter(clock.wall) if job.meter else None, job.capacity_bytes
+        meter, limit = Meter(clock.wall), job.capacity_bytes
     return Recorder(index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief)
 
 
 def failure(error: BaseException) -> dict:
     """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
-    place = frames.of_error(error)
+    place = frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error)
     return {"state": "failed", "type": type(error).__name__, "message": str(error)[:MOST_TEXT], "victim": is_lost(error),
             "place": place, "traceback": traceback.format_exc()[-MOST_TEXT:]}

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from . import diagnose
+from .diagnose import Exit
+from .end import End
 from .pulse import STOPPED, WITHIN_S, Pulse
 from .waits import Doing, ranks
 
@@ -32,7 +34,7 @@ class Progress:
     """
 
     def __init__(self, job, stall_s: float, signs: Callable[[], object] = lambda: 0, pulses: Mapping[int, Pulse] | None = None):
-        self._directory, self._stall_s, self._signs = Path(job.directory), stall_s, signs
+        self._directory, self._record, self._stall_s, self._signs = Path(job.directory), job.record, stall_s, signs
         self._pulses = {} if pulses is None else pulses
         self._logs, self._outputs = ([job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
                                      for kind, suffix in (("events", "jsonl"), ("rank", "log")))
@@ -53,6 +55,17 @@ class Progress:
         """What keeps a process from going on, by rank: those that are stopped, or wait for a
         disk."""
         return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
+
+    def failed(self, diagnosis: str, exits: Mapping[int, Exit]) -> End:
+        """The end of a run that failed so, with what each rank was at; `exits`: of those that have ended."""
+        waits = diagnose.states(self._directory, self.doings(), exits, self.kept()) if self._record else ()
+        return End("failed", diagnosis, tuple(waits))
+
+    def failure(self, exits: Mapping[int, Exit], ask_for_stacks: Callable[[], None]) -> End:
+        """The end of a run in which a process ended without finishing; the others are asked for their stacks."""
+        told = diagnose.failure(self._directory, self.doings(), exits)
+        ask_for_stacks()  # of those that wait for it
+        return self.failed(told, exits)
 
     def trouble(self, ask_for_stacks: Callable[[], None]) -> str | None:
         """The diagnosis of a run that will not go on by itself; None where it may. Called at each look. Ranks are asked for

@@ -1,12 +1,18 @@
-"""Whether a process computes, and what else keeps it, as the system tells: a rank that computes
-logs and prints nothing.
+"""A process as others see it: whether it lives, computes or is kept from it, how it ended; and its end.
 
     computes   it used at least WORK_S of processor within WITHIN_S
     waits      it used less: a rank that waits for another, in a message, a collective or a meeting,
                was measured at 0.5 % at most
     is kept    somebody has stopped it, or a disk does not answer
+
+How a process ended that is not a child of this one is seen in the moment of its end, before its parent asks. Linux
+keeps it until then, and shows its exit code to others of the same user (proc_pid_stat(5), field 52). A descriptor of
+the process (pidfd_open(2)) is readable from its end on, so whoever waits for that comes before torchrun, which asks
+ten times a second: nearly always. Elsewhere nobody knows.
 """
 
+import os
+import platform
 import time
 from contextlib import suppress
 
@@ -19,6 +25,17 @@ REMEDIES = {STOPPED: "Find out who stops the processes of ranks, and run again."
             "stopped by a debugger": "Let the debugger go on in time, or launch with a longer stall_s.",
             "in uninterruptible sleep (disk)": "See whether the disk that it uses answers, and run again."}
 KEPT = dict(zip((psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP), REMEDIES))
+CODE = 52 - 3  # the exit code's place behind the process's name, which may hold anything
+
+
+def this_process() -> list:
+    """[host, pid, start time]: what names a process, to others and later."""
+    return [platform.node(), os.getpid(), psutil.Process().create_time()]
+
+
+def is_alive(named: list | None) -> bool:
+    """Whether the process of that name lives, on this host."""
+    return Pulse.of(named).is_alive()
 
 
 class Beats:
@@ -38,13 +55,21 @@ class Beats:
 
 
 class Pulse:
-    """A process as others see it; one that is gone does nothing."""
+    """A process as others see it; one that is gone does nothing. With its `start`, one that was given its number since is not it."""
 
-    def __init__(self, pid: int):
-        self.pid, self._process = pid, None
+    def __init__(self, pid: int, start: float | None = None):
+        self.pid, self.fd, self._process = pid, None, None
         with suppress(*GONE):
-            self._process = psutil.Process(pid)
+            process = psutil.Process(pid)
+            if start is None or abs(process.create_time() - start) < 2:  # clocks are set now and then
+                self._process = process
         self._beats = Beats(self._cpu_s())
+
+    @classmethod
+    def of(cls, named: list | None) -> "Pulse":
+        """The process of this name; of another host, one that is gone."""
+        host, pid, start = named or (None, 0, 0)
+        return cls(pid if host == platform.node() else 0, start)
 
     def count(self) -> int:
         """Grows while the process computes, its threads included."""
@@ -68,6 +93,26 @@ class Pulse:
             for process in family:
                 with suppress(*GONE):
                     process.kill()
+
+    def open(self) -> "Pulse":
+        """Let `fd` be readable once it has ended; None where the system has no such thing."""
+        with suppress(OSError, AttributeError):
+            self.fd = os.pidfd_open(self.pid)
+        if self._status() is None:  # what has its number is not it
+            self.close()
+        return self
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def exit_code(self) -> int | None:
+        """Of a process that has ended: its code, negative for a signal; None where that cannot be known any more."""
+        with suppress(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+            return os.waitstatus_to_exitcode(int(fields[CODE - 1])) if state == "Z" else None
+        return None
 
     def _status(self) -> str | None:
         with suppress(*GONE):

@@ -8,8 +8,8 @@ year see the same; a crashed run keeps all it wrote.
 """
 
 import os
-import platform
 import time
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from math import inf
@@ -20,10 +20,11 @@ import numpy as np
 from ..core import Impossible, Span, Trace
 from ..core.files import open_regular
 from ..core.trace import ACTION
-from . import damage, results
+from . import results
 from .end import End
 from .kept import read_settings
-from .log import MOST_ITEMS, Log, Logged, Tail
+from .log import MOST_ITEMS, Log, Tail
+from .pulse import is_alive
 from .waits import RankState
 
 POLL_S = 0.03
@@ -48,7 +49,8 @@ class Run:
 
     @classmethod
     def open(cls, directory) -> "Run":
-        """A run from its directory, without its processes, also while another process goes on with it. Impossible where that is no run, or of another version."""
+        """A run from its directory, without its processes, also while another process goes on with it.
+        Impossible where that is no run, or of another version."""
         return cls(directory)
 
     def __repr__(self) -> str:
@@ -84,7 +86,15 @@ class Run:
     @property
     def damage(self) -> str | None:
         """What the directory of a run that has ended has lost since, in a sentence; None where it is whole."""
-        return None if self.state == "running" else damage.of(self.directory, self._logs(), self.ranks, self.state == "done")
+        if (state := self.state) == "running":
+            return None
+        told = [f"the log of rank {rank} {words}" for rank, log in enumerate(self._logs()) if (words := log.lost(state == "done"))]
+        if state == "done":
+            results = [self.directory / f"result-{rank}.npz" for rank in range(self.ranks)]
+            told += [f"the result of rank {rank} is missing" for rank, path in enumerate(results) if not path.exists()]
+            told += [] if End.noted(self.directory) else ["the note of its end (end.json) is missing or damaged"]
+        text = " and ".join(filter(None, [", ".join(told[:-1]), *told[-1:]]))
+        return f"{text[0].upper()}{text[1:]}: what is whole is shown." if told else None
 
     @property
     def waits(self) -> tuple[RankState, ...]:
@@ -143,21 +153,25 @@ class Run:
         """The events so far on one clock, also of a run that has failed or still goes on, or whose logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
-        events = [e for log in logs for item in log.items if (e := on(item, clock))]
+        events = [event for log in logs for item in log.items if (event := getattr(item, clock, None))]
         header = self._header(clock)
-        if not over or any(log.state != "done" for log in logs):  # its steps are those that it has done, and its numbers are not those of the run that was asked for
-            header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]), "settings": {**header["settings"], "unfinished": True}}
+        if not over or any(log.state != "done" for log in logs):
+            # Its steps are those that it has done, and its numbers are not those of the run that was asked for.
+            header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]),
+                       "settings": {**header["settings"], "unfinished": True}}
         return Trace.of(events, clock, **header)
+
+    def traces(self) -> dict[str, Trace]:
+        """By clock: the modelled trace, unless that clock was off, and the measured one."""
+        return {clock: self.trace(clock) for clock in dict.fromkeys((self.clock, "measured"))}
 
     def events(self, clock: str | None = None, poll_s: float = POLL_S) -> Iterator:
         """The events on one clock as the ranks write them; ends when the run has ended and all were given."""
-        clock, tails = self._clock(clock), self._tails()
+        clock, tails = self._clock(clock), [Tail(*of) for of in self._asked()]
         while True:
             over = self.state != "running"  # asked before reading, so that nothing written before the end is missed
             for tail in tails:
-                for item in tail.new():
-                    if event := on(item, clock):
-                        yield event
+                yield from (event for item in tail.new() if (event := getattr(item, clock, None)))
             if over:
                 return
             time.sleep(poll_s)
@@ -174,22 +188,17 @@ class Run:
         unit = {"unit": "s", "ticks_per_unit": 10**9} if clock == "measured" else {"unit": s["unit"], "ticks_per_unit": s["ticks_per_unit"]}
         return {**unit, "ranks": s["ranks"], "steps": s["steps"], "settings": s["settings"]}
 
-    def _tails(self) -> list[Tail]:
-        return [Tail(path, *of) for path, *of in self._asked()]
-
-    def _paths(self) -> list[Path]:
-        return [self.directory / f"events-{rank}.jsonl" for rank in range(self.ranks)] if self.settings["record"] else []
-
     def _logs(self) -> list[Log]:
         """All of each rank's log; read again only where a file has changed."""
-        stamp = tuple((path, about.st_size, about.st_mtime_ns) for path in self._paths() if (about := stat(path)))
+        stamp = tuple((path, about.st_size, about.st_mtime_ns) for path, *_ in self._asked() if (about := stat(path)))
         if self._read[0] != stamp or not stamp:
-            self._read = stamp, [Log.read(path, *of) for path, *of in self._asked()]
+            self._read = stamp, [Log.read(*of) for of in self._asked()]
         return self._read[1]
 
     def _asked(self) -> list[tuple[Path, int, int, int]]:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read at most."""
-        return [(path, rank, self.ranks, MOST_ITEMS // self.ranks) for rank, path in enumerate(self._paths())]
+        return [(self.directory / f"events-{rank}.jsonl", rank, self.ranks, MOST_ITEMS // self.ranks)
+                for rank in range(self.ranks if self.settings["record"] else 0)]
 
     # -- results --------------------------------------------------------------------------------------------
 
@@ -199,9 +208,16 @@ class Run:
         self.wait()
         return [results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)]
 
+    @cached_property
+    def replicas(self) -> list[str]:
+        """A sentence on each name of which several ranks returned other values: none where all replicas are equal to the bit."""
+        return results.replicas_differ(self.results)
+
     @property
     def result(self) -> dict[str, np.ndarray]:
-        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's."""
+        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's, and a warning where they differ."""
+        for told in self.replicas:
+            warnings.warn(told, stacklevel=2)
         return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}
 
     def output(self, rank: int) -> str:
@@ -227,32 +243,6 @@ def stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
-
-
-def on(item, clock: str):
-    """The event of a log's item on this clock, or None."""
-    return getattr(item, clock) if isinstance(item, Logged) else None
-
-
-def this_process() -> list:
-    """[host, pid, start time]: what is asked later, to know whether whatever launched a run still lives."""
-    import psutil
-
-    return [platform.node(), os.getpid(), psutil.Process().create_time()]
-
-
-def is_alive(launcher: list | None) -> bool:
-    """Whether that process lives, on this host; a pid that was given to another process since is not it."""
-    import psutil
-
-    host, pid, began = launcher or (None, 0, 0)
-    if host != platform.node():
-        return False
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - began) < 2 and process.status() != psutil.STATUS_ZOMBIE  # clocks are set now and then
-    except psutil.Error:
-        return False
 
 
 def steps_done(events, settings: dict) -> int:

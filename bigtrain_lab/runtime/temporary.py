@@ -23,8 +23,8 @@ from ..core import Impossible
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is swept there, and there are no sockets
-    fcntl = None
+except ImportError:  # Windows, where no rank is started
+    pass
 
 PREFIX, OWNER = "bigtrain-", "owner"
 LONGEST_SOCKET = 103  # bytes of a socket's name, by the shorter limit of two (macOS; Linux takes 107)
@@ -47,8 +47,6 @@ def _own(pid: int) -> Path:
     _sweep(base)
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        if not fcntl:
-            break
         lock = os.open(path / OWNER, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +62,7 @@ def _base() -> str:
     """Where temporary files are kept, or another place where that has too long a name for a
     socket."""
     usual = tempfile.gettempdir()
-    if not fcntl or len(os.fsencode(usual)) + len(f"/{PREFIX}12345678/listener-12345678") <= LONGEST_SOCKET:
+    if len(os.fsencode(usual)) + len(f"/{PREFIX}12345678/listener-12345678") <= LONGEST_SOCKET:
         return usual
     if short := next((place for place in SHORT if os.access(place, os.W_OK | os.X_OK)), None):
         return short
@@ -82,8 +80,6 @@ def _sweep(base: str) -> None:
 
 def remove_abandoned(path) -> None:
     """Remove such a directory where the process that made it lives no more; else leave it."""
-    if not fcntl:
-        return
     folder = lock = None
     with suppress(OSError):
         try:

@@ -75,9 +75,6 @@ class Watch:
         try:
             self._begin()
             end = self._until_the_end()
-            if end.state == "failed" and self._job.record:
-                kept = self._progress.kept()
-                end = end._replace(waits=tuple(diagnose.states(self.directory, self._progress.doings(), self._all_exits(), kept)))
         except (server.CannotStart, Impossible) as error:
             end = End("failed", str(error))
         except BaseException as error:  # noqa: B902  (whatever goes wrong here must not leave ranks behind)
@@ -108,23 +105,18 @@ class Watch:
                 return End("stopped", INTERRUPTED)
             everybody = len(self._exits) == len(self._processes)
             if any(exit.code == server.NO_SERVER for exit in self._exits.values()):
-                return End("failed", server.SERVER_ENDED)
+                return self._progress.failed(server.SERVER_ENDED, self._all_exits())
             if any(exit.code for exit in self._exits.values()):
                 deadline = deadline or time.monotonic() + VICTIMS_S
                 if everybody or diagnose.has_culprit(self.directory, self._exits) or time.monotonic() > deadline:
-                    return self._failure()
+                    self._look(0)
+                    return self._progress.failure(self._all_exits(), self._ask_for_stacks)
             elif everybody:
                 if all(diagnose.status_of(self.directory, rank) for rank in self._exits):
                     return End("done")
-                return End("failed", diagnose.failure(self.directory, self._progress.doings(), self._exits))
+                return self._progress.failure(self._exits, self._ask_for_stacks)
             elif (found := self._progress.trouble(self._ask_for_stacks)):
-                return End("failed", found)
-
-    def _failure(self) -> End:
-        self._look(0)
-        told = diagnose.failure(self.directory, self._progress.doings(), self._all_exits())
-        self._ask_for_stacks()  # of those that wait for it
-        return End("failed", told)
+                return self._progress.failed(found, self._all_exits())
 
     def _all_exits(self) -> dict[int, Exit]:
         """Of ranks that have ended, or said that they failed: one that failed earlier may take longer to end."""

@@ -94,7 +94,7 @@ class Pipeline:
         for op in self.operations:
             match op:
                 case Recv():
-                    self.values[made(op.action)] = self.coming.popleft().wait()
+                    self.values[made(op.message)] = self.coming.popleft().wait()
                     self._post_receives(1)
                 case Compute():
                     while self.unsummed and any(action.kind == "U" for action in op.step):
@@ -103,7 +103,7 @@ class Pipeline:
                         for action in op.step:
                             run[action.kind](action)
                 case Send():
-                    self.group.isend(self.values.pop(made(op.action)), op.dst, **self._message(op.action))
+                    self.group.isend(self.values.pop(made(op.message)), op.dst, **self._message(op.message))
         self.group.finish()
         self.steps_done += 1
         if not self.losses:
@@ -131,7 +131,7 @@ class Pipeline:
         """What the backward of the last stage begins with."""
         loss = self.loss_fn(y, self.targets[action.micro_batch])
         guard.refuse_loss(action, loss)
-        self.losses.append(loss.detach())
+        self.losses[action.micro_batch] = loss.detach()
         return self.scale(loss * self.weights[action.micro_batch] if self.weights else loss / self.schedule.update_size)
 
     def _backward(self, action: Action) -> None:
@@ -174,7 +174,7 @@ class Pipeline:
         self.inputs = batch("inputs", inputs) if 0 in self.modules else []
         self.targets = batch("targets", targets) if last else []
         self.weights = batch("weights", weights) if last and weights is not None else []
-        self.losses = []
+        self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
         guard.refuse_late(self.steps_done, self.optimizers.values(), self.modules.values())
         self.scale(torch.zeros(()))  # so that the scaler of every rank knows that its gradients come scaled
         for versions in self.versions.values():
@@ -192,7 +192,7 @@ class Pipeline:
     def _post_receives(self, count: int) -> None:
         """Post the next receives of the order; each is taken at its turn."""
         for op in islice(self.wanted, count):
-            self.coming.append(self.group.irecv(None, op.src, **self._message(op.action)))
+            self.coming.append(self.group.irecv(None, op.src, **self._message(op.message)))
 
     @property
     def first_version(self) -> int:

@@ -17,7 +17,7 @@ from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.one_device import OneDevice
 from bigtrain_lab.explain import NOT_FINITE, not_finite
 from bigtrain_lab.figures.waits import drawing
-from bigtrain_lab.panel.trouble import trouble
+from bigtrain_lab.panel.table import trouble
 from bigtrain_lab.report import command, reported
 from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime.faults import FAULTS, Fault

@@ -11,13 +11,11 @@ import pytest
 
 from bigtrain_lab.core import Mesh
 from bigtrain_lab.runtime import diagnose, lookout, progress, pulse
-from bigtrain_lab.runtime.beside import Beside
 from bigtrain_lab.runtime.end import End
 from bigtrain_lab.runtime.log import EventLog
 from bigtrain_lab.runtime.lookout import Lookout
 from bigtrain_lab.runtime.process import Job
-from bigtrain_lab.runtime.pulse import Pulse
-from bigtrain_lab.runtime.run import this_process
+from bigtrain_lab.runtime.pulse import Pulse, this_process
 
 END = End("failed", "Rank 1 failed.", teller=1)
 
@@ -66,7 +64,6 @@ def test_the_end_that_was_kept_first_counts(tmp_path):
 @pytest.mark.parametrize("kept", ["[1]", "{", "{}", "null"])
 def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(lookout, "LAST_S", 0)
-    monkeypatch.setattr(lookout, "OTHERS_S", (0, 0.1))
     (tmp_path / "end.json").write_text(kept)
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
     assert run(ours).diagnosis.startswith("Rank 1 lost the connection to the machine of rank 0")
@@ -74,32 +71,36 @@ def test_an_end_that_cannot_be_read_keeps_no_rank_waiting(kept, tmp_path, monkey
 
 def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(lookout, "LAST_S", 0)
-    monkeypatch.setattr(lookout, "OTHERS_S", (0, 0.1))
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
-    monkeypatch.setattr(ours, "_told", lambda *_: 1 / 0)
+    monkeypatch.setattr(ours._progress, "failed", lambda *_: 1 / 0)
     assert run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
 
 
-def run(ours: Lookout) -> End:
+def run(ours: Lookout, listen=set) -> End:
     """What its thread does, once the rank's own work is over."""
     ours._came.set()
-    ours._listen = set
+    ours._listen = listen
     ours._look_out()
     assert ours._known.is_set()
     return ours._end
 
 
-def test_a_lookout_looks_as_far_as_the_next_rank_that_lives(tmp_path, monkeypatch):
-    looked = []
-    monkeypatch.setattr(lookout, "is_alive", lambda process: looked.append(process[1] - 2**22) or looked[-1] not in (4, 5))
+def named(pid: int) -> list:
+    """The name of a process that is there."""
+    return [this_process()[0], pid, psutil.Process(pid).create_time()]
+
+
+def test_a_lookout_notes_the_rank_of_its_machine_that_ended_without_a_word(tmp_path):
+    """Rank 4 has said that it is done, rank 6 lives."""
     (tmp_path / "status-4.json").write_text('{"rank": 4, "state": "done", "wall": 0}')
-    ours = lookout_of(tmp_path, 3, 8, mates={rank: ["a", 2**22 + rank, 0] for rank in range(8) if rank != 3})
-    ours._look_beside()
-    assert looked == [4, 5, 6] and ours._board.notes == {"gone": [5, None]}
-    last = lookout_of(tmp_path, 7, 8, mates={rank: ["a", 2**22 + rank, 0] for rank in range(7)})
-    looked.clear()
-    last._look_beside()
-    assert looked == [0] and last._board.notes == {}
+    nobody = {rank: [this_process()[0], 2**22 + rank, 0] for rank in (4, 5)}
+    ours = lookout_of(tmp_path, 3, 8, mates={**nobody, 6: this_process()})
+    ours._read, write = os.pipe()
+    os.write(write, bytes([signal.SIGINT]))  # so that it decides, and does no more
+    assert run(ours, listen=ours._listen).diagnosis == "The run was interrupted."
+    assert set(ours._exits) == {4, 5} and [*ours._silent()] == [5] and ours._silent()[5].code is None
+    os.close(ours._read)
+    os.close(write)
 
 
 LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere only its parent knows how a process ended")
@@ -107,48 +108,36 @@ LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere only
 
 @LINUX
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 3, 0])
-def test_a_lookout_sees_how_the_rank_beside_it_ended_before_its_parent_asks(code, tmp_path):
+def test_a_lookout_sees_how_another_rank_ended_before_its_parent_asks(code, tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import os; os._exit(int(input()))"], stdin=subprocess.PIPE)
-    ours = lookout_of(tmp_path, 0, mates={1: [this_process()[0], child.pid, psutil.Process(child.pid).create_time()]})
+    ours = lookout_of(tmp_path, 0, mates={1: named(child.pid)})
     ours._read, write = os.pipe()
-    ours._look_beside()
-    assert ours._listen() == set() and ours._codes == {} and ours._board.notes == {}
+    assert ours._listen() == set() and ours._exits == {}
     if code < 0:
         child.kill()
     else:
         child.stdin.write(b"%d\n" % code)
         child.stdin.flush()
-    while not ours._codes:
+    while not ours._exits:
         assert ours._listen() == set()
     child.wait()
-    assert ours._codes == {1: code} and ours._beside.fd is None
-    ours._look_beside()
-    assert ours._board.notes == {"gone": [1, code]}
-    told = diagnose.failure(tmp_path, ours._progress.doings(), {1: diagnose.Exit(code, 0)})
+    assert ours._silent()[1].code == code and ours._mates[1].fd is None
+    told = diagnose.failure(tmp_path, ours._progress.doings(), ours._silent())
     assert told.startswith("Rank 1 was killed by signal 9 (SIGKILL; out of memory?)" if code < 0 else f"Rank 1 exited with code {code} before")
     os.close(ours._read)
     os.close(write)
-
-
-@LINUX
-def test_a_rank_that_ends_between_listening_and_looking_is_asked_then(tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", "import os; os._exit(3)"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not buried
-    ours = lookout_of(tmp_path, 0, mates={1: [this_process()[0], child.pid, psutil.Process(child.pid).create_time()]})
-    ours._look_beside()
-    child.wait()
-    assert ours._board.notes == {"gone": [1, 3]}
-    ours._beside.close()
+    ours._listen = lambda: {signal.SIGTERM}
+    assert ours._until_the_end().diagnosis == told and ours._board.notes["gone"] == [1, code]
 
 
 @LINUX
 def test_of_a_process_that_is_buried_nobody_knows_how_it_ended():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    beside = Beside(1, ["here", child.pid, 0])
-    assert beside.exit_code() is None  # it lives
+    other = Pulse.of(named(child.pid)).open()
+    assert other.exit_code() is None and other.fd is not None  # it lives
     child.communicate(b"\n")
-    assert beside.exit_code() is None
-    beside.close()
+    assert other.exit_code() is None
+    other.close()
 
 
 # -- progress: one rule for a watch and a lookout --------------------------------------------------------------------

@@ -13,8 +13,8 @@ from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.panel import Panel, show
 from bigtrain_lab.panel import table
 from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, nearby, put, refresh
-from bigtrain_lab.panel.graded import Graded, positions
-from bigtrain_lab.panel.live import progress
+from bigtrain_lab.panel.controls import Graded, positions
+from bigtrain_lab.panel.panel import progress
 from bigtrain_lab.panel.nearest import attempt, nearest
 from bigtrain_lab.panel.press import Press
 from bigtrain_lab.recompute import Recompute
@@ -442,7 +442,7 @@ def test_what_cannot_be_is_not_described(panel, monkeypatch):
 
 def test_only_a_failed_run_draws_who_waited(panel, monkeypatch):
     drawn = []
-    monkeypatch.setattr("bigtrain_lab.panel.panel.trouble", lambda problem, run=None: drawn.append(run) or "drawn")
+    monkeypatch.setattr("bigtrain_lab.panel.table.trouble", lambda problem, run=None: drawn.append(run) or "drawn")
     panel.set(trouble="raise")
     panel.start()
     with pytest.raises(RankFailed):
@@ -556,7 +556,7 @@ def test_the_whole_is_told_before_the_ranks():
 
 def test_an_empty_run_has_a_table():
     quantities = (Quantity("spans", "", lambda t: len(t.spans())),)
-    assert "spans" in table.results(quantities, {"predicted": Trace((), "predicted")}, [], False)
+    assert "spans" in table.html(report.rows(quantities, Trace((), "predicted")), [])
 
 
 def test_what_two_figures_lack_is_told_once():

@@ -18,13 +18,13 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.panel import Panel, history, show
 from bigtrain_lab.panel.controls import control, put
-from bigtrain_lab.panel.newest import Newest
+from bigtrain_lab.panel.settings import Newest
 from bigtrain_lab.panel.picture import Picture
-from bigtrain_lab.panel.window import DRAWN, steps_drawn, window
+from bigtrain_lab.panel.picture import DRAWN, steps_drawn, window
 from bigtrain_lab.player import pack
 from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.runtime.log import Log
-from bigtrain_lab.runtime.run import this_process
+from bigtrain_lab.runtime.pulse import this_process
 from tests.unit.ranks import until
 from tests.unit.test_panel import panel, patient  # noqa: F401  (fixtures)
 from tests.unit.waves import Waves
@@ -374,7 +374,7 @@ def test_an_answer_in_time_comes_in_the_thread_that_asked():
 
 
 def test_a_call_that_never_ends_is_passed(monkeypatch):
-    monkeypatch.setattr("bigtrain_lab.panel.newest.STUCK_S", 0)
+    monkeypatch.setattr("bigtrain_lab.panel.settings.STUCK_S", 0)
     newest, gate, told = Newest(), threading.Event(), []
     assert not newest.ask(lambda: gate.wait(60), told.append, 0)
     assert newest.ask(lambda: "next", told.append) and told == ["next"]
@@ -383,13 +383,13 @@ def test_a_call_that_never_ends_is_passed(monkeypatch):
 
 
 def test_a_call_that_ends_after_all_leaves_the_next_to_its_own_thread(monkeypatch):
-    monkeypatch.setattr("bigtrain_lab.panel.newest.STUCK_S", 0)
+    monkeypatch.setattr("bigtrain_lab.panel.settings.STUCK_S", 0)
     newest, gates, told = Newest(), [threading.Event(), threading.Event()], []
     threads = []
     for gate in gates:
         newest.ask(lambda gate=gate: threads.append(threading.current_thread()) or gate.wait(60), told.append, 0)
         until(lambda: len(threads) == 1 + gates.index(gate))
-    monkeypatch.setattr("bigtrain_lab.panel.newest.STUCK_S", 1000)
+    monkeypatch.setattr("bigtrain_lab.panel.settings.STUCK_S", 1000)
     newest.ask(lambda: "last", told.append, 0)
     gates[0].set()
     threads[0].join(60)

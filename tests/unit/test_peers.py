@@ -27,7 +27,7 @@ from bigtrain_lab.experiments import experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import timing
-from bigtrain_lab.runtime import board, border, in_place, launch, offset, peers, team
+from bigtrain_lab.runtime import board, border, launch, offset, peers, torchrun
 from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.faults import Fault
 from bigtrain_lab.runtime.peers import Peer
@@ -161,9 +161,9 @@ def test_another_number_of_ranks_is_refused_with_the_command_that_works(place, r
 
 
 def test_what_ranks_were_asked_for_must_be_alike():
-    team.refuse_differences([{"steps": 3}, {"steps": 3}])
+    torchrun.refuse_differences([{"steps": 3}, {"steps": 3}])
     with pytest.raises(Impossible, match="Rank 2 was started with micro-batches 4 and rank 0 with 8: give every node"):
-        team.refuse_differences([{"micro_batches": 8}, {"micro_batches": 8}, {"micro_batches": 4}])
+        torchrun.refuse_differences([{"micro_batches": 8}, {"micro_batches": 8}, {"micro_batches": 4}])
 
 
 def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_asked_for(monkeypatch):
@@ -172,10 +172,10 @@ def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_ask
     monkeypatch.setattr(sys.modules[launch.__module__], "run_in_place", lambda place, program, asked, *_: asked)
     asked = launch(lambda rank: None, 2, settings={"device": "a knob", "threads": 7})
     assert (asked["device"], asked["threads"]) == ("cpu", 1)
-    team.refuse_differences([asked, asked])
+    torchrun.refuse_differences([asked, asked])
     for other in {"device": "another", "threads": 7}, {"device": "a knob"}, {"device": "a knob", "threads": 7, "more": 1}:
         with pytest.raises(Impossible, match="Rank 1 was started with (device 'another'|threads None|more 1) and rank 0 with"):
-            team.refuse_differences([asked, {**asked, "settings": other}])
+            torchrun.refuse_differences([asked, {**asked, "settings": other}])
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
@@ -224,7 +224,7 @@ def another_process(boards, rank: int, process: list) -> None:
 
 def test_what_ranks_leave_is_seen_by_all(boards):
     three = boards[0](3)
-    assert answers(three, lambda b: b.within("run").everyones("here", {"of": b.index})) == [[{"of": 0}, {"of": 1}, {"of": 2}]] * 3
+    assert answers(three, lambda b: b.run(1).everyones("here", {"of": b.index})) == [[{"of": 0}, {"of": 1}, {"of": 2}]] * 3
     assert answers(three, lambda b: b.of_rank_0("job", [0.1, b.index])) == [[0.1, 0]] * 3
     assert boards[1] == []
 
@@ -358,15 +358,15 @@ def test_a_job_travels_as_values_exactly():
     lab = PipelineExperiment(ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink")
     priced = replace(lab.cost(), durations={"F": Fraction(1, 3), "B": (0.1, np.float64(0.3)), "W": [np.int64(7), 2]}, slowdown={1: 1.5})
     job = Job("runs/é", Mesh(dp=2, pp=2), priced, 10**18 + 1, "", 3, fault=Fault("straggler", 1, 0, 1.1), devices=("cpu",) * 4, capacity_bytes=2**60)
-    told = json.loads(json.dumps(team.note(job)))
-    found = team.of_note(told)
+    told = json.loads(json.dumps(torchrun.note(job)))
+    found = torchrun.of_note(told)
     assert found == replace(job, cost=replace(priced, durations={**priced.durations, "B": (0.1, 0.3), "W": [7, 2]}))
     assert type(next(iter(found.cost.changes))) is Action and all(type(link) is Link for link in found.cost.links.values())
     assert [found.cost.duration((action,), 0) for action in lab.order.steps(0)[0]] == [priced.duration((action,), 0) for action in lab.order.steps(0)[0]]
     with pytest.raises(Impossible, match="cannot travel to other ranks"):
-        team.note(object())
+        torchrun.note(object())
     with pytest.raises(KeyError):
-        team.of_note({"system": ["true"]})
+        torchrun.of_note({"system": ["true"]})
 
 
 def test_a_program_s_digest_is_its_code_s(monkeypatch):
@@ -378,14 +378,14 @@ def test_a_program_s_digest_is_its_code_s(monkeypatch):
     one = made("def program(rank, lr=1): return {'x': rank in {'a', 'b', 'c'}}")
     same = made("\n\n# moved\ndef program(rank, lr=1): return {'x': rank in {'c', 'b', 'a'}}")
     other = made("def program(rank, lr=1): return {'y': rank in {'a', 'b', 'c'}}")
-    assert in_place.digest(one) == in_place.digest(same) != in_place.digest(other)
-    assert in_place.digest(partial(one, lr=2)) == in_place.digest(one)
-    assert in_place.digest(PipelineExperiment(ranks=2).program) == in_place.digest(PipelineExperiment(ranks=4).program)
-    assert in_place.digest(PipelineExperiment().program) != in_place.digest(PipelineExperiment().cost)
-    before = in_place.digest(PipelineExperiment().program)
-    monkeypatch.setattr(in_place.inspect, "getsource", lambda module: "what another node has in that file")
-    assert in_place.digest(PipelineExperiment().program) != before
-    assert in_place.compiled(frozenset("bca")) == ["'a'", "'b'", "'c'"]  # whose order differs from process to process
+    assert torchrun.digest(one) == torchrun.digest(same) != torchrun.digest(other)
+    assert torchrun.digest(partial(one, lr=2)) == torchrun.digest(one)
+    assert torchrun.digest(PipelineExperiment(ranks=2).program) == torchrun.digest(PipelineExperiment(ranks=4).program)
+    assert torchrun.digest(PipelineExperiment().program) != torchrun.digest(PipelineExperiment().cost)
+    before = torchrun.digest(PipelineExperiment().program)
+    monkeypatch.setattr(torchrun.inspect, "getsource", lambda module: "what another node has in that file")
+    assert torchrun.digest(PipelineExperiment().program) != before
+    assert torchrun.compiled(frozenset("bca")) == ["'a'", "'b'", "'c'"]  # whose order differs from process to process
 
 
 def test_a_program_that_depends_on_what_was_measured_is_told_rank_0_s(monkeypatch):

@@ -25,8 +25,7 @@ from bigtrain_lab.core import Impossible, Span
 from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, temporary
 from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.board import Board
-from bigtrain_lab.runtime.pulse import Pulse
-from bigtrain_lab.runtime.run import is_alive, this_process
+from bigtrain_lab.runtime.pulse import Pulse, is_alive, this_process
 from bigtrain_lab.schedule import Action
 from tests.unit.jobs import forked
 from tests.unit.ranks import after, ranks_alive, until, warm_up

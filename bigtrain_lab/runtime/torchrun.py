@@ -1,17 +1,21 @@
-"""The ranks that torchrun started on one or several machines, brought to the state in which a run begins.
+"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started: each runs its own program here, in its process.
 
     meet        on the board (board.py); each rank introduces itself
-    compare     all must have been asked the same: settings, ranks, versions
+    compare     all must have been asked the same: settings, ranks, versions, the program's code
     connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
     clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
     the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
                 It travels as values; the program does not, each rank has its own
-    directory   made by rank 0; every rank must see it
+    directory   made by rank 0; every rank must see it, and keeps its own log there
+    the end     told as under `launch`: by one rank in full, by the others in a sentence (lookout.py)
 """
 
+import hashlib
+import inspect
 import json
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,27 +23,69 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from ..core import Cost, Impossible, Link, Mesh, write_whole
 from ..schedule import Action
 from . import border, peers
-from .board import Board, say
+from .board import Board, run_of, say
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
-from .end import forget
+from .end import INTERRUPTED, forget
 from .faults import Fault
 from .kept import read_settings
+from .log import LogUnwritable
+from .lookout import Lookout
 from .machine import cores
-from .offset import Offset, beyond_the_wall, clock_id, namespace, offsets
-from .process import Job
-from .run import this_process
+from .offset import Offset, beyond_the_wall, namespace, offsets
+from .process import Job, work
+from .pulse import this_process
+from .run import RankFailed, Run
 
 CONNECT_S = 120.0  # for gloo to connect ranks that are all there
 SEEN_S = 30.0  # for a shared disk to show a new file
+
+
+def run_in_place(place: Place, program, asked: dict, prepare, stall_s: float, informed=None) -> Run:
+    """Run the program as rank `place.index` and return when all ranks have. RankFailed where one failed, Impossible where
+    the ranks cannot work together.
+
+    asked       what every rank must have been asked for alike
+    prepare     hosts, devices -> Job: makes the run's directory; called by rank 0 alone
+    informed    facts -> program, of a program that depends on what rank 0 has measured
+    """
+    team = Team(place, run_of(place), {**asked, "program": digest(program)})
+    job = team.agree(prepare)
+
+    def load():
+        facts = read_settings(Path(job.directory))["settings"].get("facts")
+        return informed(facts) if informed and facts else program
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        with Lookout(team, job, stall_s) as lookout:
+            try:
+                end = lookout.end(work(place.index, job, load))
+            except LogUnwritable as error:
+                end = lookout.give_up(f"Rank {place.index}: {error}")
+    finally:
+        torch.set_num_threads(threads)
+    if end.state == "done":
+        team.ask_clocks_again(Path(job.directory))
+    if end.diagnosis == INTERRUPTED:
+        raise KeyboardInterrupt
+    if end.state != "done":
+        raise RankFailed(lookout.words(end))
+    if team.ours:
+        dist.destroy_process_group()
+    return Run(job.directory)
 
 
 class Member(NamedTuple):
@@ -62,7 +108,7 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        return cls(platform.node(), clock_id(), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
+        return cls(platform.node(), namespace("time"), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
                    visible(), asked)
 
 
@@ -218,37 +264,55 @@ def watched(board: Board, mend: str):
         watching.join()
 
 
-# -- a job as a note on the board --------------------------------------------------------------------
+# -- what ranks tell each other -----------------------------------------------------------------------------
 
-KINDS = {kind.__name__: kind
-         for kind in (tuple, dict, Fraction, Mesh, Action, Link, Cost, Fault, Job)}
+
+def digest(program) -> str:
+    """Of a program's code, the same on all ranks: its own, and the files that define it where they are
+    known. Values that it was made with do not count: the settings are compared."""
+    while isinstance(program, partial):
+        program = program.func
+    function = getattr(program, "__func__", program)
+    found = hashlib.sha256(repr(compiled(getattr(function, "__code__", None))).encode())
+    owner = type(getattr(program, "__self__", program))
+    for name in sorted({function.__module__, owner.__module__} - {"builtins"}):
+        with suppress(OSError, TypeError, KeyError):  # typed in a shell, or made by exec
+            found.update(inspect.getsource(sys.modules[name]).encode())
+    return found.hexdigest()[:16]
+
+
+def compiled(value):
+    """What a function's code does, without where it stands, for repr."""
+    if isinstance(value, CodeType):
+        constants = [compiled(each) for each in value.co_consts]
+        return value.co_name, value.co_code, value.co_names, constants
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+
+# A job as a note on the board: {name of a value's kind: its parts}. Numbers stay exact.
+KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a value is, the first
+    **{kind.__name__: (kind, lambda value: [getattr(value, field.name) for field in fields(value)], lambda parts, kind=kind: kind(*parts))
+       for kind in (Cost, Fault, Job)},
+    **{kind.__name__: (kind, tuple, lambda parts, kind=kind: kind(*parts)) for kind in (Action, Link)},
+    "Fraction": (Fraction, Fraction.as_integer_ratio, lambda parts: Fraction(*parts)),
+    "Mesh": (Mesh, lambda mesh: mesh.axes, lambda parts: Mesh(**dict(parts))),
+    "dict": (Mapping, lambda mapping: mapping.items(), dict),
+    "tuple": (tuple, tuple, tuple),
+}
 
 
 def note(value):
-    """A job, or a value in it, as JSON holds it: {name of its kind: its parts}. Numbers stay exact."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case list():
-            return [note(each) for each in value]
-        case Mapping():
-            kind, parts = dict, value.items()
-        case tuple():
-            kind = next((known for known in (Action, Link) if isinstance(value, known)), tuple)
-            parts = value
-        case Fraction():
-            kind, parts = Fraction, value.as_integer_ratio()
-        case Mesh():
-            kind, parts = Mesh, value.axes
-        case Cost() | Fault() | Job():
-            kind = next(known for known in (Cost, Fault, Job) if isinstance(value, known))
-            parts = [getattr(value, field.name) for field in fields(kind)]
-        case _ if hasattr(value, "item"):  # a number of numpy's or torch's
-            return note(value.item())
-        case _:
-            raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: "
-                             "let it hold numbers.")
-    return {kind.__name__: [note(part) for part in parts]}
+    """A job, or a value in it, as JSON holds it. Impossible where it holds what is neither a number nor one of KINDS."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [note(each) for each in value]
+    for name, (kind, parts, _) in KINDS.items():
+        if isinstance(value, kind):
+            return {name: [note(part) for part in parts(value)]}
+    if hasattr(value, "item"):  # a number of numpy's or torch's
+        return note(value.item())
+    raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers.")
 
 
 def of_note(told):
@@ -258,7 +322,4 @@ def of_note(told):
     if not isinstance(told, dict):
         return told
     ((name, parts),) = told.items()
-    kind, parts = KINDS[name], [of_note(part) for part in parts]
-    if kind in (tuple, dict):
-        return kind(parts)
-    return Mesh(**dict(parts)) if kind is Mesh else kind(*parts)
+    return KINDS[name][2]([of_note(part) for part in parts])
