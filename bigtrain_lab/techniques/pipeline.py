@@ -124,18 +124,23 @@ class Pipeline:
         x = self.inputs[micro_batch] if stage == 0 else self.values.pop(("F", stage - 1, micro_batch)).requires_grad_()
         with self.later.get(action[1:], nullcontext()):
             y = self._stage(action)(x, *self.context(self._numbered(action).micro_batch))
-        if is_loss := stage == self.schedule.stages - 1:
-            loss = self.loss_fn(y, self.targets[micro_batch])
-            y = self.scale(loss * self.weights[micro_batch] if self.weights else loss / self.schedule.update_size)
-            self.losses[micro_batch] = loss.detach()
-        guard.refuse_output(action, y, is_loss)
-        if action[1:] in self.later and self._numbered(action).micro_batch == 0:
-            guard.refuse_used_twice(action, y, self.later[action[1:]].postponed)
-        if not is_loss:
+        if stage == self.schedule.stages - 1:
+            y = self._loss(y, action)
+        else:
+            guard.refuse_output(action, y, self.modules[stage])
             self.values[made(action)] = y.detach()
         # The edge, not y: the output may be freed. A first stage whose weights are all frozen has no backward.
         self.graphs[action[1:]] = (x, get_gradient_edge(y) if y.requires_grad else None)
+        if action[1:] in self.later and self._numbered(action).micro_batch == 0:
+            guard.refuse_used_twice(action, y, self.later[action[1:]].postponed)
         self._release(action)
+
+    def _loss(self, y: Tensor, action: Action) -> Tensor:
+        """What the backward of the last stage begins with."""
+        loss = self.loss_fn(y, self.targets[action.micro_batch])
+        guard.refuse_loss(action, loss)
+        self.losses[action.micro_batch] = loss.detach()
+        return self.scale(loss * self.weights[action.micro_batch] if self.weights else loss / self.schedule.update_size)
 
     def _backward(self, action: Action) -> None:
         _, stage, micro_batch = action
@@ -182,6 +187,7 @@ class Pipeline:
         self.targets = batch("targets", targets) if last else []
         self.weights = batch("weights", weights) if last and weights is not None else []
         self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
+        guard.refuse_late(self.steps_done, self.optimizers.values(), self.modules.values())
         self.scale(torch.zeros(()))  # so that the scaler of every rank knows that its gradients come scaled
         for versions in self.versions.values():
             versions.refresh()
@@ -219,11 +225,6 @@ class Pipeline:
                 ranks = {stage: self.schedule.rank_of(stage, 0) for stage in places}
                 ties.append(TiedWeight(self.group, name, ranks, {stage: self.masters.get(weight, weight) for stage, weight in own.items()}))
         return ties
-
-    @property
-    def copies(self) -> list[nn.Parameter]:
-        """The tied weights of this rank whose first copy is on another stage: a norm over all stages counts that one."""
-        return [copy for tie in self.tied for stage, copy in tie.own.items() if stage != min(tie.ranks)]
 
     def _numbered(self, action: Action) -> Action:
         """The action with its micro-batch numbered on through the whole run."""

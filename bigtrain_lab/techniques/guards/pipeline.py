@@ -1,7 +1,6 @@
 """What cannot run in a pipeline, or would train wrongly in silence: refused in one sentence when the parts are put together.
 
-`refuse` sees what the user gave, before anything is built; `refuse_optimizers` what the optimizers hold; the rest looks at
-what a step is given and what a stage returns.
+`refuse` sees what the user gave, before anything is built; the rest looks at what a step is given and what a stage returns.
 """
 
 from collections.abc import Iterable, Mapping
@@ -129,15 +128,28 @@ def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list[Tenso
     return list(batch)
 
 
-def refuse_output(action: Action, y, is_loss: bool) -> None:
-    """What comes out of a stage must carry the gradient back; the first may be frozen, on inputs without a gradient."""
-    what = f"The loss of micro-batch {action.micro_batch}" if is_loss else f"The output of stage {action.stage}"
+def refuse_late(steps_done: int, optimizers: Iterable, modules: Iterable[nn.Module]) -> None:
+    """What the caller may have done since the pipeline was made."""
+    if not torch.is_grad_enabled():
+        raise Impossible("step() was called where gradients are off: call it outside torch.no_grad() and torch.inference_mode().")
+    if not steps_done:
+        refuse_optimizers(optimizers, modules)
+
+
+def refuse_output(action: Action, y, module: nn.Module) -> None:
+    """What comes out of a stage must carry the gradient back; a first stage may be frozen."""
     if not isinstance(y, Tensor):
-        raise Impossible(f"{what} is a {type(y).__name__}: return one tensor.")
-    if is_loss and y.numel() != 1:
-        raise Impossible(f"{what} has shape {tuple(y.shape)}: let loss_fn return a scalar.")
-    if not y.requires_grad and (is_loss or action.stage):
-        raise Impossible(f"{what} has no graph (detached, or made under no_grad), so no gradient can go back: return it with its graph.")
+        raise Impossible(f"Stage {action.stage} returned a {type(y).__name__}: between stages travels one tensor.")
+    if not y.requires_grad and (action.stage or any(weight.requires_grad for weight in module.parameters())):
+        raise Impossible(f"The output of stage {action.stage} has no graph (detached, or made under no_grad), so no gradient can go back: return it "
+                         "with its graph.")
+
+
+def refuse_loss(action: Action, loss) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor) else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
+                else "a tensor without a graph (detached, or of weights that are all frozen)")
+        raise Impossible(f"loss_fn gave {what} for micro-batch {action.micro_batch}: let it return a scalar tensor with its graph.")
 
 
 def gradient(action: Action, x: Tensor) -> Tensor:
