@@ -105,7 +105,9 @@ def test_a_pipeline_on_each_row_of_a_mesh_is_as_predicted_step_after_step(tmp_pa
         own = {key: ops[marks[key][0] + 1 if n else 0:marks[key][n]] for key, ops in rows.lanes.items()}
         update = {key: (Wait(f"sum {n}"), ops[marks[key][n]]) for key, ops in rows.lanes.items()}
         sums = {(r, "compute"): (Launch(f"gradients {n}"),) for r in range(4)} | {
-            (r, "comm:dp"): (Wait(f"gradients {n}"), Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}")) for r in range(4)}
+            (r, "comm:dp"): (Together(f"begin {n}", "barrier", 0, (0, 1, 2, 3)), Wait(f"gradients {n}"),
+                             Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}"), Together(f"end {n}", "barrier", 0, (0, 1, 2, 3)))
+            for r in range(4)}
         return Plan(own, 4).joined(Plan(sums, 4), Plan(update, 4))
 
     steps = [step(0), step(1)]
