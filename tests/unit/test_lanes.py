@@ -111,7 +111,7 @@ def test_a_pipeline_on_each_row_of_a_mesh_is_as_predicted_step_after_step(tmp_pa
         return Plan(own, 4).joined(Plan(sums, 4), Plan(update, 4))
 
     steps = [step(0), step(1)]
-    cost = Cost({"F": [1, 2], "B": [2, 3], "U": ["0.1", 3]}, {"F": 40, "B": 60}, links=LINKS)  # now the one lane ends first, now the other
+    cost = Cost({"F": [1, 2], "B": [2, 3], "U": ["0.1", 9]}, {"F": 40, "B": 60}, links=LINKS)  # now the one lane ends first, now the other
 
     class Sized(Work):
         def send(self, message):
