@@ -16,6 +16,7 @@ and a GPU's fused optimizers are not seen.
 Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the formulas of the FLOPs.
 """
 
+import gc
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -125,9 +126,15 @@ def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Jour
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
-    with ledger:
-        program(rank)
-        ledger.changes()
+    collects = gc.isenabled()
+    gc.disable()  # a search for cycles in all that is there takes as long as the dry run
+    try:
+        with ledger:
+            program(rank)
+            ledger.changes()
+    finally:
+        if collects:
+            gc.enable()
     at_peak = together(ledger.at_peak())
     return DryRun(rank.start, rank.actions, tuple(row._replace(start=0) for row in at_peak), *rank.peak, tuple(journal.rises)), journal
 
@@ -229,11 +236,14 @@ class Operators:
         if way is VIEW:
             return operator(*args, **kwargs)
         key = self._key(operator, args, kwargs) if way is not CALL and args else None
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a list of something, or a generator
+            key = None
         if key is None:
             return self._called(operator, args, kwargs)
         if self._unobserved and operator in WRITTEN_IN_PLACE and torch._C._current_graph_task_id() != -1:
             return args[0]
-        known = self._known.get(key)
         if known is None:
             return self._first(key, way, operator, args, kwargs)
         alone, looks, flops, moved, started = known
@@ -260,27 +270,23 @@ class Operators:
 
     @staticmethod
     def _key(operator, args, kwargs):
-        """The operator with what its arguments look like; None where any is no plain meta tensor, number or name."""
+        """The operator with what its arguments look like; None where the first is no meta tensor."""
         first = args[0]
         if not isinstance(first, torch.Tensor):
             first = first[0] if isinstance(first, list) and first else None
-        if not isinstance(first, torch.Tensor) or first.device.type != "meta":
+        if not isinstance(first, torch.Tensor) or not first.is_meta:
             return None
         looks = [operator]
         for value in args:
             if isinstance(value, torch.Tensor):
-                looks.append((value.shape, value.stride(), value.dtype, value.device.type))
+                looks.append((value.shape, value.stride(), value.dtype, value.is_meta))
             elif isinstance(value, (list, tuple)):
                 looks.append(tuple((v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in value))
             else:
                 looks.append(value)
         if kwargs:
             looks += kwargs.items()
-        try:
-            hash(key := tuple(looks))
-        except TypeError:
-            return None
-        return key
+        return tuple(looks)
 
     def _first(self, key, way, operator, args, kwargs):
         """Called for the first time with such arguments. A result that is a view, or is more than its shape tells, is not remembered."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
 from itertools import groupby
-from math import ceil
+from math import ceil, prod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
 from ..dry_run import Work
-from ..models import GPTConfig, Noise, parameter_bytes
+from ..models import GPTConfig, Noise, parameter_shapes
 from ..models.chains import ChainGPT, UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
 from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
 from ..recompute_compared import compared, work_beside
@@ -134,13 +134,19 @@ class Checkpoint(OneDevice):
         return self.recompute.ops(self.chain, self.budget_bytes)
 
     @cached_property
-    def weight_bytes(self) -> list[int]:
-        """Of each layer."""
+    def weights(self) -> list[list[int]]:
+        """The bytes of each layer's weights, tensor by tensor."""
         if self.model == "gpt":
             one = replace(self.config, layers=1)
-            return list(repeated([parameter_bytes(one, i, i + 1) for i in range(3)], self.layers))
+            pieces = [[prod(shape) * self.item for shape in parameter_shapes(one, i, i + 1).values()] for i in range(3)]
+            return list(repeated(pieces, self.layers))
         sizes = uneven_widths(self.layers, self.width)
-        return [self.item * a * b for a, b in zip(sizes, sizes[1:])]
+        return [[self.item * a * b] for a, b in zip(sizes, sizes[1:])]
+
+    @property
+    def weight_bytes(self) -> list[int]:
+        """Of each layer."""
+        return list(map(sum, self.weights))
 
     # -- theory ---------------------------------------------------------------------------------------------
 
@@ -190,7 +196,6 @@ class Checkpoint(OneDevice):
         """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
         In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
         weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
-        tensors = 12 * self.layers + 5 if self.model == "gpt" else self.layers
         first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         for step in range(self.steps):
             before = dict.fromkeys(levels[0], 0)
@@ -199,7 +204,7 @@ class Checkpoint(OneDevice):
                 gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
                 found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
                 before = now
-            state = state_bytes(self.optimizer, sum(weights), tensors)
+            state = state_bytes(self.optimizer, sum(weights), sum(map(len, self.weights)))
             found[Action("U", 0, step)] = (("gradients", -sum(weights)), ("temporaries", -before["temporaries"]), *[("optimizer", state)] * (state > 0 == step))
         return found
 
