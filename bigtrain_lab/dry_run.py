@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
     def seconds(self, hardware, dtype: str) -> float:
         """On this hardware, with products in this format."""
-        return hardware.seconds(self.flops, self.moved_bytes, dtype)
+        return hardware.seconds(self.flops, self.moved_bytes, dtype, self.operators)
 
 
 class Acted(NamedTuple):

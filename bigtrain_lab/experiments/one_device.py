@@ -94,10 +94,16 @@ class OneDevice(OnHardware):
                                            capacity_bytes=self.capacity_bytes, **time))
 
     def durations(self) -> dict:
-        """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind."""
+        """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind. On a GPU torch launches
+        each operator of an update once for all weights together (foreach)."""
+        if self.profile.textbook:
+            return self.slots
         last = {action.kind: action for step in self.order() for action in step}
-        return self.slots if self.profile.textbook else {kind: self.acted(action).work.seconds(self.profile, self.format)
-                                                         for kind, action in last.items()}
+        works = {kind: self.acted(action).work for kind, action in last.items()}
+        if self.profile.launches_ahead and "U" in works:
+            weights = sum(row.kind == "weights" for row in self.dry.alive)
+            works["U"] = works["U"]._replace(operators=-(-works["U"].operators // weights))
+        return {kind: work.seconds(self.profile, self.format) for kind, work in works.items()}
 
     def changes(self) -> dict:
         """Action -> ((memory kind, change in bytes), ...) at its end."""
