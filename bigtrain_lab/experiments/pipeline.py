@@ -17,6 +17,7 @@ from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy,
 from ..partition import Piece, Stage, balanced
 from ..schedule import Schedule
 from ..techniques import one_process
+from .launches import operators
 from .on_hardware import OnHardware, profiles
 from .optimizers import OPTIMIZERS, state_bytes
 from .pipelined import Pipelined
@@ -150,14 +151,24 @@ class PipelineExperiment(OnHardware, Pipelined):
         return {**{kind: [times[kind] for times in stages] for kind in "FBIW"}, "U": updates}
 
     def times(self, first: int, last: int) -> dict[str, float]:
-        """Seconds of a slice's F and B, and of B's halves: matmul FLOPs at peak plus other bytes at memory speed."""
+        """Seconds of a slice's F and B, and of B's halves: the sum of its pieces'."""
         if self.profile.textbook:
             raise Impossible("On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
                              "take other hardware, or partition equal.")
-        moved = moved_bytes(self.config, first, last, self.rows)
-        works = (*matmul_flops(self.config, first, last, self.rows), *split_flops(self.config, first, last, self.rows))
+        return {kind: sum(piece[kind] for piece in self.piece_times[first:last]) for kind in "FBIW"}
+
+    @cached_property
+    def piece_times(self) -> list[dict[str, float]]:
+        """Seconds of each piece by kind of action; blocks are alike."""
+        embedding, block, head = (self.piece_time(at) for at in (0, 1, self.config.pieces - 1))
+        return [embedding, *[block] * self.layers, head]
+
+    def piece_time(self, at: int) -> dict[str, float]:
+        moved = moved_bytes(self.config, at, at + 1, self.rows)
+        works = (*matmul_flops(self.config, at, at + 1, self.rows), *split_flops(self.config, at, at + 1, self.rows))
         traffics = (*moved, moved[1], 0)  # what is no product is done in I
-        return {kind: self.profile.seconds(work, traffic, self.dtype) for kind, work, traffic in zip("FBIW", works, traffics)}
+        return {kind: self.profile.seconds(work, traffic, self.dtype, operators(self.config)[at][kind])
+                for kind, work, traffic in zip("FBIW", works, traffics)}
 
     # -- reality --------------------------------------------------------------------------------------------
 
