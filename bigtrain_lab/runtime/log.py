@@ -262,8 +262,8 @@ def tells_of_peak(item) -> bool:
     return isinstance(item, Logged) and isinstance(item.measured, Alive)
 
 
-LOST = {"damaged": "is damaged", "changed": "was changed after its run", "too long": "is too long to be read", "cut off": "is cut off",
-        "missing": "is missing"}
+LOST = {"damaged": "is damaged", "changed": "was changed after its run", "missing": "is missing",
+        "too long": "is too long to be read", "cut off": "is cut off"}
 
 
 class Log(NamedTuple):
@@ -282,10 +282,12 @@ class Log(NamedTuple):
         return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))
 
     def lost(self, done: bool) -> str:
-        """What it has lost, in words; what comes before a lost line still counts, and nothing after it. "" where it is whole: the log
-        of a rank that was `done` ends with "@done", any other may be cut off."""
+        """What it has lost, in words; "" where it is whole. What comes before a lost line still counts,
+        and nothing after it. The log of a rank that was `done` ends with "@done"."""
         if self.state not in LOST or not done and self.state in ("cut off", "missing"):
             return ""
-        last = next((item.measured.name for item in reversed(self.items) if isinstance(getattr(item, "measured", None), Span)), "")
-        ends = "" if self.state in ("missing", "changed") else f" after {last}" if last else " before its first step"
-        return LOST[self.state] + ends
+        if self.state in ("missing", "changed"):
+            return LOST[self.state]
+        events = (getattr(item, "measured", None) for item in reversed(self.items))
+        last = next((f"after {event.name}" for event in events if isinstance(event, Span)), "")
+        return f"{LOST[self.state]} {last or 'before its first step'}"
