@@ -6,33 +6,52 @@ between ranks follow from what each action needs, so they are derived here and n
 
 import gc
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import product
+from math import ceil, prod
+from typing import NamedTuple
 
-from .core import Impossible
+from .core import Impossible, Mesh
+from .core.cost import port_share
 from .schedule import KINDS, Action, Schedule, Step
 
 
+class Message(NamedTuple):
+    """What a Send carries: its name, the kind and stage by which the Cost prices it, and its bytes where it states them.
+    An Action is a message too, one that states no bytes."""
+
+    name: str
+    kind: str = "message"
+    bytes: int | None = None
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Compute(NamedTuple):
-    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action."""
+    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action. `beside`: the plan lets it
+    run while another lane of its rank communicates."""
 
     step: Step
     version: int | None = None
+    beside: bool = False
 
 
 class Send(NamedTuple):
-    """Send the result of `action` to rank `dst`; the lane does not wait."""
+    """Send an Action's result, or a Message, to the lane of the same name on rank `dst`; this lane does not wait."""
 
     dst: int
-    action: Any
+    message: Action | Message
 
 
 class Recv(NamedTuple):
-    """Wait until the result of `action` has arrived from rank `src`."""
+    """Wait until the message has arrived from rank `src`."""
 
     src: int
-    action: Any
+    message: Action | Message
 
 
 class Launch(NamedTuple):
@@ -47,6 +66,88 @@ class Wait(NamedTuple):
     label: str
 
 
+class Together(NamedTuple):
+    """A collective of the backend: it ends for all `ranks` at the latest of their issues plus its cost. `bytes` is the whole tensor;
+    of a broadcast the first rank is the source."""
+
+    name: str
+    kind: str
+    bytes: int
+    ranks: tuple[int, ...]
+
+    def arriving(self, rank: int) -> tuple[int, int] | None:
+        """(src, bytes) of what reaches the rank if the ranks are a ring in order of their numbers; None where nothing does."""
+        ring = sorted(self.ranks)
+        share = ceil(port_share(self.kind, len(ring)) * self.bytes)
+        if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
+            return None
+        return ring[ring.index(rank) - 1], share
+
+
+class Serve(NamedTuple):
+    """Answer the requests of other ranks by time: next comes that of the smallest (issue, place), once none can still come before it.
+    Each source sends `ask(place, number)`, number 0, 1, ..., and waits for `answer(place, number)`; its place is that in `sources`.
+
+    requests   how many each source makes; one that made all has left
+    bound      an answer waits until each source that has not left has made all but `bound` as many requests; None: it never waits
+    """
+
+    sources: tuple[int, ...]
+    requests: tuple[int, ...]
+    ask_bytes: int | None = None
+    answer_bytes: int | None = None
+    bound: int | None = None
+    name: str = "server"
+
+    def ask(self, place: int, number: int) -> Message:
+        return Message(f"{self.name} asked {place}.{number}", "ask", self.ask_bytes)
+
+    def answer(self, place: int, number: int) -> Message:
+        return Message(f"{self.name} answers {place}.{number}", "answer", self.answer_bytes)
+
+
+class Turns:
+    """Whose turn it is at a server: the same rule for the simulator and the real one. Source: Chandy and Misra 1979, Distributed
+    Simulation: a message is safe to take once every other sender's clock is known to be past it."""
+
+    def __init__(self, op: Serve):
+        self._op = op
+        self.made = [0] * len(op.sources)  # requests that were taken, by place
+        self._in_hand: dict[int, int] = {}  # place -> the issue of its next request
+        self._owed: dict[int, int] = {}  # place -> its request that was not answered yet
+        self._not_before = [0] * len(op.sources)  # when the last answer arrives: no request is issued before
+
+    @property
+    def over(self) -> bool:
+        return self.made == list(self._op.requests)
+
+    def wanted(self) -> int | None:
+        """The place whose next request must be in hand before any is taken; None where one may be."""
+        live = [p for p, most in enumerate(self._op.requests) if self.made[p] < most and p not in self._in_hand and p not in self._owed]
+        first = min(self._in_hand.values(), default=None)
+        return min((p for p in live if first is None or self._not_before[p] <= first), key=lambda p: (self._not_before[p], p), default=None)
+
+    def has(self, place: int, issue: int) -> None:
+        self._in_hand[place] = issue
+
+    def take(self) -> tuple[int, int]:
+        """(place, number) of the next request."""
+        place = min(self._in_hand, key=lambda p: (self._in_hand[p], p))
+        del self._in_hand[place]
+        self._owed[place] = self.made[place]
+        self.made[place] += 1
+        return place, self._owed[place]
+
+    def due(self) -> list[tuple[int, int]]:
+        """(place, number) of the answers that need wait no longer."""
+        slowest = min((made for made, most in zip(self.made, self._op.requests) if made < most), default=None)
+        return [(p, n) for p, n in sorted(self._owed.items()) if self._op.bound is None or slowest is None or n + 1 - slowest <= self._op.bound]
+
+    def answered(self, place: int, arrives: int) -> None:
+        del self._owed[place]
+        self._not_before[place] = arrives
+
+
 @dataclass(frozen=True)
 class Plan:
     """Operations by (rank, lane); `steps` counts the training steps they make."""
@@ -54,6 +155,71 @@ class Plan:
     lanes: dict[tuple[int, str], tuple]
     ranks: int
     steps: int = 1
+
+    def placed(self, mesh: Mesh, *axes: str) -> "Plan":
+        """The plan along these axes of the mesh, once for each place on the others: one of 2 ranks on each row of Mesh(dp=2, pp=2)
+        by .placed(mesh, "pp"). Impossible where the axes have another number of ranks."""
+        sizes = dict(mesh.axes)
+        if unknown := [axis for axis in axes if axis not in sizes]:
+            raise Impossible(f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}.")
+        if prod(sizes[axis] for axis in axes) != self.ranks:
+            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {prod(sizes[axis] for axis in axes)} along "
+                             f"{', '.join(axes) or 'no axis'}: make them equal.")
+        others = [axis for axis in sizes if axis not in axes]
+        own, lanes = list(places(sizes, axes)), {}
+        for elsewhere in places(sizes, others):
+            at = [mesh.rank(**elsewhere, **place) for place in own]
+            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops) for (rank, lane), ops in self.lanes.items()}
+        return Plan(lanes, mesh.size, self.steps)
+
+    def joined(self, *others: "Plan") -> "Plan":
+        """These plans as one: each lane does its part of the first, then of the next. Impossible where they are of different numbers
+        of steps, or two of them have one name for two things."""
+        plans, seen, lanes = (self, *others), {}, {}
+        if len({plan.steps for plan in plans}) > 1:
+            raise Impossible(f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps: join plans of as many.")
+        for number, plan in enumerate(plans):
+            for (rank, lane), ops in plan.lanes.items():
+                for op in ops:
+                    for what in names(op, rank, lane):
+                        if seen.setdefault(what, number) != number:
+                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: give it another name in one of them.")
+                lanes[rank, lane] = lanes.get((rank, lane), ()) + tuple(ops)
+        return Plan(lanes, max(plan.ranks for plan in plans), self.steps)
+
+
+def places(sizes: dict[str, int], axes) -> Iterator[dict[str, int]]:
+    """The coordinates along these axes, row-major."""
+    return (dict(zip(axes, place)) for place in product(*(range(sizes[axis]) for axis in axes)))
+
+
+def moved(op, at: list[int]):
+    """The operation with rank r of its plan on rank at[r]."""
+    match op:
+        case Send(dst, message):
+            return Send(at[dst], message)
+        case Recv(src, message):
+            return Recv(at[src], message)
+        case Together(name, kind, size, ranks):
+            return Together(name, kind, size, tuple(at[rank] for rank in ranks))
+        case Serve():
+            return op._replace(sources=tuple(at[rank] for rank in op.sources))
+    return op
+
+
+def names(op, rank: int, lane: str) -> Iterator[tuple]:
+    """What an operation calls by a name that a plan may use once, each as a tuple that ends with the name."""
+    match op:
+        case Compute(step):
+            yield from ((rank, action) for action in step)
+        case Send(dst, message):
+            yield rank, dst, lane, message
+        case Launch(label):
+            yield rank, "signal", label
+        case Together(name, _, _, ranks):
+            yield ranks, rank, lane, name
+        case Serve():
+            yield "server", rank, lane, op.name
 
 
 def lower(plan, steps: int = 1) -> Plan:
@@ -106,8 +272,8 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                 if action in homes:
                     raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
                 homes[action] = rank
-                if kind == "U":  # it needs only what its own stage did; of a split backward, the W
-                    early += [(rank, action, n) for n in needs(action) if n not in homes and n._replace(kind="W") not in homes]
+                if kind == "U":  # it needs only what its own stage did
+                    early += [(rank, action, need) for need in needs(action) if need not in homes]
                     continue
                 for need in needs(action):
                     src = rank_of(need.stage, need.micro_batch)
@@ -119,8 +285,10 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
             lanes[rank].append(Compute(step, version(step[0])))
     refuse_missing(schedule, homes, micro_batches)
     for rank, update, need in early:
-        made = need if need in homes else need._replace(kind="W")
-        raise Impossible(f"Rank {rank} runs {update} before {made}, whose gradient it applies: swap them.")
+        if need not in homes:
+            raise Impossible(f"Rank {rank} runs {update}, and this schedule updates after every "
+                             f"{schedule.update_size} micro-batches: call it by the last of them.")
+        raise Impossible(f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them.")
     plan = {}
     for rank, received_and_computed in enumerate(lanes):
         ops: list = []
@@ -139,28 +307,22 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     whole = kinds["B"] == each and not kinds["I"] and not kinds["W"]
     split = kinds["I"] == kinds["W"] == each and not kinds["B"]
     if kinds["F"] != each or not (whole or split):  # actions are unique, so right numbers miss nothing
-        refuse_mixed(schedule, homes, micro_batches)
+        halved = {action[1:] for action in homes if action.kind in "IW"}
+        for micro_batch in range(micro_batches):
+            for stage in range(schedule.stages):
+                for kind in ("F", "I", "W") if (stage, micro_batch) in halved else ("F", "B"):
+                    if (missing := Action(kind, stage, micro_batch)) not in homes:
+                        nothing = "" if homes else "Nothing runs: "
+                        home = schedule.rank_of(stage, micro_batch)
+                        raise Impossible(f"{nothing}{missing} is missing on rank {home}: every stage "
+                                         "needs the forward and the backward of each micro-batch.")
+        for action, rank in homes.items():
+            if action.kind == "B" and action[1:] in halved:
+                raise Impossible(f"Rank {rank} runs {action} and a half of it too: "
+                                 "run B, or I and W, for a micro-batch of a stage.")
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):
         if updates[stage] != expected:
             raise Impossible(f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
                              f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}.")
-
-
-def refuse_mixed(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:
-    """The same for an order that splits some of its backwards only, or lacks something."""
-    halves = {(a.stage, a.micro_batch) for a in homes if a.kind in "IW"}
-    for micro_batch in range(micro_batches):
-        for stage in range(schedule.stages):
-            for kind in ("F", "I", "W") if (stage, micro_batch) in halves else ("F", "B"):
-                if (missing := Action(kind, stage, micro_batch)) not in homes:
-                    nothing = "" if homes else "Nothing runs: "
-                    raise Impossible(f"{nothing}{missing} is missing on rank {schedule.rank_of(stage, micro_batch)}: "
-                                     "every stage needs the forward and the backward of every micro-batch.")
-    for action, rank in homes.items():
-        if action.kind == "B" and action[1:] in halves:
-            raise Impossible(f"Rank {rank} runs {action} and a half of it too: run B, or I and W, for a micro-batch of a stage.")
-        if action.kind in "BI" and (need := schedule.needs(action)[-1]) not in homes:
-            raise Impossible(f"Rank {rank} runs {action}, which needs {need}, and no rank runs that: let all stages of a "
-                             "micro-batch run B, or all run I and W.")

@@ -85,7 +85,8 @@ def pack(trace: Trace, step_ends: tuple[int, ...] | None = None) -> bytes:
             spans.append([number[e.rank, e.lane], e.kind[:1], e.name, label[e.name], e.start - start, e.end - start, e.version,
                           wait.ticks if wait else 0, message.name if message else "", message.src if message else -1])
         elif isinstance(e, Transfer):
-            transfers.append([e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes])
+            rows_met = number.get((e.src, e.lane), number[e.src, "compute"]), number[e.rank, e.lane]
+            transfers.append([e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes, *rows_met])
         elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS and not deep:
             inside.append(e)
     if len(inside) > INSIDE:

@@ -11,7 +11,7 @@ function readScene(bytes, look) {
   const raw = JSON.parse(new TextDecoder().decode(bytes));
   const span = ([row, kind, name, label, start, end, version, waited, message, src]) =>
     ({ row, kind, name, label, start, end, version, waited, message, src });
-  const transfer = ([src, dst, kind, name, start, end, size]) => ({ src, dst, kind, name, start, end, size });
+  const transfer = ([src, dst, kind, name, start, end, size, leaves, reaches]) => ({ src, dst, kind, name, start, end, size, leaves, reaches });
   const scene = { ...raw, spans: raw.spans.map(span), transfers: raw.transfers.map(transfer) };
   scene.end = Math.max(scene.end, 1);
   const ends = [...raw.step_ends], after = scene.spans.some((s) => s.start >= ends.at(-1) && s.end > ends.at(-1));
@@ -19,8 +19,11 @@ function readScene(bytes, look) {
   scene.pages = ends.map((to, i) => [i ? ends[i - 1] : 0, to]);
   scene.byRow = raw.rows.map(() => []);
   for (const s of scene.spans) scene.byRow[s.row].push(s);
-  scene.rowOf = {};
-  raw.rows.forEach(([rank, lane], i) => { if (lane === "compute" || !(rank in scene.rowOf)) scene.rowOf[rank] = i; });
+  const silent = new Set(scene.byRow.flatMap((row, i) => (row.length ? [] : [i])));  // a lane that only receives shows its messages as boxes
+  for (const t of scene.transfers) if (silent.has(t.reaches)) {
+    const row = scene.byRow[t.reaches], start = Math.max(t.start, row.at(-1)?.end ?? 0);
+    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name, start, end: t.end, version: null, waited: 0, message: "", src: t.src });
+  }
   scene.sent = {};
   for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
   const times = new Set([0, scene.end]);
@@ -197,7 +200,7 @@ function paintBoxes(c, v) {
 
 /** The two ends of a message's line: it leaves its sender's row and reaches its receiver's. */
 function course(v, t) {
-  const { layout: L, scene } = v, a = scene.rowOf[t.src], b = scene.rowOf[t.dst], down = b > a;
+  const { layout: L } = v, a = t.leaves, b = t.reaches, down = b > a;
   return [xOf(v, t.start), L.rowY(a) + (down ? L.row : 0), xOf(v, t.end), L.rowY(b) + (down ? 0 : L.row)];
 }
 
@@ -396,13 +399,15 @@ function about({ scene, look }, s) {
   return `${s.label}: ${phase}${told.length ? " of " : ""}${told.map(([which, word]) => `${word} ${number[which]}`).join(", ")}`;
 }
 
+const rowName = ([rank, lane]) => `rank ${rank}${lane === "compute" ? "" : ` ${lane}`}`;
+
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
 function tell(v, u) {
   const { scene, look } = v, time = (t) => clockTime(scene, t);
   if (u.span) {
-    const s = u.span, rank = scene.rows[s.row][0], lines = [];
-    lines.push(about(v, s) + (scene.ranks > 1 ? `, rank ${rank}` : ""));
+    const s = u.span, [rank, lane] = scene.rows[s.row], lines = [];
+    lines.push(about(v, s) + (scene.ranks > 1 || lane !== "compute" ? `, ${rowName([rank, lane])}` : ""));
     lines.push(`${time(s.start)} to ${time(s.end)}, takes ${time(s.end - s.start)}`);
     if (s.version != null) lines.push(`weight version ${s.version}`);
     if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
@@ -425,13 +430,13 @@ function tell(v, u) {
     return [`rank ${u.memory} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
-  return [`rank ${scene.rows[u.idle][0]} is idle`, next
+  return [`${rowName(scene.rows[u.idle])} is idle`, next
     ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which waits for ${next.message} from rank ${next.src}` : "")
     : "nothing more to do"];
 }
 
 function nowText(v) {
-  const { scene } = v, busy = scene.rows.slice(0, 8).map(([rank], i) => `rank ${rank} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
+  const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(row)} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.spans.length, "box")
     .replace("boxs", "boxes")}${scene.ranks > 1 ? `, ${plural(scene.transfers.length, "message")}, ${plural(scene.ranks, "rank")}` : ""}.`;

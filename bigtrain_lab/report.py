@@ -175,6 +175,7 @@ def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
         parts += [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"] if profile.memory_bytes else []
         parts += [f"{wire.name} {size(wire.bytes_per_s)}/s" for wire in (profile.inside, profile.between) if wire]
         parts += [f"{profile.watts:g} W"] if profile.watts else []
+        parts += [f"{duration(profile.launch_s, 's')} a launch"] if profile.launch_s else []
         lines = ["; ".join(parts)]
     return lines + [f"- {name}: {source}" for name, source in profile.sources.items() if sources]
 

@@ -7,7 +7,9 @@ the micro-batch it names. Micro-batches are numbered on through a whole run, so 
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from .core import Family, Impossible
@@ -16,14 +18,19 @@ KINDS = "FBIWU"
 
 
 class Action(NamedTuple):
-    """One piece of work: `Action("F", 2, 0)` prints as "2F0"."""
+    """One piece of work: `Action("F", 2, 0)` prints as "2F0". As a message it is its own result, which the Cost prices."""
 
     kind: str
     stage: int
     micro_batch: int
+    bytes = None
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @property
+    def name(self) -> str:
+        return str(self)
 
     @classmethod
     def parse(cls, text: str) -> "Action":
@@ -56,10 +63,11 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     ranks: int
     micro_batches: int
+    chunks = 1  # stages that each rank holds; a field where it can be chosen
     asynchronous = False
 
     def __post_init__(self):
-        for name in ("ranks", "micro_batches"):
+        for name in ("ranks", "micro_batches", "chunks"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise Impossible(f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at least 1.")
@@ -70,7 +78,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
 
     @property
     def stages(self) -> int:
-        return self.ranks
+        return self.ranks * self.chunks
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """The rank that holds this stage (for this micro-batch, where a schedule runs in both directions)."""
@@ -85,33 +93,43 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         """The weight version that the action uses: the number of updates its stage's weights have behind them."""
         return action.micro_batch // self.micro_batches
 
+    @cached_property
+    def halved(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch of a batch) of each backward that the order splits into I and W."""
+        actions = (action for steps in self.over(1) for step in steps for action in step)
+        return frozenset(action[1:] for action in actions if action.kind in "IW")
+
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results this one uses (of U: the backwards, or their W where they are split)."""
+        """The actions whose results this one uses: of B and I the next stage's, of U all B and W."""
         kind, stage, micro_batch = action
         if kind == "F":
             return [Action("F", stage - 1, micro_batch)] if stage else []
         if kind in "BI":
-            behind = [Action(kind, stage + 1, micro_batch)] if stage + 1 < self.stages else []
-            return [Action("F", stage, micro_batch), *behind]
+            if stage + 1 == self.stages:
+                return [Action("F", stage, micro_batch)]
+            split = self.halved and (stage + 1, micro_batch % self.micro_batches) in self.halved
+            return [Action("F", stage, micro_batch), Action("I" if split else "B", stage + 1, micro_batch)]
         if kind == "W":
             return [Action("I", stage, micro_batch)]
-        first = micro_batch - self.update_size + 1
-        return [Action("B", stage, m) for m in range(first, micro_batch + 1)]
+        summed = range(micro_batch - self.update_size + 1, micro_batch + 1)
+        split = {m for m in summed if (stage, m % self.micro_batches) in self.halved}
+        return [Action("W" if m in split else "B", stage, m) for m in summed]
 
     def over(self, batches: int) -> "list[list[Step]]":
         """Each rank's steps for a run of several batches: repeated after each flush, or one stream without any."""
         if self.asynchronous:
-            return self.lengthened(batches)._order()
+            return list(map(list, (self.lengthened(batches) if batches > 1 else self)._order))
         shift = self.micro_batches
         return [
             [step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
-            for once in self._order()
+            for once in self._order
         ]
 
     def lengthened(self, batches: int) -> "Schedule":
         """An asynchronous schedule over several batches as one stream, which drains at its end only."""
         return replace(self, micro_batches=self.micro_batches * batches)
 
+    @cached_property
     def _order(self) -> "list[list[Step]]":
         """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
         order = [self._checked(rank) for rank in range(self.ranks)]
@@ -134,10 +152,109 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
                 raise Impossible(f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several of them.")
         return steps
 
+    @staticmethod
+    def of(*texts: str, name: str = "written") -> "Written":
+        """A synchronous order that is written down, one text a rank:
+
+            of("0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1")
+
+        "0F0+1B3" is one step of two actions. Ranks, stages and micro-batches are those written, and
+        a stage lies on the rank that runs it. Without any U a batch ends with one a stage.
+        """
+        if not texts:
+            raise Impossible('There is no order: give one text a rank, such as "0F0 0B0".')
+        orders = tuple(read(rank, text) for rank, text in enumerate(texts))
+        last = max(action.micro_batch for order in orders for step in order for action in step)
+        return Written(len(texts), last + 1, orders, name)
+
+    def __getstate__(self):  # what was derived stays behind
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     @classmethod
     def options(cls) -> set[str]:
         """The settings that this schedule has beyond ranks and micro-batches."""
         return {f.name for f in fields(cls)} - {"ranks", "micro_batches"}
+
+
+class InV(Schedule):
+    """Two stages a rank in a V: s and 2p-1-s on rank s, so rank 0 has both ends of the model."""
+
+    chunks = 2
+
+    def rank_of(self, stage, micro_batch):
+        return min(stage, 2 * self.ranks - 1 - stage)
+
+    def numbered(self, rank: int, order: list[str]) -> list[Step]:
+        """Steps from kinds and chunks; micro-batches that the batch does not have are left out.
+
+        The n-th "F0" is the forward of micro-batch n on the rank's first stage, "F0+B1" one step
+        of two, "W1" the half of the second stage that is open longest, "W" that of either.
+        """
+        turns, opened, steps = Counter(), [], []
+        for word in order:
+            step = []
+            for kind, *chunk in word.split("+"):
+                stage = (rank, self.stages - 1 - rank)[int(chunk[0])] if chunk else None
+                if kind == "W":
+                    step.append(next(half for half in opened if stage in (None, half.stage)))
+                    opened.remove(step[-1])
+                    continue
+                counted = "F" if kind == "F" else "B", stage  # B and I take turns together
+                step.append(Action(kind, stage, turns[counted]))
+                turns[counted] += 1
+                if kind == "I":
+                    opened.append(step[-1]._replace(kind="W"))
+            steps.append(tuple(a for a in step if a.micro_batch < self.micro_batches))
+        return [step for step in steps if step]
+
+
+@dataclass(frozen=True)
+class Written(Schedule):
+    """What `Schedule.of` makes."""
+
+    orders: tuple[tuple[Step, ...], ...]
+    name: str
+
+    def steps(self, rank):
+        return list(self.orders[rank])
+
+    @cached_property
+    def homes(self) -> dict[int, int]:
+        """The rank of each stage: where its actions stand."""
+        first: dict[int, tuple] = {}
+        for rank, order in enumerate(self.orders):
+            for action in (action for step in order for action in step):
+                home, other = first.setdefault(action.stage, (rank, action))
+                if home != rank:
+                    raise Impossible(f"Rank {home} runs {other} and rank {rank} {action}: write all "
+                                     "actions of a stage on one rank, where its weights lie.")
+        for stage in range(len(first)):
+            if stage not in first:
+                raise Impossible(f"No rank runs stage {stage}, and there is a stage {max(first)}: "
+                                 "number the stages from 0 on.")
+        return {stage: rank for stage, (rank, _) in first.items()}
+
+    @property
+    def chunks(self):
+        return -(-self.stages // self.ranks)
+
+    @property
+    def stages(self):
+        return len(self.homes)
+
+    def rank_of(self, stage, micro_batch):
+        return self.homes[stage]
+
+
+def read(rank: int, text: str) -> tuple[Step, ...]:
+    """The steps of one rank's text; Impossible, naming the rank, where it is no order."""
+    if not isinstance(text, str) or not text.split():
+        raise Impossible(f"The order of rank {rank} is {text!r}: write its actions in a text, "
+                         'such as "0F0 0B0".')
+    try:
+        return tuple(tuple(map(Action.parse, word.split("+"))) for word in text.split())
+    except Impossible as error:
+        raise Impossible(f"In the order of rank {rank}, {error}") from error
 
 
 def F(stage: int, micro_batch: int) -> Step:

@@ -9,8 +9,8 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 from collections import defaultdict, deque
 
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
-from .plan import Compute, Recv, Send, Wait, collector_paused, lower
-from .schedule import Schedule, kind_of, name_of
+from .plan import Compute, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower
+from .schedule import Action, Schedule, kind_of, name_of
 
 
 @collector_paused()
@@ -28,17 +28,27 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     at = dict.fromkeys(plan.lanes, 0)
     posted: dict = {}  # message or signal -> its time
     waiting: dict = defaultdict(list)  # message or signal -> the lanes that wait for it
+    serving: dict = {}  # lane -> the Serve that it is at, and whose turn it is
     held: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     events: list = []
 
     def change_memory(rank, lane_name, name, changes, now):
-        for kind, change in changes:
-            held[rank][kind] += change
-        for kind in sorted({kind for kind, _ in changes}, key=MEMORY_KINDS.index):
+        change: dict[str, int] = defaultdict(int)  # in all: what one action of a step takes another may free
+        for kind, size in changes:
+            change[kind] += size
+        for kind in sorted(filter(change.get, change), key=MEMORY_KINDS.index):
+            held[rank][kind] += change[kind]
             events.append(Memory(rank, lane_name, kind, name, now, held[rank][kind]))
 
     for rank in range(plan.ranks):
         change_memory(rank, "compute", "start", cost.resident.get(rank, ()), 0)
+
+    def post(what, time):
+        if what in posted:
+            raise Impossible(f"Rank {key[0]} sends or launches {what[0]} twice: give each message a name of its own.")
+        posted[what] = time
+        if what in waiting:
+            ready.extend(waiting.pop(what))
 
     ready = deque(plan.lanes)
     while ready:
@@ -49,57 +59,108 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
             kind = type(op)
             if kind is Compute:
                 step = op.step
-                start, end = lane.compute(cost.duration(step, rank))
+                start, end = lane.compute(cost.duration(step, rank, op.beside))
                 name = name_of(step)
                 events.append(Span(rank, lane_name, kind_of(step), name, start, end, op.version))
                 if cost.changes:
                     change_memory(rank, lane_name, name, [c for a in step for c in cost.memory(a)], end)
                 continue
             if kind is Recv:
-                message = (op.action, rank)
-                if message not in posted:
+                what = (op.message, op.src, rank, lane_name)
+                if what not in posted:
                     break
-                stamp, size = posted[message]
+                _, stamp, size = posted[what]
                 arrived = lane.receive(stamp, cost.link(op.src, rank), size)
-                events.append(Transfer(rank, lane_name, op.action.kind, str(op.action), stamp, arrived, op.src, size))
+                events.append(Transfer(rank, lane_name, op.message.kind, op.message.name, stamp, arrived, op.src, size))
                 continue
             if kind is Wait:
-                message = (op.label, rank)
-                if message not in posted:
+                what = (op.label, rank)
+                if what not in posted:
                     break
-                lane.now = max(lane.now, posted[message])
+                lane.wait(posted[what])
                 continue
-            if kind is Send:
-                message = (op.action, op.dst)
-                size = cost.message_bytes(op.action)
-                time = lane.send(cost.link(rank, op.dst), size)[1], size
+            if kind is Together:
+                what = (op, lane_name)
+                issues = posted.setdefault(what, {})
+                if rank in issues and issues[rank] is None:
+                    raise Impossible(f"Rank {rank} calls {op.name} twice: give each collective a name of its own.")
+                issues.setdefault(rank, lane.now)
+                if len(issues) < len(op.ranks):
+                    break
+                if what in waiting:  # the last one has come: all know the latest issue
+                    posted[what, "latest"] = max(issues.values())
+                    ready += waiting.pop(what)
+                latest = posted.setdefault((what, "latest"), issues[rank])
+                start, issues[rank], lane.now = issues[rank], None, latest + cost.collective(op.kind, op.bytes, op.ranks)
+                events.append(Span(rank, lane_name, op.kind, op.name, start, lane.now))
+                if arriving := op.arriving(rank):
+                    events.append(Transfer(rank, lane_name, op.kind, op.name, latest, lane.now, *arriving))
+                continue
+            if kind is Serve:
+                turns, place = serving.setdefault(key, (op, Turns(op)))[1], None
+                while not turns.over:
+                    if (place := turns.wanted()) is not None:
+                        what = (op.ask(place, turns.made[place]), op.sources[place], rank, lane_name)
+                        if what not in posted:
+                            break
+                        turns.has(place, posted[what][0])
+                        continue
+                    place, number = turns.take()
+                    message, src = op.ask(place, number), op.sources[place]
+                    _, stamp, size = posted[message, src, rank, lane_name]
+                    arrived = lane.receive(stamp, cost.link(src, rank), size)
+                    events.append(Transfer(rank, lane_name, message.kind, message.name, stamp, arrived, src, size))
+                    step = (Action("S", place, number),)
+                    events.append(Span(rank, lane_name, "S", name_of(step), *lane.compute(cost.duration(step, rank))))
+                    for place, number in turns.due():
+                        message, dst = op.answer(place, number), op.sources[place]
+                        link, size = cost.link(rank, dst), cost.message_bytes(message)
+                        post((message, rank, dst, lane_name), (*lane.send(link, size), size))
+                        turns.answered(place, lane.outgoing + link.alpha)
+                if not turns.over:
+                    break
+                del serving[key]
+            elif kind is Send:
+                size = cost.message_bytes(op.message)
+                post((op.message, rank, op.dst, lane_name), (*lane.send(cost.link(rank, op.dst), size), size))
             else:  # Launch
-                message, time = (op.label, rank), lane.now
-            if message in posted:
-                raise Impossible(f"Rank {rank} sends or launches {message[0]} twice: give each message a name of its own.")
-            posted[message] = time
-            if message in waiting:
-                ready += waiting.pop(message)
+                post((op.label, rank), lane.now)
         else:
             position = len(ops)
         at[key] = position
         if position < len(ops):
-            waiting[message].append(key)
-    stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
-    if stuck:
-        raise Impossible(deadlock(stuck))
+            waiting[what].append(key)
+    if any(position < len(plan.lanes[key]) for key, position in at.items()):
+        raise Impossible(deadlock(plan, at, {key: op.sources[turns.wanted()] for key, (op, turns) in serving.items()}))
     return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps,
                     settings=settings)
 
 
-def deadlock(stuck: dict) -> str:
-    """Who waits for whom: the cycle of waits where there is one, else the first wait that nobody answers."""
-    waits = {rank: op for (rank, _), op in stuck.items() if isinstance(op, Recv)}
-    path = [next(iter(waits))] if waits else []
-    while path and (next_rank := waits[path[-1]].src) in waits and next_rank not in path:
-        path.append(next_rank)
-    if path and (last := waits[path[-1]].src) in path:
-        path = path[path.index(last):]
-    tell = [f"rank {rank} waits for {waits[rank].action} from rank {waits[rank].src}" for rank in path]
-    tell = tell or [f"rank {rank} waits on lane {lane} for {op.label}, which nobody launches before" for (rank, lane), op in stuck.items()]
-    return f"This plan deadlocks: {'; '.join(tell)}. Change the order so that one of them can go first."
+def deadlock(plan: Plan, at: dict, asked: dict) -> str:
+    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait that nobody answers. `asked`: the rank
+    whose request each server waits for."""
+    stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
+
+    def holder(key) -> tuple[int, str] | None:
+        """The lane that has yet to do what this one waits for."""
+        (rank, lane), op = key, stuck[key]
+        if isinstance(op, Recv):
+            return op.src, lane
+        if isinstance(op, Serve):
+            return asked[key], lane
+        if isinstance(op, Together):
+            return next((other, lane) for other in op.ranks if stuck.get((other, lane)) != op)
+        later = {k: [each.label for each in plan.lanes[k][at[k]:] if isinstance(each, Launch)] for k in stuck if k[0] == rank}
+        return next((k for k, labels in later.items() if op.label in labels), None)
+
+    path = [min(stuck, key=lambda key: isinstance(stuck[key], Wait))]  # of several a lane that waits for another rank
+    while (following := holder(path[-1])) in stuck and following not in path:
+        path.append(following)
+    said = []
+    for rank, lane in path[path.index(following):] if following in path else path:
+        op, on = stuck[rank, lane], holder((rank, lane))
+        what = {Recv: lambda: f"{op.message} from rank {op.src}", Together: lambda: f"rank {on[0]} in {op.name}",
+                Serve: lambda: f"a request of rank {on[0]} to {op.name}",
+                Wait: lambda: op.label + ("" if on else ", which nobody launches before")}[type(op)]()  # noqa: B023  (called at once)
+        said.append(f"rank {rank} waits{'' if lane == 'compute' and not isinstance(op, Wait) else f' on lane {lane}'} for {what}")
+    return f"This plan deadlocks: {'; '.join(said)}. Change the order so that one of them can go first."

@@ -19,6 +19,9 @@ A lone message of n bytes takes alpha + n / bandwidth: alpha is the latency, in 
 sheets of NVLink give the sum of both directions, so H100's 900 GB/s are 450 GB/s each way. Network ports are named in
 bits: 400 Gb/s are 50 GB/s. A GPU can send and receive at full bandwidth at once, and all its messages of one kind share its one port.
 
+An all-reduce of a backend, of n bytes over N ranks, takes 2 (N - 1) alpha + 2 (N - 1) / N n / bandwidth. Its bandwidth falls
+with the number of nodes: the profile holds the published curve, and where there is none the slowest link crossed counts.
+
 ## All of them
 
 $overview
@@ -54,7 +57,8 @@ def section(profile: Hardware) -> str:
     numbers = table(("link", "where", "by", "each way", "latency", f"{size(SMALL)} takes", f"{size(MESSAGE)} take", "latency is half the time of"),
                     [(way.wire.name, way.place, way.by, speed(way), duration(way.wire.alpha_s, "s"), duration(way.seconds(SMALL), "s"),
                       duration(way.seconds(MESSAGE), "s"), size(way.even_bytes)) for way in ways(profile)])
-    sources = "\n".join(f"* {name}: {profile.sources[name].replace('. assumed', '. Assumed')}" for name in ("inside", "between", "memory") if name in profile.sources)
+    sources = "\n".join(f"* {row.name} ({row.tag}): {row.source}" for row in profile.constants()
+                        if row.name.startswith(("inside", "between", "memory_bytes_per_s", "collective")))
     return f"## {profile.name}\n\n![{alt(profile)}](links/{profile.name}.svg)\n\n{numbers}\n\n{sources}\n"
 
 

@@ -148,9 +148,9 @@ def plainly(wrong: list[tuple[Case, float]]) -> str:
         account = case.unobserved.account
     moment, gap = account.moments[account.peak_moment], number - account.peak_bytes
     parts = ", ".join(f"{kind} {count:,}" for kind, count in account.kinds(account.peak_moment).items())
-    where = {"F": "forward", "B": "backward", "U": "update"}[moment.action[0]]
+    where = {"F": "forward", "B": "backward", "U": "update"}[moment.action[1]]
     return (f"{len(wrong)} of {SIZES} sizes are wrong. On {case} you gave {number:,} bytes, {abs(gap):,.0f} too {'many' if gap > 0 else 'few'}{exactly}. "
-            f"The peak is in the {where} of step {int(moment.action[1:]) + 1}, when {moment.name} is made: {parts}.")
+            f"The peak is in the {where} of step {int(moment.action[2:]) + 1}, when {moment.name} is made: {parts}.")
 
 
 def kind_findings(kinds: list[tuple[Case, Mapping]]) -> list[str]:

@@ -207,11 +207,15 @@ def export(path: Asked = None, *,
 
 @app.command
 def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4,
-           peer: Annotated[str | None, Parameter(help="host:port of another machine: check the way to it instead")] = None) -> int:
+           peer: Annotated[str | None, Parameter(help="host:port of another machine: check the way to it instead")] = None,
+           constants: Annotated[bool, Parameter(negative="", help="list every number that prices a plan, with its source, instead")] = False) -> int:
     """Check what the labs need: one line each, with the mend."""
     from ..doctor import findings, peer_findings
-    from .screen import finding_line, screen
+    from .screen import census, finding_line, screen
 
+    if constants:
+        screen().print(*census(), sep="\n")
+        return 0
     if peer is not None:
         from ..runtime.peers import Peer
     if ranks < 1:

@@ -1,5 +1,6 @@
 """What the command line shows, by rich: tables, the text timeline, a run's progress bar and its last words."""
 
+from collections import Counter
 from itertools import groupby
 
 from rich.console import Console, Group
@@ -31,6 +32,16 @@ def columns(heading: str, lines: list[tuple[str, str]]) -> Table:
     for name, text in lines:
         table.add_row(Text(name, style="cyan", no_wrap=True), Text(text))
     return table
+
+
+def census() -> list[Table | str]:
+    """Every constant that prices a plan, by whose it is, and how many there are of each tag."""
+    from ..doctor import constants, worth
+
+    rows = constants()
+    tables = [columns(of, [(row.name, f"{worth(row.name, row.value)} ({row.tag}: {row.source})".strip()) for row in own])
+              for of, own in groupby(rows, lambda row: row.of)]
+    return [*tables, f"{len(rows)} constants: " + ", ".join(f"{count} {tag}" for tag, count in Counter(row.tag for row in rows).items())]
 
 
 def cell(row: report.Row, name: str) -> str:

@@ -5,8 +5,9 @@ same Cost and advance their virtual clocks by it, so predicted and modelled time
 rounded up to whole ticks once, here.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 
 from .impossible import Impossible
@@ -21,6 +22,23 @@ def exact(value) -> Fraction:
         raise Impossible(f"{value!r} is no cost: give a finite number.") from error
 
 
+COLLECTIVES = {
+    # name: passes around a ring of n ranks, of n - 1 latencies each; how often a port sends (n - 1) / n of the tensor;
+    # how often all of it; "tag: source"
+    "all_reduce": (2, 2, 0, "published: Patarasuk and Yuan 2009, ring all-reduce"),
+    "reduce_scatter": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
+    "all_gather": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
+    "broadcast": (1, 0, 1, "derived: a ring that passes on small pieces at once; nccl-tests counts the tensor once"),
+    "barrier": (2, 0, 0, "derived: an all-reduce of no bytes"),
+}
+
+
+def port_share(kind: str, ranks: int) -> Fraction:
+    """How many times the tensor's bytes leave the port of each of so many ranks, in a ring."""
+    _, parts, wholes, _ = COLLECTIVES[kind]
+    return Fraction(parts * (ranks - 1), ranks) + wholes
+
+
 @dataclass(frozen=True)
 class Cost:
     """Prices by an action's kind and stage.
@@ -32,6 +50,9 @@ class Cost:
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
     slowdown    rank -> factor on its durations: a straggler.
+    overlap_slowdown  factor on the duration of a step that the plan runs beside a busy lane.
+    buses       number of nodes -> Link with the bandwidth that a collective over so many whole nodes reaches; where it is
+                missing, the slowest link of the ring is the bandwidth. `node_size` ranks are on a node.
     capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no limit.
     """
 
@@ -44,9 +65,13 @@ class Cost:
     unit: str = "slot"
     ticks_per_unit: int = 1000
     capacity_bytes: int | None = None
+    overlap_slowdown: object = 1
+    buses: Mapping[int, Link] = field(default_factory=dict)
+    node_size: int = 1
 
     def __post_init__(self):
-        for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown)):
+        for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown),
+                            ("slowdown", {"an overlap": self.overlap_slowdown})):
             for kind, prices in table.items():
                 for price in prices if isinstance(prices, (tuple, list)) else (prices,):
                     if exact(price) < 0:
@@ -60,27 +85,53 @@ class Cost:
         return cost if isinstance(cost, Cost) else cls(durations=dict(cost))
 
     def __reduce__(self):  # the caches stay behind
-        names = ("durations", "messages", "changes", "resident", "links", "slowdown", "unit", "ticks_per_unit", "capacity_bytes")
-        return type(self), tuple(getattr(self, name) for name in names)
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
-    def duration(self, step, rank: int) -> int:
-        """Ticks of one step (a tuple of actions, run as one span) on this rank."""
-        key = (rank, step[0].kind, step[0].stage) if len(step) == 1 else (rank, *((a.kind, a.stage) for a in step))
+    def duration(self, step, rank: int, beside: bool = False) -> int:
+        """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan runs it while another lane of
+        the rank may be busy. Only the plan says so, never the lanes' clocks."""
+        key = (rank, beside, step[0].kind, step[0].stage) if len(step) == 1 else (rank, beside, *((a.kind, a.stage) for a in step))
         if key not in self._ticks:
             together = "+".join(a.kind for a in step)
             if len(step) > 1 and together in self.durations:
                 total = self._price(self.durations[together], step[0].stage)
             else:
                 total = sum(self._price(self._of(a.kind), a.stage) for a in step)
-            total *= exact(self.slowdown.get(rank, 1)) * self.ticks_per_unit
+            total *= exact(self.slowdown.get(rank, 1)) * (exact(self.overlap_slowdown) if beside else 1) * self.ticks_per_unit
             self._ticks[key] = -(-total.numerator // total.denominator)
         return self._ticks[key]
 
-    def message_bytes(self, action) -> int:
-        """Bytes of the message that this action sends to the stage that waits for it."""
-        key = (action.kind, action.stage)
+    def collective(self, kind: str, size_bytes: int, ranks: Iterable[int]) -> int:
+        """Ticks of a backend's collective of these ranks, the same on each; `size_bytes` is the whole tensor, also where each
+        rank brings or keeps a part. One rank alone takes no time. `durations` may name a time for the kind
+        instead. See COLLECTIVES; of a ring of n ranks the all-reduce takes
+
+            2 (n - 1) alpha + 2 (n - 1) / n * size_bytes / bandwidth        alpha, bandwidth: of the slowest link crossed
+        """
+        key = (kind, size_bytes, ranks := tuple(sorted(ranks)))
+        if key not in self._ticks and kind in self.durations:
+            total = self._price(self.durations[kind], 0) * self.ticks_per_unit
+            self._ticks[key] = -(-total.numerator // total.denominator)
+        elif key not in self._ticks:
+            if kind not in COLLECTIVES:
+                raise Impossible(f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}.")
+            links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
+            gap = max(Fraction(link.ticks, link.bytes) for link in links)
+            on_node = Counter(rank // self.node_size for rank in ranks)
+            if bus := self.buses.get(len(on_node)):  # each rank of a node brings a port of its own
+                gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
+            others, alpha = len(ranks) - 1, max(link.alpha for link in links)
+            total = COLLECTIVES[kind][0] * others * alpha + port_share(kind, len(ranks)) * size_bytes * gap
+            self._ticks[key] = -(-total.numerator // total.denominator) if others else 0
+        return self._ticks[key]
+
+    def message_bytes(self, message) -> int:
+        """Bytes of a message: those that it states, else those of its kind and stage, such as of an action's result."""
+        if message.bytes is not None:
+            return message.bytes
+        key = (message.kind, message.stage)
         if key not in self._bytes:
-            self._bytes[key] = int(self._price(self.messages.get(action.kind, 0), action.stage))
+            self._bytes[key] = int(self._price(self.messages.get(message.kind, 0), message.stage))
         return self._bytes[key]
 
     def memory(self, action) -> tuple[tuple[str, int], ...]:

@@ -16,17 +16,16 @@ from torch import nn
 
 from ..core import Scalar, Trace, knob
 from ..data import chosen_text
-from ..models import (GPT, Account, GPTConfig, matmul_flops, moved_bytes, parameter_bytes, parameter_shapes, saved_bytes,
-                      window_steps)
+from ..models import GPT, GPTConfig, built
 from ..rates import peak_bytes
 from ..runtime import owned
-from ..schedule import B, F, Step, U
+from ..schedule import Action, B, F, Step, U
 from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, update, windows
 from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
-from .optimizers import OPTIMIZERS, state_bytes
+from .optimizers import OPTIMIZERS
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens
@@ -89,7 +88,7 @@ class Accumulate(OneDevice):
     def describe(self) -> str:
         tokens = self.tokens()
         told = ", ".join(map(str, tokens)) if len(tokens) <= MOST_LISTED else f"{tokens[0]} .. {tokens[-1]}"
-        return (f"{self.steps} update{'s' * (self.steps > 1)} of a model of {parameter_bytes(self.config, 0, self.config.pieces) // self.item / 1e6:.3g} M "
+        return (f"{self.steps} update{'s' * (self.steps > 1)} of a model of {self.dry.start['weights'] / self.config.dtype.itemsize / 1e6:.3g} M "
                 f"parameters; in a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens")
 
     @property
@@ -101,57 +100,36 @@ class Accumulate(OneDevice):
 
     # -- theory ---------------------------------------------------------------------------------------------
 
+    shapes: ClassVar[tuple[str, ...]] = ("sequences", "layers", "width", "heads", "sequence", "dtype", "optimizer", "clip")
+    slots: ClassVar[dict] = {"F": 1, "B": 2, "U": Fraction(1, 2)}  # an update reads and writes weights, whatever the batch: here, enough to be seen
+
     @property
-    def item(self) -> int:
-        return self.config.dtype.itemsize
+    def pieces(self) -> tuple[int, int]:
+        """Micro-batches of the dry run's windows: a window's second is as all after it, and the second window as all after it."""
+        inside = min(self.accumulation, self.micro_batches, 2)
+        return inside, min(inside, self.micro_batches - self.accumulation) if self.steps == 2 else inside * (self.steps > 1)
 
-    def activations(self, sequences: int) -> int:
-        """Bytes that a forward of so many sequences saves; the summed loss keeps one number more, how many tokens it is over."""
-        return sum(row.bytes for row in saved_bytes(self.config, 0, self.config.pieces, sequences)) + self.item
+    def shaped(self) -> dict[str, Any]:
+        inside, later = self.pieces
+        return {name: getattr(self, name) for name in self.shapes} | {"accumulation": inside, "micro_batches": inside + later, "compare": False}
 
-    @cached_property
-    def account(self) -> Account:
-        return window_steps(self.config, self.sequences, self.windows()[:2], self.optimizer, bool(self.clip))
+    def like(self, action: Action) -> Action:
+        window, place = divmod(action.micro_batch, self.accumulation)
+        count, before = self.pieces[min(window, 1)], self.pieces[0] if window else 0
+        return action._replace(micro_batch=before + (count - 1 if action.kind == "U" else min(place, count - 1)))
 
-    def walked(self, kind: str, number: int) -> str:
-        """From the third window on all are as the second, in the place that they have in it."""
-        window, place = divmod(number, self.accumulation)
-        return super().walked(kind, number if window < 2 else self.accumulation + (self.accumulation - 1 if kind == "U" else place))
+    def activations(self, times: int = 1) -> int:
+        """Bytes that a forward of so many micro-batches at once saves; the summed loss keeps one number, of how many tokens it is."""
+        one = self.config.dtype.itemsize
+        return times * (self.acted(F(0, 0)[0]).after["activations"] - one) + one
 
     def order(self) -> list[Step]:
         return [step for window in self.windows() for step in (*(each for n in window for each in (F(0, n), B(0, n))), U(0, window[-1]))]
 
-    def durations(self) -> dict:
-        if self.profile.textbook:
-            return {"F": 1, "B": 2, "U": Fraction(1, 2)}  # an update reads and writes weights, whatever the batch: here, enough to be seen
-        flops, moved = (of(self.config, 0, self.config.pieces, self.sequences) for of in (matmul_flops, moved_bytes))
-        touched = (OPTIMIZERS[self.optimizer][2] + 3 * bool(self.clip)) * parameter_bytes(self.config, 0, self.config.pieces)
-        forward, backward = (self.profile.seconds(work, traffic, self.dtype) for work, traffic in zip(flops, moved))
-        return {"F": forward, "B": backward, "U": self.profile.seconds(0, touched, self.dtype)}
-
-    def resident(self):
-        return [("weights", parameter_bytes(self.config, 0, self.config.pieces))]
-
-    def changes(self) -> dict:
-        """One micro-batch's activations come and go; a gradient lives from a window's first backward to its update. Beside them two
-        numbers: the newest micro-batch's loss, and from the second on the sum of those before."""
-        weights, saved = parameter_bytes(self.config, 0, self.config.pieces), self.activations(self.sequences)
-        state = state_bytes(self.optimizer, weights, len(parameter_shapes(self.config, 0, self.config.pieces)))
-        changes, numbers = {}, 0
-        for window in self.windows():
-            for n in window:
-                told = 1 + (n > window[0])
-                changes[F(0, n)[0]] = (("activations", saved), ("temporaries", (told - numbers) * self.item))
-                changes[B(0, n)[0]] = (("activations", -saved), ("gradients", weights * (n == window[0])))
-                numbers = told
-            changes[U(0, window[-1])[0]] = (("gradients", -weights), ("optimizer", state * (window[0] == 0)), ("temporaries", (2 - numbers) * self.item))
-            numbers = 2
-        return {action: tuple((kind, change) for kind, change in each if change) for action, each in changes.items()}
-
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         time, peak, loss = super().quantities
-        whole, expected = self.activations(self.sequences * min(self.accumulation, self.micro_batches)), noise_error(mean_of_means, self.tokens())
+        whole, expected = self.activations(min(self.accumulation, self.micro_batches)), noise_error(mean_of_means, self.tokens())
         return (
             time, peak, Quantity("peak memory", "B", peak_bytes), Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("activations, window in one pass", "B", lambda t: whole if t.clock == "predicted" else None),
@@ -171,8 +149,8 @@ class Accumulate(OneDevice):
         return "Fewer sequences in a micro-batch, and more micro-batches for the same window, would need less."
 
     def explain(self, trace: Trace) -> list[str]:
-        saved, k, counts = self.activations(self.sequences), min(self.accumulation, self.micro_batches), token_counts(mean_of_means, self.tokens())
-        said = [f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one pass would hold {size(self.activations(k * self.sequences))}."]
+        saved, k, counts = self.activations(), min(self.accumulation, self.micro_batches), token_counts(mean_of_means, self.tokens())
+        said = [f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one pass would hold {size(self.activations(k))}."]
         if max(counts) > min(counts):
             said.append(f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f} times what it should, "
                         f"one of the longest {min(counts):.2f} times. Where tokens' gradients are noise its gradient is off by about "
@@ -190,7 +168,7 @@ class Accumulate(OneDevice):
         return ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
 
     def start(self, device="cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = GPT(self.config, seed=self.seed).to(device)
+        model = built(lambda: GPT(self.config, seed=self.seed), torch.device(device))
         return model, OPTIMIZERS[self.optimizer][-1](self.learning_rate)(list(model.parameters()))
 
     def program(self, rank) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Where did the memory go? One device trains a GPT; every storage of every step is predicted from shapes, then followed.
 
-The prediction is models/peak.py: births and deaths operator by operator, so it knows the peak inside an action and what it is made of.
+The prediction is a dry run of the same program, operator by operator, so it knows the peak inside an action and what it is made of.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ import torch
 from ..core import Trace, knob
 from ..core.peak import readings
 from ..data import chosen_text
-from ..models import (GPT, Account, GPTConfig, Noise, cross_entropy, gpt_steps, matmul_flops, moved_bytes, parameter_bytes,
-                      parameters)
+from ..dry_run import Account, account
+from ..models import GPT, GPTConfig, Noise, built, cross_entropy
 from ..runtime import owned
 from ..schedule import Action, Step
 from ..techniques import one_process
@@ -62,36 +62,21 @@ class MemoryExperiment(OneDevice):
 
     @cached_property
     def account(self) -> Account:
-        return gpt_steps(self.config, self.rows, self.optimizer, self.steps)
+        """Every storage of the run, from a dry run."""
+        return account(self.program)
 
     def describe(self) -> str:
-        count = parameters(self.config, 0, self.config.pieces)
-        return f"a model of {count / 1e6:.3g} M parameters, {size(count * self.config.dtype.itemsize)}; a batch of {self.rows} x {self.sequence} bytes of text"
+        weights = self.dry.start["weights"]
+        return (f"a model of {weights / self.config.dtype.itemsize / 1e6:.3g} M parameters, {size(weights)}; a batch of {self.rows} x {self.sequence} "
+                "bytes of text")
 
     # -- theory ---------------------------------------------------------------------------------------------
 
+    shapes: ClassVar[tuple[str, ...]] = ("layers", "width", "rows", "vocabulary", "optimizer", "sequence", "heads", "tied", "dropout", "dtype")
+    slots: ClassVar[dict] = {"F": 1, "B": 2, "U": 1}  # elsewhere an update is free; here there is much to see in it
+
     def order(self) -> Iterator[Step]:
         return ((Action(kind, 0, step),) for step in range(self.steps) for kind in "FBU")
-
-    def durations(self) -> dict:
-        if self.profile.textbook:
-            return {"F": 1, "B": 2, "U": 1}  # elsewhere an update is free; here there is much to see in it
-        everything = self.config, 0, self.config.pieces, self.rows
-        both = zip("FB", matmul_flops(*everything), moved_bytes(*everything))
-        touched = OPTIMIZERS[self.optimizer][2] * parameter_bytes(*everything[:3])
-        return {kind: self.profile.seconds(work, traffic, self.dtype) for kind, work, traffic in both} | {
-            "U": self.profile.seconds(0, touched, self.dtype)}
-
-    def resident(self):
-        return (("weights", parameter_bytes(self.config, 0, self.config.pieces)),)
-
-    def changes(self) -> dict:
-        found, held = {}, dict(self.resident())
-        for (action,) in self.order():
-            now = self.account.after(f"{action.kind}{action.micro_batch}")
-            found[action] = tuple((kind, now.get(kind, 0) - held.get(kind, 0)) for kind in KINDS if now.get(kind, 0) != held.get(kind, 0))
-            held = now
-        return found
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -107,23 +92,18 @@ class MemoryExperiment(OneDevice):
         return "Take fewer rows or a shorter sequence" + (f", {smaller} as optimizer" if smaller else "") + ", or a smaller model or vocabulary."
 
     def explain(self, trace: Trace) -> list[str]:
-        account = self.account
-        excess = next((i for i, level in enumerate(account.levels) if level > self.capacity_bytes), None) if self.capacity_bytes else None
+        dry = self.dry
+        excess = next((rise for rise in dry.rises if rise[2] > self.capacity_bytes), None) if self.capacity_bytes else None
         if trace.clock != "predicted" or excess is None:
             said = super().explain(trace)
-        else:  # the account sees into actions
-            said = [f"It does not fit: {account.moments[excess].name} in the {self.place(excess)} would make {size(account.levels[excess])} "
+        else:  # a dry run sees into actions
+            said = [f"It does not fit: {excess[1]} in the {place(excess[0])} would make {size(excess[2])} "
                     f"of what is held, and the device has {size(self.capacity_bytes)}. {self.relief}"]
-        largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in account.at_peak()[:3])
-        said.append(f"The peak of {size(account.peak_bytes)} is in the {self.place(account.peak_moment)}; the largest that live then: {largest}.")
-        if self.steps > 1 and (more := account.peak_of(1) - account.peak_of(0)):
+        largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in dry.alive[:3])
+        said.append(f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest that live then: {largest}.")
+        if self.steps > 1 and (more := dry.highest(1) - dry.highest(0)):
             said.append(f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the first update.")
         return said
-
-    def place(self, moment: int) -> str:
-        """In words: "backward of step 2"."""
-        action = self.account.moments[moment].action
-        return f"{WORDS[action[0]]} of step {int(action[1:]) + 1}" if action else "start"
 
     # -- reality --------------------------------------------------------------------------------------------
 
@@ -136,7 +116,7 @@ class MemoryExperiment(OneDevice):
         return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
 
     def program(self, rank) -> dict[str, Any]:
-        model = GPT(self.config, self.seed).to(rank.device)
+        model = built(lambda: GPT(self.config, self.seed), rank.device)
         optimizer = self.make_optimizer(model.parameters())
         batch: list[torch.Tensor] = []
         rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": batch})
@@ -159,6 +139,11 @@ class MemoryExperiment(OneDevice):
         batches = [[self.sample(step)] for step in range(self.steps)]
         training = one_process.synchronous([GPT(self.config, self.seed)], batches, cross_entropy, self.make_optimizer)
         return {name: weight.numpy() for name, weight in training.weights.items()} | {"loss": np.array(training.losses)}
+
+
+def place(action: str) -> str:
+    """In words: "backward of step 2" is 0B1."""
+    return f"{WORDS[action[1]]} of step {int(action[2:]) + 1}" if action[1:2] in WORDS else "start"
 
 
 def peak_of(trace: Trace, step: int) -> int | None:

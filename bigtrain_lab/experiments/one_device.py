@@ -1,22 +1,24 @@
 """What every experiment on one device does: an order of actions is predicted by the simulator and run by one process.
 
-A subclass says in which order the device works, what each action costs and what it leaves in memory, and runs it.
+A subclass says in which order the device works, and runs it. What each action costs and leaves in memory is found by its dry run.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-from ..core import Alive, Cost, Memory, Scalar, Trace
+from ..core import MEMORY_KINDS, Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND
 from ..core.peak import placed
 from ..core.trace import ACTION
+from ..dry_run import Acted, DryRun, dry_run
 from ..explain import not_finite
-from ..models import Account
 from ..plan import Compute, Plan
 from ..runtime.faults import Fault
-from ..schedule import Step
+from ..runtime.log import levels
+from ..schedule import Action, Step
 from ..simulate import simulate
 from .experiment import Quantity
 from .on_hardware import OnHardware
@@ -54,17 +56,31 @@ class OneDevice(OnHardware):
     def order(self) -> Iterable[Step]:
         """All that the device does in the whole run, each action once."""
 
+    @property
     @abstractmethod
-    def durations(self) -> dict:
-        """Kind -> time, or one time a stage (the second number of an action); in slots on the textbook profile, else in seconds."""
+    def slots(self) -> dict:
+        """Kind -> time on the textbook profile, in slots."""
 
-    @abstractmethod
-    def changes(self) -> dict:
-        """Action -> ((memory kind, change in bytes), ...) at its end."""
+    # -- the dry run ----------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def resident(self) -> Iterable[tuple[str, int]]:
-        """(memory kind, bytes) of what is there before the first action."""
+    shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
+    format: ClassVar[str] = property(lambda self: self.dtype)  # of its products
+
+    @cached_property
+    def dry(self) -> DryRun:
+        """What each action holds, computes and moves: the program itself, without values."""
+        return dried(type(self), tuple(self.shaped().items()))
+
+    def shaped(self) -> dict[str, Any]:
+        """The settings of the dry run: those that decide shapes, and two steps, the first and one like all others."""
+        return {name: getattr(self, name) for name in self.shapes} | {"steps": min(self.steps, 2)}
+
+    def like(self, action: Action) -> Action:
+        """The action of the dry run that an action of the run is like."""
+        return action._replace(micro_batch=min(action.micro_batch, 1))
+
+    def acted(self, action: Action) -> Acted:
+        return self.dry.actions[str(self.like(action))]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -74,23 +90,45 @@ class OneDevice(OnHardware):
 
     def cost(self) -> Cost:
         time = {"ticks_per_unit": self.ticks_per_slot} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.resident())},
+        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.dry.start.items())},
                                            capacity_bytes=self.capacity_bytes, **time))
 
-    @property
-    def account(self) -> Account | None:
-        """Every storage of the run, from shapes alone, where the models can tell it: then the prediction knows the levels inside actions,
-        else those at their ends."""
-        return None
+    def durations(self) -> dict:
+        """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind."""
+        last = {action.kind: action for step in self.order() for action in step}
+        return self.slots if self.profile.textbook else {kind: self.acted(action).work.seconds(self.profile, self.format)
+                                                         for kind, action in last.items()}
 
-    def walked(self, kind: str, number: int) -> str:
-        """What the account calls an action, the one with the kind and the last number: "B0"."""
-        return f"{kind}{number}"
+    def changes(self) -> dict:
+        """Action -> ((memory kind, change in bytes), ...) at its end."""
+        found, held = {}, self.dry.start
+        for action in (action for step in self.order() for action in step):
+            now = self.acted(action).after
+            found[action] = tuple((kind, more) for kind in MEMORY_KINDS if (more := now.get(kind, 0) - held.get(kind, 0)))
+            held = now
+        return found
 
     def predict(self) -> Trace:
         plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps)
-        trace = replace(simulate(plan, self.cost()), settings=self.told)
-        return trace if self.account is None else looked_into(trace, self.account, self.walked)
+        return self.looked_into(replace(simulate(plan, self.cost()), settings=self.told))
+
+    def looked_into(self, trace: Trace) -> Trace:
+        """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
+        dry, events, spans, made = self.dry, list(trace.events), trace.spans(0), {}
+        each = -(-READINGS * len(spans) // MOST)
+        for span in spans:
+            name = str(self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3)))))
+            acted, first = dry.actions[name], made.setdefault(name, span.name) == span.name
+            highest = max(acted.inside, key=sum, default=())
+            read = [row for at, row in enumerate(acted.inside) if each == 1 or row is highest or at % each == 0]
+            ticks = placed(span.start, span.end, len(read))
+            events += (told for told, _ in levels(0, span.lane, span.name, acted.kinds, [(tick, tick, *row) for tick, row in zip(ticks, read)]))
+            if first and name == dry.peak_action:
+                at = span.end if dry.peak_at is None else ticks[read.index(acted.inside[dry.peak_at])]
+                peak = at, span.lane
+        if dry.peak_action in made:
+            events += [row._replace(start=peak[0], lane=peak[1], made=made.get(row.made, row.made)) for row in dry.alive]
+        return Trace.of(events, **trace.header())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -99,28 +137,13 @@ class OneDevice(OnHardware):
                 Quantity("loss, last", "", last_loss, exact=False))
 
     def explain(self, trace: Trace) -> list[str]:
-        said, most = super().explain(trace), trace.peak_bytes(0)
-        if self.account is None and trace.clock == "predicted" and self.capacity_bytes and most <= self.capacity_bytes < 2 * most:
-            said.append("This prediction knows what is held where actions end. A run is limited at the very operator, and may hold more inside an action.")
-        return said + not_finite(trace)
+        return super().explain(trace) + not_finite(trace)
 
 
-def looked_into(trace: Trace, account: Account, walked: Callable[[str, int], str]) -> Trace:
-    """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
-    spans, made = [(walked(span.kind, int(ACTION.fullmatch(span.name)[3])), span) for span in trace.spans(0)], {"": ""}
-    few, levels, peak, events = MOST // len(spans), account.levels_by_kind, account.peak_moment, list(trace.events)
-    for action, span in spans:
-        moments, last, first = account.moments_of(action), {}, made.setdefault(action, span.name)
-        if not moments:  # an update without temporaries or new state
-            continue
-        told = sorted({*moments[::-(-len(moments) // max(1, min(READINGS, few)))], max(moments, key=account.levels.__getitem__), moments[-1]})
-        for moment, tick in zip(told, placed(span.start, span.end, len(told))):
-            held = {kind: own[moment] for kind, own in levels.items()}
-            events += [Memory(0, span.lane, kind, span.name, tick, size, True) for kind, size in held.items() if size != last.get(kind)]
-            last = held
-            if moment == peak and span.name == first:
-                events += [Alive(0, span.lane, row.kind, row.name, tick, row.bytes, made=made[row.made]) for row in account.at_peak()]
-    return Trace.of(events, **trace.header())
+@lru_cache(maxsize=64)
+def dried(cls: type[OneDevice], settings: tuple[tuple[str, Any], ...]) -> DryRun:
+    """The dry run of an experiment; settings that do not change shapes find it done."""
+    return dry_run(cls(**dict(settings)).program)
 
 
 def last_loss(trace: Trace) -> float | None:

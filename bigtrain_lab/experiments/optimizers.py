@@ -9,6 +9,9 @@ OPTIMIZERS = {
     "adam": (2, 4, 7, lambda lr: lambda params: torch.optim.Adam(params, lr)),
 }
 
+COUNTED = ("derived: torch's step reads gradient and weight and writes the weight; momentum reads and writes its buffer too, "
+           "Adam its two; each tensor of Adam has a step count in float32")
+
 
 def state_bytes(optimizer: str, weight_bytes: int, tensors: int) -> int:
     """What it keeps between steps for weights of so many bytes, in so many tensors."""

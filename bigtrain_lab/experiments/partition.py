@@ -33,7 +33,7 @@ class Partition(PipelineExperiment):
     micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32, more=True)
     hardware: str = knob("unit", "what prices each piece, and the messages between stages", choices=lambda: [*PROFILES, MACHINE])
     stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward", more=True)
-    chunks: int = knob(2, "interleaved: pieces of the model that each rank holds", low=1, high=4, more=True)
+    chunks: int = knob(2, "interleaved, looped-bfs: pieces of the model that each rank holds", low=1, high=4, more=True)
     partition: str = knob("equal", "equal layers; balanced, by dynamic programming; the worst there is; or mine",
                           choices=("equal", "balanced", "worst", "mine"))
     cut: str = knob("3 2 2 3", "pieces of each stage when partition is mine; embedding, blocks and head count one each")

@@ -31,7 +31,7 @@ class PipelineExperiment(OnHardware, Pipelined):
     micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32)
     hardware: str = knob("unit", "what the modelled clock charges for compute and messages", choices=profiles)
     stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward")
-    chunks: int = knob(2, "interleaved: pieces of the model that each rank holds", low=1, high=4)
+    chunks: int = knob(2, "interleaved, looped-bfs: pieces of the model that each rank holds", low=1, high=4)
     partition: str = knob("equal", "where the model is cut: equal layers, or balanced over what each piece costs on this hardware",
                           choices=("equal", "balanced"), more=True)
     steps: int = knob(3, "training steps (batches) of a run", low=1, high=200, more=True)
@@ -70,6 +70,9 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
+        if self.tied and self.order.stages > 1:
+            raise Impossible("A tied embedding has a copy in the first and the last stage, and the prediction prices no message between "
+                             "them: take tied=False or 1 stage.")
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
@@ -81,7 +84,10 @@ class PipelineExperiment(OnHardware, Pipelined):
         ranks, chunks = self.ranks, self.order.stages // self.ranks
         if chunks == 1 or ranks * chunks <= room:
             return
-        fewer = f"{room // ranks} chunk{'s' * (room >= 2 * ranks)}" if room >= ranks else f"{max(1, room // chunks)} rank{'s' * (room >= 2 * chunks)}"
+        if room >= ranks and "chunks" in self.order.options():
+            fewer = f"{room // ranks} chunk{'s' * (room >= 2 * ranks)}"
+        else:
+            fewer = f"{max(1, room // chunks)} rank{'s' * (room >= 2 * chunks)}"
         of, among = ("layers", "") if room == self.layers else ("pieces", ", its embedding and head among them")
         raise Impossible(f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least {ranks * chunks} {of}; the model has {room}{among}: "
                          f"take {fewer} or {ranks * chunks - (room - self.layers)} layers.")

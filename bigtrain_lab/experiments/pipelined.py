@@ -96,8 +96,8 @@ class Pipelined(Experiment):
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
         messages = dict.fromkeys("FBI", self.message_bytes)
-        return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, self.profile.links(self.ranks),
-                                           capacity_bytes=self.capacity_bytes, **time))
+        return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, capacity_bytes=self.capacity_bytes,
+                                           **time, **self.profile.prices(self.ranks)))
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch, those of one."""

@@ -3,16 +3,13 @@
 A BERT-style encoder learns which of 21 relations a sentence states between two marked names (data/relations.py).
 Each level's memory, time and state are predicted, and a run looks at its own gradients.
 
-The modelled clock charges products at the device's rate for the level's format, and every other operator at memory speed with
-its values in that format, as if casts were part of the kernels beside them; an update moves masters, gradients and moments. A
-step that the loss scaler skips is charged as any other.
+The modelled clock charges products at the device's rate for the level's format, and every other operator at memory speed, each
+value in the format that it has; a cast is an operator of its own. A step that the loss scaler skips is charged as any other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property, lru_cache
-from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,14 +19,14 @@ from ..core import Impossible, Trace, knob
 from ..data import Relations, f1, vocabulary
 from ..data.grammar import CLASSES
 from ..data.relations import LONGEST
-from ..models import Encoder, EncoderConfig, class_loss, encoder_flops, encoder_movements, encoder_saved, encoder_shapes
+from ..models import Encoder, EncoderConfig, built, class_loss, parameters
 from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate
 from ..schedule import Action, Step
 from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level, MixedPrecision
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice, last_loss
-from .optimizers import OPTIMIZERS, state_bytes
+from .optimizers import OPTIMIZERS
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -103,58 +100,30 @@ class Precision(OneDevice):
         return relations(self.seed, self.train_size, self.dev_size)
 
     def describe(self) -> str:
-        return f"an encoder of {sum(self.weights) / 1e6:.3g} M weights at level {self.level}; {self.rows} sentences a batch"
+        return f"an encoder of {parameters(self.config) / 1e6:.3g} M weights at level {self.level}; {self.rows} sentences a batch"
 
     # -- theory ---------------------------------------------------------------------------------------------
 
-    @cached_property
-    def weights(self) -> tuple[int, int]:
-        """(weights that are in the level's format, weights of norms that its policy keeps in float32)"""
-        sizes = {name: prod(shape) for name, shape in encoder_shapes(self.config).items()}
-        norms = sum(size for name, size in sizes.items() if "norm." in name) if self.chosen.policy else 0
-        return sum(sizes.values()) - norms, norms
+    shapes: ClassVar[tuple[str, ...]] = ("level", "optimizer", "rows", "layers", "width", "heads")
+    slots: ClassVar[dict] = {"F": 1, "B": 2, "U": 0, "A": 1}
+
+    def shaped(self) -> dict[str, Any]:
+        return super().shaped() | {"hardware": "unit", "every": 0, "train_size": 8, "dev_size": READ}
+
+    def like(self, action: Action) -> Action:
+        return action._replace(micro_batch=0) if action.kind == "A" else super().like(action)
 
     @cached_property
     def bytes(self) -> dict[str, int]:
         """kind -> bytes, in full: weights and masters always, the others while they are there."""
-        low, norms = self.weights
-        z = self.chosen.dtype.itemsize
-        trained = (4 if self.chosen.masters else z) * low + 4 * norms  # what the optimizer updates
-        return {"weights": z * low + 4 * norms, "master": 4 * low if self.chosen.masters else 0, "gradients": trained,
-                "optimizer": state_bytes(self.optimizer, trained, len(encoder_shapes(self.config))),
-                "activations": sum(row.bytes for row in encoder_saved(self.config, self.rows, self.half, self.chosen.policy))}
+        ends = [acted.after for acted in self.dry.actions.values()]
+        return {kind: max(after.get(kind, 0) for after in ends) for kind in ("weights", "master", "gradients", "optimizer", "activations")}
 
     def order(self) -> Iterator[Step]:
         """The training, then one forward without a graph for each batch of dev sentences."""
         for step in range(self.steps):
             yield from ((Action(kind, 0, step),) for kind in "FBU")
         yield from ((Action("A", 0, number),) for number in range(self.dev_size // READ))
-
-    def durations(self) -> dict:
-        if self.profile.textbook:
-            return {"F": 1, "B": 2, "U": 0, "A": 1}
-        forward, backward = self.work(self.rows)
-        updated = OPTIMIZERS[self.optimizer][2] * self.bytes["gradients"] + (self.bytes["weights"] if self.chosen.masters else 0)
-        return {"F": forward, "B": backward, "U": self.profile.seconds(0, updated, self.format), "A": self.work(READ)[0]}
-
-    def work(self, batch: int) -> tuple[float, float]:
-        """Seconds of a forward and of a backward on the profile's device."""
-        table = encoder_movements(replace(self.config, dtype=self.chosen.dtype), batch)
-        moved = sum(row.bytes * row.forward for row in table), sum(row.bytes * row.backward for row in table)
-        return tuple(self.profile.seconds(flops, traffic, self.format) for flops, traffic in zip(encoder_flops(self.config, batch), moved))
-
-    def changes(self) -> dict:
-        sizes, changes = self.bytes, {}
-        loss = 4 if self.chosen.policy else self.chosen.dtype.itemsize  # one number, until its update
-        for step in range(self.steps):
-            changes[Action("F", 0, step)] = (("activations", sizes["activations"]), ("temporaries", loss))
-            changes[Action("B", 0, step)] = (("activations", -sizes["activations"]), ("gradients", sizes["gradients"]))
-            born = (("optimizer", sizes["optimizer"]),) if step == 0 else ()
-            changes[Action("U", 0, step)] = (("gradients", -sizes["gradients"]), ("temporaries", -loss), *born)
-        return changes
-
-    def resident(self) -> Iterable[tuple[str, int]]:
-        return [(kind, size) for kind in ("weights", "master") if (size := self.bytes[kind])]
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -215,7 +184,7 @@ class Precision(OneDevice):
         span = rank.span if rank else lambda step: nullcontext()
         log = rank.log if rank else lambda name, value: None
         mp, batch, sentences = self.precision(), (), (*self.data.train, *self.data.dev)
-        model = mp.prepare(Encoder(self.config, self.seed).to(device))
+        model = mp.prepare(built(lambda: Encoder(self.config, self.seed), device))
         optimizer = OPTIMIZERS[self.optimizer][-1](self.learning_rate)(mp.parameters())
         if rank:
             rank.watch(lambda: mp.holdings(optimizer) | {"inputs": (*sentences, *batch)})

@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 import plotly.io
 
-from ..core import Impossible, Trace
+from ..core import Impossible, Span, Trace, Transfer
 from ..core.waited import Waited, waited
 from ..words import duration, size
 from . import palette, words
@@ -42,8 +42,8 @@ def look(title: str, height: int) -> dict:
 
 
 def rows_of(trace: Trace) -> list[tuple[int, str]]:
-    """(rank, lane) of each row, a rank's compute lane first."""
-    lanes = {(s.rank, s.lane) for s in trace.spans()} | {(rank, "compute") for rank in range(trace.ranks)}
+    """(rank, lane) of each row, a rank's compute lane first; a lane may have messages alone."""
+    lanes = {(e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))} | {(rank, "compute") for rank in range(trace.ranks)}
     return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
 
 

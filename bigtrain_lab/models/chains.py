@@ -24,7 +24,7 @@ from .blocks import Linear, cross_entropy
 from .config import GPTConfig
 from .dropout import Dropout, Noise
 from .gpt import GPT
-from .seed import generator
+from .seed import normal
 
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 SQUARE = ("attention.probabilities", "attention.dropped_probabilities", "attention.dropout_probabilities.keep")
@@ -83,8 +83,7 @@ class UnevenMLP(nn.Module):
         self.dropouts = nn.ModuleList(Dropout(dropout, f"layers.{i}.dropout") for i in range(layers - 1))
         with torch.no_grad():
             for name, weight in self.named_parameters():
-                values = torch.randn(weight.shape, dtype=torch.float64, generator=generator(seed, name))
-                weight.copy_(values / math.sqrt(weight.shape[1]))
+                weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))
 
 
 def uneven_widths(layers: int, width: int) -> list[int]:

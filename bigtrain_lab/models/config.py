@@ -65,9 +65,6 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
 
 
 def require_cuttable(config: GPTConfig, stages: int):
-    if config.tied and stages > 1:
-        raise Impossible("A tied embedding has one matrix in the first and the last stage, and the gradients of its "
-                         "two copies would have to be added: take tied=False or 1 stage.")
     if stages > config.pieces:
         raise Impossible(f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its embedding and head "
                          f"among them: take {config.pieces} stages or {stages - 2} layers.")

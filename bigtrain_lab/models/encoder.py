@@ -5,7 +5,7 @@
 The pair is read from the states at its two start markers, the best of the six ways of Baldini Soares et al. 2019
 (arXiv:1906.03158, section 3.3, "entity start"). Beside Devlin et al. 2018 (arXiv:1810.04805) the blocks are those of
 models/blocks.py, so the norms come before attention and MLP and not after, and there are no segment embeddings.
-12 L D^2 + 13 L D + (V + S + 2) D + (2 D + 1) C weights; flops and saved bytes: models/encoder_account.py.
+12 L D^2 + 13 L D + (V + S + 2) D + (2 D + 1) C weights.
 
 Shapes: B batch, S sequence, D width, C classes.
 """

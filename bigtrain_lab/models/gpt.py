@@ -4,7 +4,8 @@
 
 The whole has 12 L D^2 + 13 L D + (2 V + S + 2) D weights (V once if tied). Each initial value comes from a generator
 seeded by (seed, name): N(0, 0.02), the two projections that write into the residual stream N(0, 0.02 / sqrt(2 L)),
-biases 0, norms 1. So a stage holds, bit for bit, what the whole model holds there.
+biases 0, norms 1. So a stage holds, bit for bit, what the whole model holds there. Cut into stages, a tied model has two
+copies of its table, which `tied_weights` names for the pipeline to add their gradients up.
 Radford et al. 2019 (GPT-2), section 2.3.
 """
 
@@ -13,12 +14,10 @@ import math
 import torch
 from torch import nn
 
-from bigtrain_lab.core import Impossible
-
 from .blocks import Block, Embedding, Head
 from .config import GPTConfig, require_slice
 from .dropout import Noise
-from .seed import generator
+from .seed import normal
 
 
 class GPTStage(nn.Module):
@@ -27,14 +26,12 @@ class GPTStage(nn.Module):
     def __init__(self, config: GPTConfig, first: int, last: int, seed: int = 0):
         super().__init__()
         require_slice(first, last, config.pieces)
-        if config.tied and (first, last) != (0, config.pieces):
-            raise Impossible("A tied embedding cannot be cut: take tied=False or the whole model as one stage.")
         self.config, self.first, self.last = config, first, last
         kinds = [Embedding, *[Block] * config.layers, Head]
         self.layers = nn.ModuleDict({str(i): kinds[i](config, f"layers.{i}") for i in range(first, last)})
-        if config.tied:
+        if config.tied and (first, last) == (0, config.pieces):
             self.layers[str(last - 1)].logits.weight = self.layers["0"].token.weight
-        initialise(self, config.layers, seed)
+        initialise(self, config.layers, seed, config.tied)
 
     def forward(self, x, noise: Noise | None = None):
         """x: token ids (B, S) where the stage has the embedding, else hidden (B, S, D).
@@ -51,14 +48,24 @@ class GPT(GPTStage):
         super().__init__(config, 0, config.pieces, seed)
 
 
+def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
+    """What a tied model, cut into so many stages, has copies of: name -> {stage: the weight's name there}."""
+    if not config.tied or stages == 1:
+        return {}
+    return {"embedding": {0: "layers.0.token.weight", stages - 1: f"layers.{config.pieces - 1}.logits.weight"}}
+
+
 @torch.no_grad()
-def initialise(module: nn.Module, layers: int, seed: int):
-    """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start from one model."""
+def initialise(module: nn.Module, layers: int, seed: int, tied: bool = False):
+    """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start from one model. A tied
+    output's copy has the embedding's values."""
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            return
         if parameter.dim() == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             continue
-        writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+        writes_residual = name.endswith((".out.weight", "mlp.down.weight"))
         std = 0.02 / math.sqrt(2 * layers) if writes_residual else 0.02
-        draw = generator(seed, name)
-        parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=draw).mul_(std))
+        drawn = "layers.0.token.weight" if tied and name.endswith("logits.weight") else name
+        parameter.copy_(normal(parameter, seed, drawn).mul_(std))

@@ -15,7 +15,7 @@ from bigtrain_lab.core import Impossible
 from .blocks import Linear
 from .config import require_count, require_floating, require_slice
 from .dropout import Noise
-from .seed import generator
+from .seed import normal
 
 
 class MLPStage(nn.Module):
@@ -31,8 +31,7 @@ class MLPStage(nn.Module):
             {str(i): Linear(width, width, bias=False, dtype=dtype) for i in range(first, last)})
         with torch.no_grad():
             for name, weight in self.named_parameters():
-                values = torch.randn(weight.shape, dtype=torch.float64, generator=generator(seed, name))
-                weight.copy_(values / math.sqrt(width))
+                weight.copy_(normal(weight, seed, name) / math.sqrt(width))
 
     def forward(self, x, noise: Noise | None = None):
         for i, layer in zip(range(self.first, self.last), self.layers.values()):

@@ -7,6 +7,7 @@ generator here is ever used twice: each draw makes its own, seeded by what the d
 """
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 
@@ -17,5 +18,19 @@ def stable_seed(*names) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(*names, device="cpu") -> torch.Generator:
-    return torch.Generator(device).manual_seed(stable_seed(*names))
+def generator(*names, device="cpu") -> torch.Generator | None:
+    """On meta there is nothing to draw: None."""
+    return None if torch.device(device).type == "meta" else torch.Generator(device).manual_seed(stable_seed(*names))
+
+
+def normal(weight: torch.Tensor, *names) -> torch.Tensor:
+    """N(0, 1) in float64, in the shape of a weight; on meta the weight itself."""
+    return weight if weight.is_meta else torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))
+
+
+def built(make: Callable[[], torch.nn.Module], device: torch.device) -> torch.nn.Module:
+    """make() on the device. Weights are drawn on the CPU, so that all devices start from the same; on meta none is drawn."""
+    if device.type != "meta":
+        return make().to(device)
+    with device:
+        return make()

@@ -1,132 +1,130 @@
-"""The translator that this course takes as its example: its weights and the bytes of its training step, from shapes alone.
+"""The translator that this course takes as its example: an encoder-decoder transformer.
 
     encoder layer   4 D^2 + 2 D I + I + 5 D        decoder layer   8 D^2 + 2 D I + I + 7 D        I: inner width of the MLP
     whole           L (both) + 3 V D + 4 D         = 93,255,680 for L = 6, D = 512, I = 2048, V = 32,000
 
-An encoder-decoder transformer with the norm before each branch and one more at each end, ReLU, sinusoidal positions (no weights),
-no bias in attention or output, and three matrices of V x D: source table, target table, output. Counted without dropout and
-without padding. Vaswani et al. 2017 (arXiv:1706.03762), section 3; the norm's place as in Xiong et al. 2020 (arXiv:2002.04745).
+The norm comes before each branch and once more at each end; ReLU, sinusoidal positions (no weights), no bias in attention or
+output, and three matrices of V x D: source table, target table, output. There is no dropout, and padding is read as words are.
+Vaswani et al. 2017 (arXiv:1706.03762), section 3; the norm's place as in Xiong et al. 2020 (arXiv:2002.04745).
+
+Shapes: B batch, S source, T target or query, U keys, D width, H heads, K width of a head, V vocabulary.
 """
 
+import math
 from dataclasses import dataclass
-from math import prod
 
 import torch
+from torch import nn
 
+from .blocks import Linear, Table
 from .config import require_count, require_floating
-from .peak import Account, Forward, feed_forward, training
-from .tape import Storage, Tape, added, attention, cross_entropy, layer_norm, linear, residual
+from .gpt import initialise
 
 
 @dataclass(frozen=True)
 class TranslatorConfig:
-    """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language."""
+    """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language, `longest` sentence."""
 
     layers: int = 6
     width: int = 512
     heads: int = 8
     inner: int = 2048
     vocabulary: int = 32_000
+    longest: int = 512
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "inner", "vocabulary"):
+        for name in ("layers", "width", "heads", "inner", "vocabulary", "longest"):
             require_count(name, getattr(self, name))
         require_floating(self.dtype)
 
 
-def translator_shapes(config: TranslatorConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each weight."""
-    D, inner, V = config.width, config.inner, config.vocabulary
-    norm = {"weight": (D,), "bias": (D,)}
-    own = {"qkv.weight": (3 * D, D), "out.weight": (D, D)}
-    cross = {"q.weight": (D, D), "kv.weight": (2 * D, D), "out.weight": (D, D)}
-    mlp = {"up.weight": (inner, D), "up.bias": (inner,), "down.weight": (D, inner), "down.bias": (D,)}
-    layer = {"attention_norm": norm, "attention": own, "mlp_norm": norm, "mlp": mlp}
-    crossing = {"attention_norm": norm, "attention": own, "cross_norm": norm, "cross": cross, "mlp_norm": norm, "mlp": mlp}
-    parts = {"source": {"weight": (V, D)}}
-    for side, of in (("encoder", layer), ("decoder", crossing)):
-        if side == "decoder":
-            parts["target"] = {"weight": (V, D)}
-        parts |= {f"{side}.{i}.{part}": weights for i in range(config.layers) for part, weights in of.items()}
-        parts[f"{side}_norm"] = norm
-    parts["logits"] = {"weight": (V, D)}
-    return {f"{part}.{name}": shape for part, weights in parts.items() for name, shape in weights.items()}
+class Attention(nn.Module):
+    """Over its own input, or (`crosses`) over a memory."""
+
+    def __init__(self, config: TranslatorConfig, crosses: bool):
+        super().__init__()
+        D, plain = config.width, {"bias": False, "dtype": config.dtype}
+        self.heads = config.heads
+        if crosses:
+            self.q, self.kv = Linear(D, D, **plain), Linear(D, 2 * D, **plain)
+        else:
+            self.qkv = Linear(D, 3 * D, **plain)
+        self.out = Linear(D, D, **plain)
+
+    def forward(self, x_BTD, memory_BSD=None, causal: bool = False):
+        if memory_BSD is None:
+            q_BHTK, k_BHUK, v_BHUK = self.by_head(self.qkv(x_BTD), 3)
+        else:
+            (q_BHTK,), (k_BHUK, v_BHUK) = self.by_head(self.q(x_BTD), 1), self.by_head(self.kv(memory_BSD), 2)
+        scores_BHTU = q_BHTK @ k_BHUK.transpose(-2, -1) / math.sqrt(q_BHTK.shape[-1])
+        if causal:
+            scores_BHTU = scores_BHTU + torch.full(scores_BHTU.shape[-2:], -math.inf, dtype=x_BTD.dtype, device=x_BTD.device).triu(1)
+        return self.out((scores_BHTU.softmax(-1) @ v_BHUK).transpose(1, 2).reshape(x_BTD.shape))
+
+    def by_head(self, x, parts: int):
+        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
 
-def translator_parameters(config: TranslatorConfig) -> int:
-    return sum(map(prod, translator_shapes(config).values()))
+class MLP(nn.Module):
+    def __init__(self, config: TranslatorConfig):
+        super().__init__()
+        self.up = Linear(config.width, config.inner, dtype=config.dtype)
+        self.down = Linear(config.inner, config.width, dtype=config.dtype)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
 
 
-def translator_steps(config: TranslatorConfig, samples: int, source: int, target: int, optimizer: str = "adam", steps: int = 2,
-                     watched: bool = True) -> Account:
-    """The account of `steps` training steps on pairs of `source` and `target` tokens a sample."""
-    for name, value in (("samples", samples), ("source", source), ("target", target)):
-        require_count(name, value)
-    tape = Tape(config.dtype.itemsize, watched)
-    return training(tape, translator_shapes(config), lambda: translator(tape, config, samples, source, target), optimizer, steps)
+class Layer(nn.Module):
+    """Of the encoder; with `crosses` of the decoder, which sees no later word and reads the memory."""
+
+    def __init__(self, config: TranslatorConfig, crosses: bool):
+        super().__init__()
+        self.crosses = crosses
+        self.attention_norm, self.attention = nn.LayerNorm(config.width, dtype=config.dtype), Attention(config, False)
+        if crosses:
+            self.cross_norm, self.cross = nn.LayerNorm(config.width, dtype=config.dtype), Attention(config, True)
+        self.mlp_norm, self.mlp = nn.LayerNorm(config.width, dtype=config.dtype), MLP(config)
+
+    def forward(self, x_BTD, memory_BSD=None):
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), causal=self.crosses)
+        if self.crosses:
+            x_BTD = x_BTD + self.cross(self.cross_norm(x_BTD), memory_BSD)
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
 
-def translator(tape: Tape, config: TranslatorConfig, samples: int, source: int, target: int) -> Forward:
-    D, V, rows = config.width, config.vocabulary, samples * target
-    memory, encoder_backward = side(tape, config, "encoder", "source", samples, source)
-    pending: list[Storage] = []  # the memory's gradient, one decoder layer after the other
+class Translator(nn.Module):
+    def __init__(self, config: TranslatorConfig, seed: int = 0):
+        super().__init__()
+        D, V, dtype = config.width, config.vocabulary, config.dtype
+        self.source, self.encoder = Table(V, D, dtype=dtype), nn.ModuleList(Layer(config, False) for _ in range(config.layers))
+        self.encoder_norm = nn.LayerNorm(D, dtype=dtype)
+        self.target, self.decoder = Table(V, D, dtype=dtype), nn.ModuleList(Layer(config, True) for _ in range(config.layers))
+        self.decoder_norm, self.logits = nn.LayerNorm(D, dtype=dtype), Linear(D, V, bias=False, dtype=dtype)
+        self.register_buffer("positions", sinusoids(config.longest, D).to(dtype), persistent=False)
+        initialise(self, 2 * config.layers, seed)
 
-    def give(gradient: Storage):
-        pending.append(added(tape, "memory gradient", samples * source * D, pending.pop(), gradient) if pending else gradient)
+    def forward(self, source_BS, target_BT) -> torch.Tensor:
+        """Logits (B, T, V) of the word after each of the target's; ids are int64."""
+        memory_BSD = self.encode(source_BS)
+        return self.logits(self.decode(target_BT, memory_BSD))
 
-    out, decoder_backward = side(tape, config, "decoder", "target", samples, target, memory, source, give)
-    logits, logits_backward = linear(tape, "logits", out, rows, D, V, bias=False)
-    tape.drop(out, memory)
-    loss, loss_backward = cross_entropy(tape, logits, rows, V)
+    def encode(self, ids_BS):
+        x_BSD = self.source(ids_BS) + self.positions[:ids_BS.shape[1]]
+        for layer in self.encoder:
+            x_BSD = layer(x_BSD)
+        return self.encoder_norm(x_BSD)
 
-    def backward():
-        dy, one = loss_backward()
-        decoder_backward(logits_backward(dy))
-        encoder_backward(pending.pop())
-        tape.drop(one)
-    return Forward(loss, backward)
+    def decode(self, ids_BT, memory_BSD):
+        x_BTD = self.target(ids_BT) + self.positions[:ids_BT.shape[1]]
+        for layer in self.decoder:
+            x_BTD = layer(x_BTD, memory_BSD)
+        return self.decoder_norm(x_BTD)
 
 
-def side(tape: Tape, config: TranslatorConfig, name: str, table: str, samples: int, tokens: int, memory: Storage | None = None,
-         keys: int = 0, give=None):
-    """Encoder or (with a memory) decoder: lookup, layers, last norm."""
-    D, rows = config.width, samples * tokens
-    hidden, walked = rows * D, []
-    looked_up = tape.make(f"{table} output", hidden)
-    x = tape.make(f"{table} and position", hidden)
-    tape.drop(looked_up)
-
-    def branch(norm, body):
-        def walk(x):
-            normed, norm_backward = layer_norm(tape, norm, x, rows, D)
-            out, backward = body(normed)
-            tape.drop(normed)
-            return out, lambda dy: norm_backward(backward(dy))
-        return walk
-
-    for i in range(config.layers):
-        at = f"{name}.{i}"
-        branches = [(f"{at}.attention", f"{at}.attention_norm", lambda x, at=at: attention(
-            tape, f"{at}.attention", x, samples, tokens, D, config.heads, bias=False, causal=memory is not None))]
-        if memory is not None:
-            branches.append((f"{at}.cross", f"{at}.cross_norm", lambda x, at=at: attention(
-                tape, f"{at}.cross", x, samples, tokens, D, config.heads, bias=False, causal=False, memory=memory, keys=keys, give=give)))
-        branches.append((f"{at}.mlp", f"{at}.mlp_norm", lambda x, at=at: feed_forward(
-            tape, f"{at}.mlp", x, rows, D, config.inner, keeps="output")))
-        given = x
-        tape.hold(given)  # by the caller of the layer
-        for path, norm, body in branches:
-            x, backward = residual(tape, path, x, hidden, branch(norm, body))
-            walked.append(backward)
-        tape.drop(given)
-    last, norm_backward = layer_norm(tape, f"{name}_norm", x, rows, D)
-    tape.drop(x)
-
-    def backward(dy):
-        dy = norm_backward(dy)
-        while walked:
-            dy = walked.pop()(dy)
-        tape.accumulate(tape.make(f"{table}.weight gradient", config.vocabulary * D))
-        tape.drop(dy)
-    return last, backward
+def sinusoids(longest: int, width: int) -> torch.Tensor:
+    """(longest, D): sin and cos of place / 10000^(2i/D)."""
+    places, pairs = torch.arange(longest, dtype=torch.float64), torch.arange(-(-width // 2), dtype=torch.float64)
+    angles = places[:, None] / 10_000 ** (2 * pairs / width)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]

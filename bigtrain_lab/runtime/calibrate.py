@@ -2,6 +2,7 @@
 
     FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread     (a rank on a CPU has one thread)
     memory bandwidth    bytes read and written by the fastest of several copies of 64 MB
+    launch              the fastest of many products of two numbers that autograd records
     alpha, beta         half a round trip of 1 byte, and of 4 MB less alpha, between two real ranks over gloo's loopback
 """
 
@@ -19,7 +20,7 @@ from ..core import Hardware, Impossible, write_whole
 from ..core.hardware import Wire
 from .border import cache_directory, place_given
 
-NAME, VERSION = "this-machine", 1
+NAME, VERSION = "this-machine", 2
 MATMUL, COPY_BYTES, MESSAGE_BYTES, ROUNDS = 384, 64 * 2**20, 4 * 2**20, 30
 
 
@@ -65,15 +66,18 @@ def calibrate() -> Hardware:
 
 def hardware_of(found: dict) -> Hardware:
     """The profile that the measured numbers make."""
-    when, one = found["when"], f"measured {found['when']} with torch {found['torch']}"
+    one = f"measured: {found['when']} with torch {found['torch']}"
+    told = {"flops_per_s": f"best of several {MATMUL} x {MATMUL} matmuls on one thread",
+            "memory_bytes": "told by the operating system",
+            "memory_bytes_per_s": f"best copy of {COPY_BYTES >> 20} MB on one thread",
+            "launch_s": "best product of two numbers, recorded for a backward",
+            "inside.alpha_s": "half a round trip of 1 byte between two ranks",
+            "inside.bytes_per_s": f"half a round trip of {MESSAGE_BYTES >> 20} MB between two ranks"}
     return Hardware(
-        NAME, flops_per_s=found["flops_per_s"], memory_bytes=found["memory_bytes"], memory_bytes_per_s=found["memory_bytes_per_s"],
+        NAME, flops_per_s=found["flops_per_s"], memory_bytes=found["memory_bytes"],
+        memory_bytes_per_s=found["memory_bytes_per_s"], launch_s=found["launch_s"], launches_ahead=False,
         inside=Wire("gloo over loopback", found["alpha_s"], found["bytes_per_s"]), node_size=1024,
-        sources={
-            "flops_per_s": f"{one}: best of several {MATMUL} x {MATMUL} matmuls on one thread",
-            "memory": f"{one}: size by the operating system, bandwidth by the best copy of {COPY_BYTES >> 20} MB on one thread",
-            "inside": f"{one}: half a round trip between two ranks, 1 byte for latency, {MESSAGE_BYTES >> 20} MB for bandwidth",
-            "when": when})
+        sources={name: f"{one}, {how}" for name, how in told.items()} | {"when": found["when"]})
 
 
 def remembered(values: dict) -> Hardware:
@@ -122,7 +126,7 @@ def round_trips(rank) -> dict:
 
 
 def speeds() -> dict:
-    """FLOP/s by dtype and memory bandwidth of one thread. The number of threads is what it was, afterwards."""
+    """FLOP/s by dtype, memory bandwidth and launch time of one thread; the number of threads is restored."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -132,7 +136,9 @@ def speeds() -> dict:
             flops[name] = 2 * MATMUL**3 / fastest(lambda: a @ a, 0.3)  # noqa: B023  (called at once)
         source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
         target = torch.zeros_like(source)
-        return {"flops_per_s": flops, "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3)}
+        number = torch.ones((), requires_grad=True)
+        return {"flops_per_s": flops, "launch_s": fastest(lambda: number * number, 0.1),
+                "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3)}
     finally:
         torch.set_num_threads(threads)
 

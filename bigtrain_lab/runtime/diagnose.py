@@ -13,8 +13,9 @@ from . import frames
 from .capacity import OutOfMemory
 from .end import FAILED, UNWRITABLE
 from .kept import status_of
+from .lanes import LaneFailed
 from .pulse import REMEDIES
-from .waits import Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
+from .waits import BLOCKED, Doing, RankState, knot, ranks, said, state_of, untaken, waited_for
 
 
 class Exit(NamedTuple):
@@ -29,30 +30,38 @@ def deadlock(doings: list[Doing]) -> str | None:
     stuck = knot(doings)
     if not stuck:
         return None
-    last = doings[stuck[-1]]
+    if failed := lane_failure(doings):
+        return failed
+    first, last = stuck[0], stuck[-1]
     if last.last == "done":
-        first, verb = doings[stuck[0]], {"finish": "taking it", "wait": "sending it"}[doings[stuck[0]].last]
+        verb = {"finish": "taking it", "wait": "sending it", "await": "launching it"}[first.last]
         if first.wants and first.wants.src is None:
             verb = "calling it"
-        return f"{_capital(said(doings, first))}, which has finished without {verb}. {_rest(doings, set(stuck))}".rstrip()
-    return f"Deadlock: {'; '.join(said(doings, doings[rank]) for rank in stuck)}. {_rest(doings, set(stuck))}".rstrip()
+        return f"{_capital(said(doings, first))}, which has finished without {verb}. {_rest(doings, stuck)}".rstrip()
+    return f"Deadlock: {'; '.join(said(doings, at) for at in stuck)}. {_rest(doings, stuck)}".rstrip()
+
+
+def lane_failure(doings: list[Doing]) -> str | None:
+    """The sentences of a failure on a lane, which its program has not come to ask for; None where there is none."""
+    failed = [at for doing in doings for at in doing.lanes.values() if at.last == "failed"]
+    return "\n".join(filter(None, [failed[0].failure, _rest(doings, failed)])) if failed else None
 
 
 def lines(directory: Path, doings: list[Doing]) -> str:
-    """Where in its program each rank is, one line a place; stacks were asked for before."""
-    places: dict[str, list[int]] = {}
-    for doing in doings:
-        if doing.last != "done" and (line := line_of(directory, doing.rank)):
-            places.setdefault(line, []).append(doing.rank)
-    return "".join(f"\n  {ranks(who)} at {line}" for line, who in places.items())
+    """Where in its program each lane is, one line a place; stacks were asked for before."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for at in (at for doing in doings for at in doing.awake if doing.last != "done" and at.last != "failed"):
+        if line := line_of(directory, at.rank, at.thread):
+            places.setdefault((line, at.lane), []).append(at.rank)
+    return "".join(f"\n  {ranks(who)}{'' if lane == 'compute' else f', lane {lane},'} at {line}" for (line, lane), who in places.items())
 
 
-def line_of(directory: Path, rank: int) -> str:
-    """Where a rank failed, or where it was when stacks were asked for; "" where neither is known."""
+def line_of(directory: Path, rank: int, thread: int | None = None) -> str:
+    """Where a rank failed, or where it (or one of its threads) was when stacks were asked for; "" where neither is known."""
     if place := status_of(directory, rank).get("place"):
         return str(frames.Place(*place))
     dump = Path(directory) / f"stacks-{rank}.txt"
-    place = frames.of_dump(dump.read_text(encoding="utf-8", errors="replace")) if dump.exists() else None
+    place = frames.of_dump(dump.read_text(encoding="utf-8", errors="replace"), thread) if dump.exists() else None
     return str(place) if place else ""
 
 
@@ -90,27 +99,30 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
 
     kept   rank -> what keeps its process, in words (pulse.py)
     """
-    live = [d for d in doings if d.last != "done"]
-    held = [d for d in live if d.rank in kept]
-    works = [d for d in live if d.last not in ("wait", "finish", "meet") and not (held and d.last is None)]
-    guilty = [d for d in live if d in held or d in works] or [d for d in live if not waited_for(doings, d)] or live
+    if failed := lane_failure(doings):
+        return failed
+    live = [at for doing in doings if doing.last != "done" for at in doing.awake]
+    held = [at for at in live if at.rank in kept and at.lane == "compute"]
+    works = [at for at in live if at.last not in (*BLOCKED, "meet") and not (held and at.last is None) and at.rank not in kept]
+    guilty = [at for at in live if at in held or at in works] or [at for at in live if not waited_for(doings, at)] or live
     lines = []
-    for d in guilty:
-        if how := kept.get(d.rank):
-            lines.append(f"Rank {d.rank} is {how}: no progress for {stall_s:g} s ({d}). {REMEDIES[how]}")
+    for at in guilty:
+        if how := kept.get(at.rank):
+            lines.append(f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}")
             continue
-        place = line_of(directory, d.rank)
-        ready = "; all that it waits for was sent" if d.last == "wait" and not waited_for(doings, d) else ""
-        lines.append(f"Rank {d.rank} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({d}{ready}).")
-    return "\n".join([*lines, _rest(doings, {d.rank for d in guilty})]).strip()
+        place = line_of(directory, at.rank, at.thread)
+        ready = "; all that it waits for was sent" if at.last == "wait" and not waited_for(doings, at) else ""
+        lines.append(f"{_capital(at.who)} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({at}{ready}).")
+    return "\n".join([*lines, _rest(doings, guilty)]).strip()
 
 
 def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str:
     """The sentences of a run in which a process ended without finishing."""
     culprit = culprit_of(directory, exits)
     if culprit is None:
-        return f"The run ended before its ranks were done. {_rest(doings, set())}".rstrip()
-    return "\n".join(filter(None, [_reason(directory, doings, culprit, exits.get(culprit)), _rest(doings, {culprit})]))
+        return f"The run ended before its ranks were done. {_rest(doings, ())}".rstrip()
+    told = doings[culprit].lanes.values()
+    return "\n".join(filter(None, [_reason(directory, doings, culprit, exits.get(culprit)), _rest(doings, told)]))
 
 
 def failed(directory: Path, ranks: int) -> dict[int, Exit]:
@@ -144,7 +156,7 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
             return f"Rank {rank} left its program by sys.exit({status['message']}).{place}"
         if status["victim"]:
             return _unanswered(doings, doing) or f"{status['message']}; that rank ended before."
-        if status["type"] == OutOfMemory.__name__:  # says all, the rank first
+        if status["type"] in (OutOfMemory.__name__, LaneFailed.__name__):  # says all, the rank first
             return f"{status['message']}{place}"
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
     code, last = exit.code if exit else FAILED, f"; {doing}"
@@ -160,10 +172,11 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
 
 def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
     """Of a rank that lost its connection and no rank had failed: which message had no other end."""
-    if doing.wants and doing.wants.src is not None and doings[doing.wants.src].last == "done":
-        return f"{_capital(doing)}, which has finished without sending it."
-    for (dst, channel), _ in untaken(doings, doing):
-        return f"Rank {doing.rank} sent {doing.labels[channel] or 'a message'} to rank {dst}, which has finished without taking it."
+    for at in doing.awake:
+        if at.wants and at.wants.src is not None and doings[at.wants.src].last == "done":
+            return f"{_capital(at)}, which has finished without sending it."
+        for (_, dst, channel), _ in untaken(doings, at):
+            return f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, which has finished without taking it."
     return None
 
 
@@ -174,8 +187,9 @@ def _crash(directory: Path, rank: int) -> str:
     return f"\n  at {place}" if place else ""
 
 
-def _rest(doings: list[Doing], told: set[int]) -> str:
-    others = [said(doings, d) for d in doings if d.rank not in told]
+def _rest(doings: list[Doing], told) -> str:
+    """What the lanes are at that were not told."""
+    others = [said(doings, at) for doing in doings for at in doing.awake if at not in told]
     return f"Meanwhile {'; '.join(others)}." if others else ""
 
 

@@ -49,11 +49,14 @@ def is_whole(dump: Path) -> bool:
         return False
 
 
-def of_dump(text: str) -> Place | None:
-    """Where a process is by what faulthandler wrote last: the thread that crashed, else the main one, which it lists last."""
-    parts = re.split(r"^(Current thread|Thread) .*$", text, flags=re.M)
+def of_dump(text: str, thread: int | None = None) -> Place | None:
+    """Where a process is by what faulthandler wrote last: the thread that crashed, else this one, else the main one, which it lists
+    last."""
+    parts = re.split(r"^((?:Current thread|Thread) .*)$", text, flags=re.M)
     stacks = list(zip(parts[1::2], parts[2::2]))
     if "Fatal Python error" in text:
         stacks = [stack for stack in stacks if stack[0].startswith("Current")]
+    elif thread is not None:
+        stacks = [stack for stack in stacks if re.search(rf"\b0x0*{thread:x}\b", stack[0])]
     frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stacks[-1][1] if stacks else "", flags=re.M)
     return innermost([Place(file, int(line), function) for file, line, function in reversed(frames)])

@@ -5,6 +5,7 @@ RecordingGroup (recording.py) with the same methods, so that a technique holds n
 posted and never waited for until `finish`: gloo's send is a rendezvous, and two ranks that wait in send deadlock.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ..core import Impossible
-from .message import Outbox, Shape, channel
+from .capacity import OutOfMemory
+from .lanes import LaneFailed, LaneRunner
+from .message import Outbox, Shape, as_bytes, channel
 
 HOST = torch.device("cpu")
 OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
@@ -32,13 +35,20 @@ def is_lost(error: BaseException | None) -> bool:
 
 
 class Handle:
-    """A receive that was posted; `wait()` returns the tensor."""
+    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the message is in hand, without taking it: the
+    time at which it was issued, None without a modelled clock."""
 
-    def __init__(self, wait):
-        self._wait, self._tensor = wait, None
+    def __init__(self, arrive, take):
+        self._arrive, self._wait, self._issue, self._tensor = arrive, take, None, None
+
+    def arrive(self) -> int | None:
+        if self._arrive:
+            self._issue, self._arrive = self._arrive(), None
+        return self._issue
 
     def wait(self) -> torch.Tensor:
         if self._wait:
+            self.arrive()
             self._tensor, self._wait = self._wait(), None
         return self._tensor
 
@@ -61,12 +71,12 @@ class _Announcement(NamedTuple):
 
 
 class Group:
-    """Ranks that talk. `name` names a message (an Action, or text), `site` the place in the program it comes from; both
+    """Ranks that talk. `name` names a message (an Action, a Message, or text), `site` the place in the program it comes from; both
     sides say the same. Messages of one (site, name, tag) are taken in the order they were sent, others in any order.
     Shapes: the first message of a site announces its dtype and shape, later ones must have the same.
     Messages go over the host; those that are taken in no buffer arrive on `device`."""
 
-    device = HOST
+    device, axis, name = HOST, "", "compute"  # name: its lane
 
     def __init__(self, process_group=None):
         if process_group is None and not dist.is_initialized():
@@ -77,11 +87,19 @@ class Group:
         self._said: dict[tuple, Shape] = {}  # (peer, site) -> what was announced to the peer
         self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
         self._coming: dict[tuple, _Announcement] = {}  # what it will announce
+        self.lanes: dict[str, LaneRunner] = {}
 
     @classmethod
     def of(cls, group=None) -> "Group":
         """A Group as it is; a ProcessGroup, or None for torch's default one, as a plain Group."""
         return group if isinstance(group, Group) else Group(group)
+
+    def lane(self, name: str = "") -> LaneRunner:
+        """A lane beside this one: a thread with a group of its own over the same ranks. All of them ask for it, in one order."""
+        name = name or ("comm:" + self.axis).rstrip(":")
+        if name not in self.lanes:
+            self.lanes[name] = LaneRunner(self._again(name), name)
+        return self.lanes[name]
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -112,10 +130,10 @@ class Group:
         if buffer is None:
             return posted
 
-        def wait():
+        def take():
             with torch.no_grad():
                 return buffer.copy_(posted.wait())
-        return Handle(wait)
+        return Handle(posted.arrive, take)
 
     def finish(self) -> None:
         """Return when every message that was posted has been taken."""
@@ -126,28 +144,106 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum", name: str = "all_reduce") -> torch.Tensor:
         """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks; returns it."""
-        if op not in (*OPERATIONS, "mean"):
-            raise Impossible(f"There is no reduction {op!r}: choose one of {', '.join(OPERATIONS)}, mean.")
-        with self._together(name):
-            dist.all_reduce(tensor, OPERATIONS["sum" if op == "mean" else op], group=self._pg)
+        with self._together(name, "all_reduce", tensor.nbytes, f"all_reduce ({op}) of {Shape.of(tensor)}"):
+            dist.all_reduce(tensor, operation(op), group=self._pg)
         return tensor.div_(self.size) if op == "mean" else tensor
+
+    def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum", name: str = "reduce_scatter") -> torch.Tensor:
+        """This rank's part of what `all_reduce` would make. The parts are those of torch.tensor_split along the first dimension (the
+        first ones are a row longer where it does not divide), or a list of tensors, one a rank, of any shapes."""
+        parts = self._parts(tensor, "reduce_scatter")
+        own, longest = parts[self.rank], max(part.numel() for part in parts)
+        if self._fits(tensor, parts):
+            flat = tensor.detach().view(self.size, longest)
+        else:
+            flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
+            for row, part in zip(flat, parts):
+                row[:part.numel()] = part.detach().reshape(-1)
+        with self._together(name, "reduce_scatter", sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"):
+            dist.reduce_scatter_tensor(reduced := flat.new_empty(longest), flat.view(-1), operation(op), group=self._pg)
+        reduced = reduced[:own.numel()].view(own.shape).to(own.device)
+        return reduced.div_(self.size) if op == "mean" else reduced
+
+    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | Sequence[torch.Tensor] | None = None, name: str = "all_gather"):
+        """Every rank's tensor, one after the other along the first dimension: in a new tensor where they have one shape, in the parts
+        of `out` (of a tensor those of torch.tensor_split, which undoes `reduce_scatter`; or a list of one tensor a rank). Returns `out`.
+
+        Impossible where this rank's tensor is not of its part's shape.
+        """
+        if out is None:
+            stacked = tensor.detach().new_empty((self.size, *tensor.shape))
+            out, parts = stacked.flatten(0, 1) if tensor.dim() else stacked, stacked.unbind()
+        else:
+            parts = self._parts(out, "all_gather")
+        if Shape.of(tensor) != Shape.of(own := parts[self.rank]):
+            raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part that is {Shape.of(own)}: "
+                             "give out= one tensor of its shape for each rank.")
+        longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
+        mine = as_bytes(tensor).to(self._room_on(tensor))
+        if len(mine) < longest:
+            mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
+        flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
+        with self._together(name, "all_gather", sum(part.nbytes for part in parts), f"all_gather of {of(parts)}"):
+            dist.all_gather_into_tensor(flat, mine, group=self._pg)
+        with torch.no_grad():
+            for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
+                part.copy_(row[:part.nbytes].view(part.dtype).view(part.shape))
+        return out
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0, name: str = "broadcast") -> torch.Tensor:
         """Replace the tensor on every rank by that of rank `src`; returns it."""
-        with self._together(name):
+        with self._together(name, "broadcast", tensor.nbytes, f"broadcast from rank {src} of {Shape.of(tensor)}", src):
             dist.broadcast(tensor, group_src=src, group=self._pg)
         return tensor
 
     def barrier(self, name: str = "barrier") -> None:
         """Return when every rank has come here."""
-        with self._together(name):
+        with self._together(name, "barrier", 0, "barrier"):
             dist.barrier(group=self._pg)
+
+    def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
+        """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension to be cut along."""
+        if isinstance(tensors, torch.Tensor):
+            if not tensors.dim():
+                raise Impossible(f"{what} cannot cut a single number into {self.size} parts: give it a tensor with a first dimension.")
+            return tensors.tensor_split(self.size)
+        if len(tensors) != self.size:
+            raise Impossible(f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank.")
+        return tensors
+
+    def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
+        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal parts, on its device."""
+        return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous() and tensors.device == self._room_on(tensors)
+                and len({part.numel() for part in parts}) == 1)
+
+    def _room_on(self, tensor: torch.Tensor) -> torch.device:
+        """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
+        return HOST if dist.get_backend(self._pg) == "gloo" else tensor.device
 
     # -- what a recording group does as well ----------------------------------------------------------------
 
-    def span(self, step, version: int | None = None):
-        """Around the work of a step (a tuple of actions) on weights of this version."""
+    def span(self, step, version: int | None = None, beside: bool = False):
+        """Around the work of a step (a tuple of actions) on weights of this version; `beside`: while another lane may be busy."""
         return nullcontext()
+
+    def enter(self):
+        """The thread that asks is this group's lane from now on."""
+
+    def post(self, signal: str) -> int | None:
+        """Tell the rank's other lanes that this thread has come here; returns its lane's time, for `after`."""
+
+    def after(self, signal: str, by: str, arrived: Callable[[], int | None], idle: bool = False) -> None:
+        """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the thread that asks goes on no earlier.
+        `idle`: there is nothing to do before."""
+        arrived()
+
+    def reaches(self, dst: int) -> int | None:
+        """The earliest time at which the message that was sent last arrives at rank `dst`; None without a modelled clock."""
+
+    def failed(self, error: BaseException, sentence: str) -> BaseException:
+        """A function on this lane failed: note it, for nobody may ask; returns what to raise where somebody does. A lost connection
+        and a lack of memory name their rank themselves."""
+        return error if is_lost(error) or isinstance(error, OutOfMemory) else LaneFailed(sentence)
 
     def world_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this group: the number to name in a sentence."""
@@ -162,11 +258,20 @@ class Group:
     def _take(self, wire, shape, src, name) -> torch.Tensor:
         return wire.to(self.device)
 
+    def _issued(self, wire) -> int | None:
+        """When a message was issued."""
+
     def _waiting(self, src, way, name, site):
         return self._watching(src, name)
 
-    def _together(self, name):
+    def _together(self, name, kind: str, size_bytes: int, call: str, src: int | None = None):
         return self._watching(None, name)
+
+    def _again(self, lane: str) -> "Group":
+        """Another group of the same ranks, for a lane."""
+        group = Group(again(self._pg, lane))
+        group.device, group.name = self.device, lane
+        return group
 
     # -- sites ----------------------------------------------------------------------------------------------
 
@@ -174,7 +279,7 @@ class Group:
         if not 0 <= peer < self.size or peer == self.rank:
             raise Impossible(f"Rank {self.rank} cannot exchange {name or 'a message'} with rank {peer}: "
                              f"name another of the ranks 0 to {self.size - 1}.")
-        site = site or (f"{name.stage}{name.kind}" if hasattr(name, "kind") else "")
+        site = site or ("" if isinstance(name, str) else f"{name.stage}{name.kind}{name.bytes or ''}")
         return site, channel(site, str(name), tag)
 
     def _posted(self, src: int, name, site: str, tag: int, like) -> Handle:
@@ -182,11 +287,11 @@ class Group:
         with self._watching(src, name):
             receive = self._expect(src, site, way, like)
 
-        def wait():
+        def arrive():
             with self._waiting(src, way, name, site):
-                shape = self._arrive(receive, src, site, name)
-            return self._take(receive.wire, shape, src, name)
-        return Handle(wait)
+                self._arrive(receive, src, site, name)
+            return self._issued(receive.wire)
+        return Handle(arrive, lambda: self._take(receive.wire, self._heard[src, site], src, name))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)
@@ -217,8 +322,8 @@ class Group:
             receive.wire = self._room(shape)
             receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
-    def _arrive(self, receive: _Receive, src: int, site: str, name) -> Shape:
-        """Wait until the receive's wire is filled; the message's shape. Impossible where it is unlike what was expected."""
+    def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
+        """Wait until the receive's wire is filled. Impossible where the message is unlike what was expected."""
         if coming := self._coming.get((src, site)):
             coming.work.wait()
             self._heard[src, site] = Shape.decode(coming.code)
@@ -230,7 +335,6 @@ class Group:
             raise Impossible(f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
                              f"{shape}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
         receive.work.wait()
-        return shape
 
     def _watching(self, peer: int | None, name):
         return _Watching(self, peer, name)
@@ -250,3 +354,21 @@ class _Watching:
             who = "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
             raise PeerLost(f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
                            f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}") from error
+
+
+def operation(op: str) -> dist.ReduceOp:
+    """torch's word for a reduction; of a mean its sum. Impossible where there is none."""
+    if op not in (*OPERATIONS, "mean"):
+        raise Impossible(f"There is no reduction {op!r}: choose one of {', '.join(OPERATIONS)}, mean.")
+    return OPERATIONS["sum" if op == "mean" else op]
+
+
+def of(parts: Sequence[torch.Tensor]) -> str:
+    """What is cut or gathered, in words."""
+    shapes = {str(Shape.of(part)): None for part in parts}
+    return f"{len(parts)} parts, {' and '.join(shapes)}"
+
+
+def again(process_group, lane: str) -> dist.ProcessGroup:
+    """A new process group of the ranks of this one."""
+    return dist.new_group(dist.get_process_group_ranks(process_group), use_local_synchronization=True, group_desc=lane)

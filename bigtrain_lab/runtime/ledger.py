@@ -58,10 +58,12 @@ class Ledger:
                      precision, is a master weight.
     capacity_bytes   the operator that would make the sum larger raises OutOfMemory, and its bytes do not count; `rank` and `relief`
                      are for the sentence. `refused`: all that was alive then, and what was asked for, if nothing grew since
+    device, operate  meta: storages without memory count too. What to call in place of each operator, by (operator, args, kwargs)
     """
 
     def __init__(self, *watched, capacity_bytes: int | None = None, rank: int | None = None, relief: str = "",
-                 wall: Callable[[], int] = time.monotonic_ns, device: torch.device | None = None):
+                 wall: Callable[[], int] = time.monotonic_ns, device: torch.device | None = None, operate: Callable | None = None,
+                 balance: Balance | None = None):
         owned.refuse_strange(watched)
         if capacity_bytes is not None and not (isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf):
             raise Impossible(f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number, such as 2 * 10**9, or None for no limit.")
@@ -70,7 +72,7 @@ class Ledger:
         self._watched, self._wall = watched, wall
         self._limit, self._rank, self._relief = capacity_bytes, rank, relief
         self._places = Places(self._weight_name)
-        self._seen, self._balance = Storages(wall, self._places, self._grows, device), Balance()
+        self._seen, self._balance = Storages(wall, self._places, self._grows, device, operate), balance or Balance()
         self._record = allocator.Record(device) if device.type == "cuda" else None
         self._allocated: allocator.Held | None = None
         self._held: set[Storage] = set()  # what was declared at the last look
@@ -132,6 +134,10 @@ class Ledger:
     def aside(self):
         """A context for what is no part of the training, such as a look at its gradients: what is made within is not seen."""
         return self._seen.aside() if self._active else nullcontext()
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """It was made just now, and is not to be counted."""
+        self._seen.record(tensor.untyped_storage(), tensor, "ignored")
 
     # -- on and off -----------------------------------------------------------------------------------------
 

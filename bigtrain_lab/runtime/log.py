@@ -10,9 +10,10 @@
     ["alive", wall, rank, lane, start, [[kind, name, bytes, shape, dtype, module, made], ...]]    the last such line holds
     ["@enter", wall, name]  ["@send", wall, dst, channel, label]  ["@wait", wall, src, channel, label, group?, members?]  ["@got", wall, channel]
     ["@meet", wall]  ["@met", wall]  ["@finish", wall]                     marks, for the diagnosis only
+    ["@begin", wall, thread, lane]  ["@idle", wall, label, lane]  ["@signal", wall, label]  ["@await", wall, label, by]  ["@failed", wall, sentence, lane]
     ["@done", wall, CRC-32 of all bytes before]                            the last line; logs of old have no checksum
 
-Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since
+A mark of another lane than compute ends with its name. Each event holds both of its times: the lane's (ticks; null when the modelled clock is off) and the wall's (ns since
 the run began, on one clock for all ranks). A ledger's readings inside an action have their place on the lane by their order,
 evenly between the action's start and end; a meter's, which tell of no whole level, are on the wall's clock alone. A line is written by one system call before anything can block, so a rank
 that is killed has lost nothing. A reader stops before an unfinished last line, and trusts none: each is held to its types.
@@ -58,7 +59,8 @@ class EventLog:
         self.write(MAGIC, VERSION, {"rank": rank})
 
     def note(self, *line) -> None:
-        self._lines.append(line)
+        with self._lock:  # lanes have a thread each
+            self._lines.append(line)
 
     def write(self, *line) -> None:
         """Write this line, and those noted before it, now."""
@@ -101,6 +103,14 @@ class Mark(NamedTuple):
     what: str
     wall: int
     about: tuple = ()
+    lane: str = "compute"
+
+
+MARKS = {  # what each kind of mark says after its time; any may end with the name of its lane
+    "enter": [(str,)], "send": [(Rank, Channel, str)], "got": [(Channel,)], "finish": [()], "meet": [()], "met": [()],
+    "wait": [(Rank | None, Channel, str), (Rank | None, Channel, str, str, tuple[Rank, ...])],
+    "begin": [(Bytes,)], "idle": [(str,)], "signal": [(str,)], "await": [(str, Lane)], "failed": [(str,)], "done": [(Bytes,), ()],
+}
 
 
 @cache
@@ -109,16 +119,17 @@ def types_of(what: str) -> TypeAdapter:
     def timed(event: type, *wall) -> tuple:
         return *wall, *(of for name, of in fields_of(event, timed=False).items() if name != "inside")
 
-    marks = {"@enter": [(Tick, str)], "@send": [(Tick, Rank, Channel, str)], "@got": [(Tick, Channel)], "@finish": [(Tick,)],
-             "@meet": [(Tick,)], "@met": [(Tick,)],
-             "@wait": [(Tick, Rank | None, Channel, str), (Tick, Rank | None, Channel, str, str, tuple[Rank, ...])],
-             "@done": [(Tick, Bytes), (Tick,)]}
     events = {"span": timed(Span, Tick, Tick), "transfer": timed(Transfer, Tick, Tick, Bytes),
               "inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
               "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
               "alive": (Tick, Rank, Lane, Tick | None, list[tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]]),
               **{name: timed(EVENTS[name], Tick) for name in ("memory", "scalar", "histogram")}}
-    shapes = [tuple[(Literal[what], *types)] for types in (marks[what] if what in marks else [events[what]])]
+    if what.startswith("@"):
+        lanes = ((),) if what in ("@meet", "@met", "@done") else ((), (Lane,))
+        found = [(Tick, *types, *lane) for lane in lanes for types in MARKS[what[1:]]]
+    else:
+        found = [events[what]]
+    shapes = [tuple[(Literal[what], *types)] for types in found]
     return TypeAdapter(Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0], config=ConfigDict(strict=True))
 
 
@@ -148,7 +159,9 @@ def peers(mark: Mark) -> list[int]:
 def items(what: str, *values) -> Iterator:
     """The events or the mark of a line's values, which are of their types."""
     if what.startswith("@"):
-        yield Mark(what[1:], values[0], values[1:])
+        wall, *about = values
+        own = len(about) in map(len, MARKS[what[1:]])
+        yield Mark(what[1:], wall, tuple(about if own else about[:-1]), "compute" if own else about[-1])
     elif what == "span":
         wall_start, wall_end, *fields = values
         span = Span(*fields)

@@ -26,6 +26,7 @@ from .clock import Clock
 from .end import FAILED, UNWRITABLE
 from .faults import Fault, Strike
 from .group import is_lost
+from .lanes import LaneFailed
 from .ledger import Ledger
 from .log import EventLog, LogUnwritable
 from .meter import Meter
@@ -196,6 +197,6 @@ def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
 
 def failure(error: BaseException) -> dict:
     """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
-    place = frames.of_error(error)
+    place = frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error)
     return {"state": "failed", "type": type(error).__name__, "message": str(error)[:MOST_TEXT], "victim": is_lost(error),
             "place": place, "traceback": traceback.format_exc()[-MOST_TEXT:]}

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ..core import Mesh
 from .exponents import exponents
 from .group import Group
+from .lanes import LaneRunner
 from .recorder import Recorder
 from .recording import RecordingGroup
 
@@ -19,22 +20,40 @@ class Rank:
     def __init__(self, index: int, mesh: Mesh, device: torch.device, seed: int = 0, recorder: Recorder | None = None):
         self.index, self.size, self.mesh, self.device, self.seed = index, mesh.size, mesh, device, seed
         self._recorder = recorder
-        self._groups: dict[tuple, Group] = {}
+        self._groups: dict[str | None, Group] = {}  # by axis
+        self._some: dict[tuple, Group] = {}  # by ranks and lane
 
     def group(self, axis: str | None = None, lane: str = "compute") -> Group:
         """The ranks that differ from this one along the axis only (None: all ranks). Their messages belong to `lane`."""
-        if (axis, lane) not in self._groups:
+        if lane != "compute":
+            return self.lane(axis, lane).group
+        if axis not in self._groups:
             peers = self.mesh.peers(self.index, axis) if axis is not None else tuple(range(self.size))
-            whole = len(peers) == self.size and lane == "compute"
-            members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
-            group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
-            group.device = self.device
-            self._groups[axis, lane] = group
-        return self._groups[axis, lane]
+            self._groups[axis] = self._of(peers, "compute", axis or "")
+        return self._groups[axis]
 
-    def span(self, step, version: int | None = None):
-        """Around work that occupies this rank: a step (tuple of actions), an Action, or a name."""
-        return self._recorder.span(step, version) if self._recorder else nullcontext()
+    def lane(self, axis: str | None = None, name: str = "") -> LaneRunner:
+        """A lane beside "compute", which is the program's own, for messages among the ranks of the axis; it is called "comm:dp" after
+        it. All of them ask for it, in one order."""
+        return self.group(axis).lane(name)
+
+    def among(self, ranks: tuple[int, ...], lane: str = "compute") -> Group:
+        """A group of these ranks, of which this is one, for what runs on `lane`. All of them ask for it, in one order."""
+        if (key := (tuple(sorted(ranks)), lane)) not in self._some:
+            self._some[key] = self._of(*key)
+        return self._some[key]
+
+    def _of(self, peers: tuple[int, ...], lane: str, axis: str = "") -> Group:
+        whole = len(peers) == self.size and lane == "compute"
+        members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
+        group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
+        group.device, group.axis, group.name = self.device, axis, lane
+        return group
+
+    def span(self, step, version: int | None = None, beside: bool = False):
+        """Around work that occupies this rank: a step (tuple of actions), an Action, or a name. `beside`: its plan lets another lane be
+        busy meanwhile."""
+        return self._recorder.span(step, version, beside=beside) if self._recorder else nullcontext()
 
     def rng(self, axis: str | None = None) -> torch.Generator:
         """A generator seeded by (seed, the coordinate on that axis; all of them for None): peers on other axes draw alike."""
@@ -65,6 +84,10 @@ class Rank:
             self._recorder.watch(holdings)
 
     def finish(self) -> None:
-        """Return when every message that this rank posted has been taken."""
-        for group in self._groups.values():
+        """Return when all lanes have done what was launched, and every message that this rank posted has been taken."""
+        groups = [*self._groups.values(), *(group for (_, lane), group in self._some.items() if lane == "compute")]
+        for group in groups:
+            for lane in group.lanes.values():
+                lane.finish()
+        for group in groups:
             group.finish()

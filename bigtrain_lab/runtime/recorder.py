@@ -1,11 +1,16 @@
-"""The recorder of a rank ties clock, log and meter together: groups and spans tell it what happens, and only it writes."""
+"""The recorder of a rank ties clock, log and meter together: groups and spans tell it what happens, and only it writes.
+
+Each lane of the rank has a thread of its own (lanes.py), one open span and one clock. Memory is read, and a fault strikes, in the
+spans of the lane "compute" alone: what other lanes keep is part of what the program says it holds.
+"""
 
 import random
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 
-from ..core import Alive
+from ..core import Alive, Impossible
 from ..core.peak import placed
 from ..explain import NOT_FINITE
 from ..formats import Exponents
@@ -31,13 +36,35 @@ class Recorder:
                  capacity_bytes: int | None = None, relief: str = ""):
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
-        self._inside, self.strike = None, None  # strike: a fault on purpose (faults.py)
+        self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
+        self._inside: dict[str, str] = {}  # lane -> its open span
+        self.strike = None  # a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
         self._ticks: dict[int, int | None] = {}  # wall -> lane's time of what a ledger read inside the last action
         self._peak: tuple = (0, None, "compute")  # bytes, lane's time and lane of the highest moment so far
         self._told = (0, 0)  # bytes of the peak whose storages were written, and when
         self._not_finite: set[str] = set()  # what was, of "sent" and "reported"
+
+    @property
+    def lane(self) -> str:
+        """The lane of the thread that asks."""
+        return getattr(self._thread, "lane", "compute")
+
+    def enter(self, lane: str) -> None:
+        """This thread is the lane's from now on."""
+        self._thread.lane = lane
+
+    def refuse_taken(self, lane: str) -> None:
+        """Impossible where the rank has a lane of this name."""
+        if lane in self._lanes:
+            raise Impossible(f"Rank {self.rank} has a lane {lane} of another group: give this one a name of its own.")
+        self._lanes.add(lane)
+
+    def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
+        """Write what a lane (this thread's) is about to do, for the diagnosis; or note it, before the rank next blocks or works."""
+        lane = lane or self.lane
+        (self.log.write if now else self.log.note)("@" + what, self.clock.wall(), *about, *([] if lane == "compute" else [lane]))
 
     def jitter(self) -> None:
         if self._jitter_s:
@@ -46,8 +73,8 @@ class Recorder:
     # -- work -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def span(self, step, version: int | None = None, lane: str = "compute"):
-        """Work that occupies the lane: a step (tuple of actions), one action, or a name for work outside a schedule."""
+    def span(self, step, version: int | None = None, lane: str | None = None, beside: bool = False):
+        """Work that occupies the lane (this thread's): a step (tuple of actions), one action, or a name for work outside a schedule."""
         if isinstance(step, str):
             kind = name = step
             step = (Action(step, 0, 0),)
@@ -56,30 +83,34 @@ class Recorder:
             kind, name = kind_of(step), name_of(step)
         if version is not None and type(version) is not int:
             raise TypeError(f"The weight version of span {name} is {version!r}: give a whole number, or none.")
-        if self._inside:
-            raise RuntimeError(f"Span {name} begins inside span {self._inside}: end the first before.")
+        lane = lane or self.lane
+        if lane in self._inside:
+            raise RuntimeError(f"Span {name} begins inside span {self._inside[lane]}: end the first before.")
+        main = lane == "compute"
+        meter, strike = (self.meter, self.strike) if main else (None, None)
         self.jitter()
         clock, log = self.clock, self.log
-        log.write("@enter", clock.wall(), name)
-        self._inside = name
+        self.mark("enter", name, lane=lane)
+        self._inside[lane] = name
         try:
-            with self.meter.begin(name) if self.meter else nullcontext():
+            with meter.begin(name) if meter else nullcontext():
                 wall_start = clock.wall()
-                if self.strike:
-                    self.strike.begin(name)
+                if strike:
+                    strike.begin(name)
                 yield
-                if self.strike:
-                    self.strike.end(clock.wall() - wall_start)
+                if strike:
+                    strike.end(clock.wall() - wall_start)
                 wall_end = clock.wall()
         finally:
-            self._inside = None
-        start, end = clock.compute(lane, step, self.rank)
-        inside = self._within(name, lane, start, end)
+            del self._inside[lane]
+        start, end = clock.compute(lane, step, self.rank, beside)
+        inside = self._within(name, lane, start, end) if main else {}
         log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
-        self._memory(name, wall_end, end, lane)
+        if main:
+            self._memory(name, wall_end, end, lane)
         log.write()
         self._refuse_too_much(inside, name)
-        self._refuse_too_much(self._held, name)
+        self._refuse_too_much(self._held if main else {}, name)
 
     def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
         """Note what was read inside the action that has just ended; return the most of each kind."""
@@ -139,21 +170,23 @@ class Recorder:
         if self._capacity_bytes is not None and sum(held.values()) > self._capacity_bytes:
             raise out_of_memory(self._capacity_bytes, held, rank=self.rank, action=name, relief=self._relief)
 
-    def scalar(self, name: str, value: float, lane: str = "compute") -> None:
+    def scalar(self, name: str, value: float) -> None:
+        lane = self.lane
         self.log.note("scalar", self.clock.wall(), self.rank, lane, "scalar", name, self.clock.now(lane), value)
         if not isfinite(value):
-            self.not_finite("reported", f"{name} in {self._inside or 'the program'}", lane)
-        if not self._inside:  # a span writes at its end
+            self.not_finite("reported", f"{name} in {self._inside.get(lane, 'the program')}", lane)
+        if lane not in self._inside:  # a span writes at its end
             self.log.write()
 
     def aside(self):
         """A context for work that no memory is to be counted of: a ledger does not see it, a meter looks only into spans."""
         return self.meter.aside() if isinstance(self.meter, Ledger) else nullcontext()
 
-    def histogram(self, name: str, counted: Exponents, lane: str = "compute") -> None:
+    def histogram(self, name: str, counted: Exponents) -> None:
+        lane = self.lane
         event = counted.histogram(self.rank, lane, name, self.clock.now(lane))
         self.log.note("histogram", self.clock.wall(), *event)
-        if not self._inside:
+        if lane not in self._inside:
             self.log.write()
 
     def all_finite(self, how: str) -> bool:
@@ -168,12 +201,12 @@ class Recorder:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def sending(self, dst: int, channel: int, label: str) -> None:
-        self.log.note("@send", self.clock.wall(), dst, channel, label)  # written before this rank next blocks or works
+    def sending(self, lane: str, *about) -> None:
+        self.mark("send", *about, lane=lane, now=False)
 
     @contextmanager
-    def waiting(self, src: int | None, channel: int, label: str, *group):
-        """Around a call that may block, for a message from `src`, or (None) in a collective of a group: its name and members."""
-        self.log.write("@wait", self.clock.wall(), src, channel, label, *group)
+    def waiting(self, lane: str, *about):
+        """Around a call that may block, for (rank, channel, label) of a message, or (None, 0, label, group, members) of a collective."""
+        self.mark("wait", *about, lane=lane)
         yield
-        self.log.write("@got", self.clock.wall(), channel)
+        self.mark("got", about[1], lane=lane)

@@ -5,11 +5,13 @@
     a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost; so is what
             each rank calls, and a mismatch is a sentence
 
-Under a modelled clock the bytes that are charged are those of the tensor; for an Action whose kind the Cost prices no
-message they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. With the clock off there
+Under a modelled clock the bytes that are charged are those of the tensor; for a message that the Cost prices at nothing
+they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. A collective is a Span of its lane and, where
+it moves bytes, the Transfer of a ring: what a rank gets from the one before it; a backend may go other ways. With the clock off there
 is no header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
 """
 
+import threading
 from contextlib import contextmanager
 from math import isfinite
 from zlib import crc32
@@ -18,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from ..core import Impossible
-from ..schedule import Action
-from .group import Group
+from ..plan import Message, Together
+from . import frames
+from .group import Group, again, is_lost
 from .message import HEADER, Shape, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
@@ -28,16 +31,16 @@ CALL_BYTES = 256  # of the words for a collective
 
 
 class RecordingGroup(Group):
-    """`members[i]` is the job's rank of the group's rank i; its messages belong to `lane`."""
+    """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane `name`."""
 
-    def __init__(self, recorder: Recorder, process_group=None, lane: str = "compute"):
+    def __init__(self, recorder: Recorder, process_group=None, name: str = "compute"):
         super().__init__(process_group)
-        self.recorder, self.lane = recorder, lane
+        self.recorder, self.name = recorder, name
         self.members = tuple(dist.get_process_group_ranks(self._pg))
         self._began = 0
 
-    def span(self, step, version: int | None = None):
-        return self.recorder.span(step, version, self.lane)
+    def span(self, step, version: int | None = None, beside: bool = False):
+        return self.recorder.span(step, version, self.name, beside)
 
     def world_rank(self, rank: int) -> int:
         return self.members[rank]
@@ -47,25 +50,30 @@ class RecordingGroup(Group):
         super().isend(tensor, dst, name, site, tag)
 
     def finish(self):
-        log, clock = self.recorder.log, self.recorder.clock
-        log.write("@finish", clock.wall())
+        self.recorder.mark("finish", lane=self.name)
         super().finish()
-        log.write("@got", clock.wall(), -1)
+        self.recorder.mark("got", -1, lane=self.name)
 
     # -- a message's way ------------------------------------------------------------------------------------
 
-    def _charged(self, name, size_bytes: int) -> int:
-        return 0 if isinstance(name, Action) and name.kind not in self.recorder.clock.cost.messages else size_bytes
+    def _on_lane(self, what) -> None:
+        if self.recorder.lane != self.name:
+            raise Impossible(f"Rank {self.recorder.rank} calls {what or 'a message'} of lane {self.name} from lane {self.recorder.lane}: "
+                             "let a lane's group be used by what is launched on it, and no other.")
+
+    def _charged(self, message: Message, size_bytes: int) -> int:
+        return size_bytes if self.recorder.clock.cost.message_bytes(message) else 0
 
     def _wire(self, tensor, dst, name, way):
+        self._on_lane(name)
         to, clock = self.members[dst], self.recorder.clock
-        self.recorder.sending(to, way, str(name))
+        self.recorder.sending(self.name, to, way, str(name))
         if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
-            self.recorder.not_finite("sent", str(name) or "a message", self.lane)
+            self.recorder.not_finite("sent", str(name) or "a message", self.name)
         if not clock.modelled:
             return super()._wire(tensor, dst, name, way)
         link = clock.cost.link(self.recorder.rank, to)
-        issue, stamp = clock.lane(self.lane).send(link, self._charged(name, tensor.nbytes))
+        issue, stamp = clock.lane(self.name).send(link, self._charged(message(name, tensor.nbytes), tensor.nbytes))
         return pack(tensor, issue, stamp, clock.wall())
 
     def _room(self, shape: Shape):
@@ -81,46 +89,82 @@ class RecordingGroup(Group):
         if clock.modelled:
             tensor, _, start, wall_start = unpack(wire, shape)
             size = tensor.nbytes
-            charged = self._charged(name, size)
-            done = clock.lane(self.lane).receive(start, clock.cost.link(src, rank), charged)
-        kind = name.kind if isinstance(name, Action) else "message"
-        self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.lane, kind, str(name), start, done, src, charged)
+            charged = self._charged(message(name, size), size)
+            done = clock.lane(self.name).receive(start, clock.cost.link(src, rank), charged)
+        kind = message(name, size).kind
+        self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.name, kind, str(name), start, done, src, charged)
         return tensor.to(self.device)
+
+    def _issued(self, wire):
+        return HEADER.unpack_from(wire.numpy(), 0)[0] if self.recorder.clock.modelled else None
+
+    def reaches(self, dst):
+        clock = self.recorder.clock
+        if clock.modelled:
+            return clock.lane(self.name).outgoing + clock.cost.link(self.recorder.rank, self.members[dst]).alpha
 
     @contextmanager
     def _waiting(self, src, way, name, site):
+        self._on_lane(name)
         self.recorder.jitter()
         self._began = self.recorder.clock.wall()
-        with self.recorder.waiting(self.members[src], way, str(name) or site), super()._waiting(src, way, name, site):
+        with self.recorder.waiting(self.name, self.members[src], way, str(name) or site), super()._waiting(src, way, name, site):
             yield
+
+    # -- other lanes ----------------------------------------------------------------------------------------
+
+    def _again(self, lane):
+        self.recorder.refuse_taken(lane)
+        group = RecordingGroup(self.recorder, again(self._pg, lane), lane)
+        group.device = self.device
+        return group
+
+    def enter(self):
+        self.recorder.enter(self.name)
+        self.recorder.mark("begin", threading.get_ident())
+
+    def post(self, signal):
+        self.recorder.jitter()
+        self.recorder.mark("signal", signal, now=False)
+        return self.recorder.clock.now(self.recorder.lane)
+
+    def after(self, signal, by, arrived, idle=False):
+        self.recorder.jitter()
+        self.recorder.mark("idle" if idle else "await", signal, *([] if idle else [by]))
+        until = arrived()
+        self.recorder.mark("got", -1, now=False)
+        self.recorder.clock.wait(self.recorder.lane, until)
+
+    def failed(self, error, sentence):
+        if not is_lost(error):
+            place = frames.of_error(error)
+            self.recorder.mark("failed", sentence + (f"\n  at {place}" if place else ""))
+        return super().failed(error, sentence)
 
     # -- collectives ----------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        self._call = f"all_reduce ({op}) of {Shape.of(tensor)}"
-        return super().all_reduce(tensor, op, name)
-
-    def broadcast(self, tensor, src=0, name="broadcast"):
-        self._call = f"broadcast from rank {src} of {Shape.of(tensor)}"
-        return super().broadcast(tensor, src, name)
-
-    def barrier(self, name="barrier"):
-        self._call = "barrier"
-        super().barrier(name)
-
     @contextmanager
-    def _together(self, name):
-        self.recorder.jitter()
-        recorder, clock = self.recorder, self.recorder.clock
+    def _together(self, name, kind, size_bytes, call, src=None):
+        self._on_lane(name)
+        recorder, clock, self._call = self.recorder, self.recorder.clock, call
+        recorder.jitter()
+        members = self.members if src is None else (self.members[src], *self.members[:src], *self.members[src + 1:])
+        about = Together(name, kind, size_bytes, members)
         wall_start = clock.wall()
-        with recorder.waiting(None, 0, name, self._pg.group_name, self.members), super()._together(name):
-            start, end = clock.now(self.lane), None
+        with recorder.waiting(self.name, None, 0, name, self._pg.group_name, self.members), super()._together(name, kind, size_bytes, call):
+            start, end = clock.now(self.name), None
             latest = self._agree(start or 0)
+            wall_latest = clock.wall()
             yield
             if clock.modelled:
-                end = latest + clock.cost.duration((Action(name, 0, 0),), recorder.rank)
-                clock.lane(self.lane).now = end
-        recorder.log.write("span", wall_start, clock.wall(), recorder.rank, self.lane, name, name, start, end, None)
+                end = clock.lane(self.name).now = latest + clock.cost.collective(kind, size_bytes, members)
+        wall_end, rank = clock.wall(), recorder.rank
+        recorder.log.note("span", wall_start, wall_end, rank, self.name, kind, name, start, end, None)
+        if arriving := about.arriving(rank):
+            other, size = arriving
+            times = (latest, end) if clock.modelled else (None, None)
+            recorder.log.note("transfer", wall_latest, wall_end, size, rank, self.name, kind, name, *times, other, size)
+        recorder.log.write()
 
     def _agree(self, start: int) -> int:
         """The latest start of all. Impossible, on every rank, where they are about to call different collectives: the
@@ -148,3 +192,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     tensor = tensor.detach()
     return isfinite(tensor.sum()) or bool(tensor.isfinite().all())
+
+
+def message(name, size_bytes: int):
+    """What a name names: an Action or a Message is itself, text a message of this size."""
+    return Message(name, bytes=size_bytes) if isinstance(name, str) else name

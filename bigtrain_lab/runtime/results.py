@@ -18,6 +18,7 @@ from numpy.lib import format as npy
 from ..core import Impossible
 from ..core.files import open_regular
 from .log import LogUnwritable, unwritable
+from .waits import ranks
 
 KINDS = "biufcSU"  # of numpy's dtypes: booleans, numbers and text
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by version
@@ -66,6 +67,35 @@ def read(path: Path, rank: int) -> dict[str, np.ndarray]:
         raise Impossible(f"The result of rank {rank} is missing {again}.") from error
     except Exception as error:  # whatever zipfile and numpy raise of a stranger's bytes
         raise Impossible(f"The result of rank {rank} is damaged {again}.") from error
+
+
+def replicas_differ(results: list[dict[str, np.ndarray]]) -> list[str]:
+    """A sentence on each name of which several ranks returned arrays that are not equal to the bit: which ranks, and how far apart."""
+    found = []
+    for name in dict.fromkeys(name for arrays in results for name in arrays):
+        alike: dict[tuple, list[int]] = {}  # what is equal to the bit -> its ranks
+        for rank, arrays in enumerate(results):
+            if name in arrays:
+                array = arrays[name]
+                alike.setdefault((array.dtype.str, array.shape, array.tobytes()), []).append(rank)
+        if len(alike) > 1:
+            others = [results[who[0]][name] for who in alike.values()]
+            who = " against ".join(ranks(each) for each in alike.values())
+            found.append(f"{name} is not one on all ranks that returned it: {who}{apart(others)}.")
+    return found
+
+
+def apart(arrays: list[np.ndarray]) -> str:
+    """The end of a sentence: how far arrays are apart."""
+    shapes = dict.fromkeys((array.shape, array.dtype.name) for array in arrays)
+    if len(shapes) > 1:
+        return ", of " + " and ".join(f"{dtype} of shape {shape}" for shape, dtype in shapes)
+    if arrays[0].dtype.kind in "SU":
+        return ", as texts"
+    wide = complex if arrays[0].dtype.kind == "c" else float
+    with np.errstate(invalid="ignore"):
+        far = max(np.abs(array.astype(wide) - arrays[0].astype(wide)).max() for array in arrays[1:])
+    return f", {far:.3g} apart at most" if far > 0 else ", of which not all is a finite number" if far != 0 else ", apart in the signs of zeros"
 
 
 class Bounded(io.BufferedIOBase):

@@ -9,6 +9,7 @@ year see the same; a crashed run keeps all it wrote.
 
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from math import inf
@@ -212,9 +213,16 @@ class Run:
         self.wait()
         return [results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)]
 
+    @cached_property
+    def replicas(self) -> list[str]:
+        """A sentence on each name of which several ranks returned other values: none where all replicas are equal to the bit."""
+        return results.replicas_differ(self.results)
+
     @property
     def result(self) -> dict[str, np.ndarray]:
-        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's."""
+        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's, and a warning where they differ."""
+        for told in self.replicas:
+            warnings.warn(told, stacklevel=2)
         return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}
 
     def output(self, rank: int) -> str:

@@ -49,9 +49,9 @@ class Storage(weakref.ref):
 
 
 class _Mode(TorchDispatchMode):
-    def __init__(self, returned: Callable, grown: Callable):
+    def __init__(self, returned: Callable, grown: Callable, operate: Callable | None):
         super().__init__()
-        self._returned, self._grown, self._effects = returned, grown, {}
+        self._returned, self._grown, self._operate, self._effects = returned, grown, operate, {}
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         effect = self._effects.get(operator)
@@ -59,7 +59,10 @@ class _Mode(TorchDispatchMode):
             effect = self._effects[operator] = effect_of(operator)
         if effect is GROWS:
             return self._grown(operator, args, kwargs or {})
-        out = operator(*args, **kwargs) if kwargs else operator(*args)
+        if self._operate:
+            out = self._operate(operator, args, kwargs or {})
+        else:
+            out = operator(*args, **kwargs) if kwargs else operator(*args)
         if effect is SEES:
             self._returned(out, operator)
         return out
@@ -88,18 +91,19 @@ class Storages:
     """While active, notes (storage, its own kind, bytes or None at its end, wall) in `events`, in order.
 
     grows     called with (storage, bytes more) before that is noted; may raise: then the operator does, and these bytes are not counted
-    device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do
+    device    on a GPU only its storages count, and `returned` keeps their addresses; on a CPU all do, and on meta those without memory too
+    operate   called in place of each operator, with (operator, args, kwargs)
     """
 
-    def __init__(self, wall: Callable[[], int], places: Places, grows: Callable, device: torch.device):
+    def __init__(self, wall: Callable[[], int], places: Places, grows: Callable, device: torch.device, operate: Callable | None = None):
         self.known: dict[int, Storage] = {}
         self.events: deque[tuple] = deque()
         self.total = 0  # of all that counts, at once
         self.action = ""
         self._wall, self._places, self._grows = wall, places, grows
-        self._cuda = device.type == "cuda"
+        self._cuda, self._meta = device.type == "cuda", device.type == "meta"
         self.returned: set[int] = set()
-        self._mode = _Mode(self._returned, self._grown)
+        self._mode = _Mode(self._returned, self._grown, operate)
         self._observer = Observer(self._saved, self._let_go)
 
     def start(self) -> ExitStack:
@@ -124,7 +128,7 @@ class Storages:
 
     def _meet(self, tensor: torch.Tensor, maker) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.known and (count := self.counts(storage)):
+        if storage._cdata not in self.known and (count := self.counts(storage, born=True)):
             running = torch._C._current_graph_task_id() != -1
             born = self.record(storage, tensor, maker)
             recorded = running and torch.is_grad_enabled() and not self._observer.transforms  # whose backwards are recorded always
@@ -133,8 +137,10 @@ class Storages:
             born.made = self.action or ("backward" if running else "forward" if self._places.path else "")
             self._count(born, count)
 
-    def counts(self, storage: torch.UntypedStorage) -> int:
+    def counts(self, storage: torch.UntypedStorage, born: bool = False) -> int:
         """Its bytes if it is to be counted; one of a meta or a fake tensor has no address."""
+        if self._meta:  # of the host's, those that actions make: a batch that was loaded is on the device too
+            return storage.nbytes() if storage.device.type == "meta" or born and self.action else 0
         counted = storage.is_cuda if self._cuda else storage.device.type != "meta"
         return storage.nbytes() if counted and storage.data_ptr() else 0
 

@@ -1,9 +1,9 @@
-"""Who waits for whom: what each rank's log says it is at, and the graph of waits between ranks.
+"""Who waits for whom: what each lane of each rank is at by its log, and the graph of waits between lanes.
 
-    rank -> rank    a message that it waits for comes from there, or that one has yet to take what it sent, or to enter the
-                    collective that it is in
+    lane -> lane    a message that it waits for comes from the lane of its name on another rank; or that one has yet to take what it
+                    sent, or to enter the collective that it is in; or another lane of its rank has yet to post what it waits for
 
-Each log is written before its rank blocks. So when every rank waits or has finished, and nothing that one waits for is on
+Each log is written before a lane blocks. So when every lane waits, is idle or has finished, and nothing that one waits for is on
 its way, none will ever go on: a deadlock that is certain, without a time limit. Source: Holt 1972, Some Deadlock Properties
 of Computer Systems (ACM Computing Surveys 4.3): a deadlock is a knot of the general resource graph.
 """
@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .kept import Index
+from .lanes import begin_of
 from .log import Mark, Tail
 
-BLOCKED = ("wait", "finish")
+BLOCKED = ("wait", "finish", "await")
+ENDED = ("done", "failed")
 
 
 class Wanted(NamedTuple):
-    """What a rank waits for: a message of `channel` from rank `src`, or (src None) a collective of the members of a group."""
+    """What a lane waits for: a message of `channel` from rank `src`, or (src None) a collective of the members of a group."""
 
     src: int | None
     channel: int
@@ -29,55 +31,56 @@ class Wanted(NamedTuple):
     members: tuple = ()
 
 
-class Doing:
-    """The last thing that a rank's log says it did, kept up to date with `follow`."""
+class At:
+    """The last thing that one lane of a rank did, by the rank's log."""
 
-    def __init__(self, directory: Path, rank: int):
-        self.rank, self._tail = rank, Tail(Path(directory) / f"events-{rank}.jsonl", most=inf)  # it keeps none of them
-        self.last = self.span = None
-        self.sent, self.got = Counter(), Counter()  # (peer, channel) -> messages
-        self.joined = Counter()  # group -> collectives that it has entered
-        self.wants: Wanted | None = None
-        self.labels = {}  # channel -> what its messages are called
+    def __init__(self, rank: int, lane: str):
+        self.rank, self.lane = rank, lane
+        self.last = self.span = self.thread = None
+        self.wants: Wanted | None = None  # of a "wait"
+        self.signal, self.by = "", ""  # of an "await": what, and the lane that will post it
+        self.failure = ""
 
-    def follow(self) -> None:
-        for item in self._tail.new():
-            if isinstance(item, Mark):
-                self._mark(item)
-            elif hasattr(item.measured, "version"):
-                self.span, self.last = item.measured.name, "span"
+    @property
+    def who(self) -> str:
+        return f"rank {self.rank}" + ("" if self.lane == "compute" else f" (lane {self.lane})")
 
-    def _mark(self, mark: Mark) -> None:
-        if mark.what == "send":
-            dst, channel, self.labels[channel] = mark.about
-            self.sent[dst, channel] += 1
-            return
-        if mark.what == "got" and self.wants:
-            self.got[self.wants.src, self.wants.channel] += 1
-        self.wants = Wanted(*mark.about) if mark.what == "wait" else None
-        if self.wants:
-            self.joined[self.wants.group] += self.wants.src is None
+    def mark(self, mark: Mark) -> None:
         self.last = mark.what
-        if mark.what == "enter":
-            self.span = mark.about[0]
+        self.wants = Wanted(*mark.about) if mark.what == "wait" else None
+        match mark.what:
+            case "enter":
+                self.span = mark.about[0]
+            case "await":
+                self.signal, self.by = mark.about
+            case "idle":
+                self.signal, self.by = mark.about[0], "compute"
+            case "begin":
+                self.thread = mark.about[0]
+            case "failed":
+                self.failure = mark.about[0]
 
     def __str__(self) -> str:
         match self.last:
             case None:
-                return f"rank {self.rank} had logged nothing yet"
+                return f"{self.who} had logged nothing yet"
             case "wait" if self.wants.src is None:
-                return f"rank {self.rank} waits for all ranks in {self.wants.label}"
+                return f"{self.who} waits for all ranks in {self.wants.label}"
             case "wait":
-                return f"rank {self.rank} waits for {self.wants.label or 'a message'} from rank {self.wants.src}"
+                return f"{self.who} waits for {self.wants.label or 'a message'} from rank {self.wants.src}"
+            case "await":
+                return f"{self.who} waits for {self.signal} on lane {self.by}"
             case "finish":
-                return f"rank {self.rank} waits until what it sent is taken"
+                return f"{self.who} waits until what it sent is taken"
             case "done":
-                return f"rank {self.rank} had finished"
+                return f"{self.who} had finished"
+            case "failed":
+                return f"{self.who} had failed"
             case "meet":
-                return f"rank {self.rank} waits for the other ranks to begin"
+                return f"{self.who} waits for the other ranks to begin"
             case "enter":
-                return f"rank {self.rank} was in {self.span}"
-        return f"rank {self.rank} had done {self.span}" if self.span else f"rank {self.rank} had done no step yet"
+                return f"{self.who} was in {self.span}"
+        return f"{self.who} had done {self.span}" if self.span else f"{self.who} had done no step yet"
 
     @property
     def place(self) -> str:
@@ -85,55 +88,132 @@ class Doing:
         return f" {'in' if self.last == 'enter' else 'after'} {self.span}" if self.span else ""
 
 
-def waited_for(doings: list[Doing], doing: Doing) -> list[int]:
-    """The ranks without which this one cannot go on; none where it works, or where what it waits for is on its way."""
-    if doing.last == "meet":
-        return [other.rank for other in doings if other.last is None]
-    if doing.last == "finish":
-        return sorted({dst for (dst, _), _ in untaken(doings, doing)})
-    if doing.last != "wait":
+class Doing:
+    """What the lanes of a rank are at by its log, kept up to date with `follow`."""
+
+    def __init__(self, directory: Path, rank: int):
+        self.rank, self._tail = rank, Tail(Path(directory) / f"events-{rank}.jsonl", most=inf)  # it keeps none of them
+        self.main = At(rank, "compute")
+        self.lanes = {"compute": self.main}
+        self.sent, self.got = Counter(), Counter()  # (lane, peer, channel) -> messages
+        self.joined = Counter()  # group -> collectives that it has entered
+        self.signals: set[str] = set()  # what its lanes have posted
+        self.labels = {}  # channel -> what its messages are called
+
+    def follow(self) -> None:
+        for item in self._tail.new():
+            if isinstance(item, Mark):
+                self._mark(item)
+            elif hasattr(item.measured, "version"):
+                at = self.lane(item.measured.lane)
+                at.span, at.last = item.measured.name, "span"
+
+    def lane(self, name: str) -> At:
+        return self.lanes.setdefault(name, At(self.rank, name))
+
+    def _mark(self, mark: Mark) -> None:
+        at = self.lane(mark.lane)
+        match mark.what:
+            case "send":
+                dst, channel, self.labels[channel] = mark.about
+                self.sent[mark.lane, dst, channel] += 1
+                return
+            case "signal":
+                self.signals.add(mark.about[0])
+                return
+            case "got" if at.wants:
+                self.got[mark.lane, at.wants.src, at.wants.channel] += 1
+            case "wait" if mark.about[0] is None:
+                self.joined[mark.about[3]] += 1
+        if at.last != "failed":
+            at.mark(mark)
+
+    def idle(self, at: At) -> bool:
+        """Whether a lane has nothing to do before another one launches something."""
+        return at is not self.main and at.last in (None, "begin", "idle") and (at.signal or begin_of(at.lane, 0)) not in self.signals
+
+    @property
+    def last(self) -> str | None:
+        return self.main.last
+
+    @property
+    def span(self) -> str | None:
+        return self.main.span
+
+    @property
+    def place(self) -> str:
+        return self.main.place
+
+    def __str__(self) -> str:
+        return str(self.main)
+
+    @property
+    def awake(self) -> list[At]:
+        """Its lanes that are not idle; the program's own always."""
+        return [at for at in self.lanes.values() if not self.idle(at)]
+
+
+def waited_for(doings: list[Doing], at: At) -> list[At]:
+    """The lanes without which this one cannot go on; none where it works, or where what it waits for is on its way."""
+    def of(rank: int) -> At:
+        """The lane of its name on another rank; of one that is idle there the rank's own."""
+        other = doings[rank]
+        return other.main if other.idle(found := other.lane(at.lane)) else found
+
+    if at.last == "meet":
+        return [other.main for other in doings if other.last is None]
+    if at.last == "finish":
+        return [of(rank) for rank in sorted({dst for (_, dst, _), _ in untaken(doings, at)})]
+    if at.last == "await":
+        own = doings[at.rank]
+        by = own.lane(at.by)
+        return [] if at.signal in own.signals else [own.main if own.idle(by) else by]
+    if at.last != "wait":
         return []
-    src, channel, _, group, members = doing.wants
+    src, channel, _, group, members = at.wants
     if src is None:
-        return [rank for rank in members if doings[rank].joined[group] < doing.joined[group]]
-    return [] if doings[src].sent[doing.rank, channel] > doing.got[src, channel] else [src]
+        return [of(rank) for rank in members if doings[rank].joined[group] < doings[at.rank].joined[group]]
+    return [] if doings[src].sent[at.lane, at.rank, channel] > doings[at.rank].got[at.lane, src, channel] else [of(src)]
 
 
-def untaken(doings: list[Doing], doing: Doing) -> list[tuple]:
-    """((rank, channel), messages) of what a rank has sent and another has not taken."""
-    left = ((way, count - doings[way[0]].got[doing.rank, way[1]]) for way, count in doing.sent.items())
+def untaken(doings: list[Doing], at: At) -> list[tuple]:
+    """((lane, rank, channel), messages) of what a lane has sent and another rank has not taken."""
+    left = ((way, count - doings[way[1]].got[at.lane, at.rank, way[2]]) for way, count in doings[at.rank].sent.items() if way[0] == at.lane)
     return [(way, count) for way, count in left if count > 0]
 
 
-def knot(doings: list[Doing]) -> list[int]:
-    """The ranks of a deadlock that is certain, each waiting for the next one: a cycle, or a chain to one that has finished.
+def knot(doings: list[Doing]) -> list[At]:
+    """The lanes of a deadlock that is certain, each waiting for the next one: a cycle, or a chain to one that has ended.
     Empty where there is none. Follow the logs before."""
-    if any(d.last not in (*BLOCKED, "done") for d in doings) or not any(d.last == "wait" for d in doings):
+    lanes = [at for doing in doings for at in doing.awake]
+    if any(at.last not in (*BLOCKED, *ENDED) for at in lanes):
         return []
-    edges = {d.rank: waited_for(doings, d) for d in doings if d.last in BLOCKED}
-    if not all(edges.values()):
+    edges = {at: waited_for(doings, at) for at in lanes if at.last in BLOCKED}
+    first = next((at for at in edges if at.last == "wait"), None) or next((at for at in edges if at.last == "await"), None)
+    launched = any(on not in edges and on.last not in ENDED for others in edges.values() for on in others)  # it has not begun yet
+    if not all(edges.values()) or first is None or launched:
         return []
-    path = [next(d.rank for d in doings if d.last == "wait")]
+    path = [first]
     while True:
-        following = min(edges[path[-1]], key=lambda rank: (doings[rank].last != "done", rank))
+        following = min(edges[path[-1]], key=lambda at: (at.last not in ENDED, at.rank))
         if following in path:
             return path[path.index(following):]
         path.append(following)
-        if doings[following].last == "done":
+        if following.last in ENDED:
             return path[-2:]
 
 
-def said(doings: list[Doing], doing: Doing) -> str:
-    """What a rank is at, and whom it waits for, where the logs of the others tell."""
-    on = waited_for(doings, doing)
-    if doing.last == "finish" and on:
-        (_, channel), _ = untaken(doings, doing)[0]
-        return f"rank {doing.rank} waits until rank {on[0]} takes {doing.labels[channel] or 'a message'}"
-    if doing.last == "wait" and doing.wants.src is None and on:
-        return f"rank {doing.rank} waits in {doing.wants.label} for {ranks(on)}"
-    if doing.last == "meet" and on:
-        return f"rank {doing.rank} waits for {ranks(on)} to begin"
-    return str(doing)
+def said(doings: list[Doing], at: At) -> str:
+    """What a lane is at, and whom it waits for, where the logs of the others tell."""
+    on = list(dict.fromkeys(other.rank for other in waited_for(doings, at)))
+    if at.last == "finish" and on:
+        (_, _, channel), _ = untaken(doings, at)[0]
+        return f"{at.who} waits until rank {on[0]} takes {doings[at.rank].labels[channel] or 'a message'}"
+    if at.last == "wait" and at.wants.src is None and on:
+        return f"{at.who} waits in {at.wants.label} for {ranks(on)}"
+    if at.last == "meet" and on:
+        return f"{at.who} waits for {ranks(on)} to begin"
+    return str(at)
 
 
 def ranks(numbers) -> str:
@@ -160,21 +240,30 @@ class RankState(NamedTuple):
     cycle: bool
 
 
-def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[int]) -> RankState:
-    """A rank that has not failed itself, as its log says."""
-    match doing.last:
+def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[At]) -> RankState:
+    """A rank that has not failed itself, as its log says: of its lanes the one that is part of a deadlock, or that the program's own
+    waits for."""
+    at = next((at for at in in_knot if at.rank == doing.rank), doing.main)
+    while at.last == "await" and (by := doing.lane(at.by)) is not at and not doing.idle(by) and by.last != "await":
+        at = by
+    on = tuple(dict.fromkeys(other.rank for other in waited_for(doings, at)))
+    match at.last:
         case "wait":
-            src, _, label, _, members = doing.wants
-            others = waited_for(doings, doing) or ([rank for rank in members if rank != doing.rank] if src is None else [src])
+            src, _, label, _, members = at.wants
+            others = on or ([rank for rank in members if rank != doing.rank] if src is None else [src])
             state = "waits", label or "a message", tuple(others)
+        case "await":
+            state = "waits", f"{at.signal} on lane {at.by}", on
         case "finish":
-            state = "waits", "what it sent to be taken", tuple(waited_for(doings, doing))
+            state = "waits", "what it sent to be taken", on
         case "done":
             state = "finished", "", ()
+        case "failed":
+            state = "failed", f"on lane {at.lane}", ()
         case "meet":
-            state = "waits", "the other ranks to begin", tuple(waited_for(doings, doing))
+            state = "waits", "the other ranks to begin", on
         case None:
             state = "not begun", "", ()
         case _:
-            state = "works", doing.place.strip(), ()
-    return RankState(doing.rank, *state, line, doing.rank in in_knot)
+            state = "works", at.place.strip(), ()
+    return RankState(doing.rank, *state, line, any(each.rank == doing.rank for each in in_knot))

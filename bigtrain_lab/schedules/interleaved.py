@@ -12,7 +12,7 @@ Source: Narayanan et al. 2021, Efficient Large-Scale Language Model Training (ar
 from dataclasses import dataclass
 
 from ..core import Impossible
-from ..schedule import B, F, Schedule, U
+from ..schedule import B, F, Schedule
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,10 @@ class Interleaved(Schedule):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.chunks, int) or self.chunks < 1:
-            raise Impossible(f"chunks is {self.chunks!r}: a rank holds a whole number of chunks, at least 1.")
         if self.micro_batches % self.ranks:
             below = self.micro_batches // self.ranks * self.ranks
             raise Impossible(f"Interleaving goes round in groups of {self.ranks} ranks, which do not divide {self.micro_batches} "
                              f"micro-batches: take {f'{below} or ' * (below > 0)}{below + self.ranks}.")
-
-    @property
-    def stages(self):
-        return self.ranks * self.chunks
 
     def steps(self, rank):
         p, v = self.ranks, self.chunks
@@ -46,7 +40,6 @@ class Interleaved(Schedule):
 
         forwards = [F(*place(k, False)) for k in range(total)]
         backwards = [B(*place(k, True)) for k in range(total)]
-        warm_up = min(total, (v - 1) * p + 2 * (p - rank - 1)) if p > 1 else min(total, (v - 1) * p)
+        warm_up = min(total, (v - 1) * p + 2 * (p - rank - 1))
         steady = [step for pair in zip(forwards[warm_up:], backwards) for step in pair]
-        last = self.micro_batches - 1
-        return [*forwards[:warm_up], *steady, *backwards[total - warm_up:], *(U(c * p + rank, last) for c in range(v))]
+        return [*forwards[:warm_up], *steady, *backwards[total - warm_up:]]

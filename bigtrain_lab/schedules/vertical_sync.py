@@ -8,16 +8,13 @@ Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3, "Vertical Syn
 """
 
 from ..schedule import Schedule
-from .one_f_one_b import one_forward_one_backward
-from .pipedream import updating
+from .pipedream import PipeDream
 
 
 class VerticalSync(Schedule):
     name = "pipedream-vertical-sync"
     asynchronous = True
-
-    def steps(self, rank):
-        return updating(one_forward_one_backward(rank, self.ranks, self.micro_batches), every=1)
+    steps = PipeDream.steps
 
     def version(self, action):
         return max(0, action.micro_batch - (self.ranks - 1)) if action.kind in "FB" else action.micro_batch

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core import Impossible
+from ..runtime.group import Group
 
 
 class DynamicLossScaler:
@@ -26,15 +27,19 @@ class DynamicLossScaler:
     enabled          False: losses, steps and gradients pass through as they are
     half_gradients   let `unscale_` also divide gradients that are stored in float16: in float32, but the result goes back
                      into float16, where the small ones vanish after all. torch refuses; so do we unless asked.
+    group            ranks that train one model and skip together: what one finds, all have found. None: this rank is alone
     """
 
-    def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True, *, half_gradients=False):
+    def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True, *, half_gradients=False,
+                 group=None):
         self._enabled, self.half_gradients = bool(enabled), half_gradients
         self._rule(growth_factor, backoff_factor, growth_interval)
         self._scale, self._streak = usable(init_scale), 0  # the streak: good steps since the last change
         self._found: dict[Optimizer, Tensor | bool] = {}  # unscaled since the last update -> whether any gradient was not finite
         self._stepped: set[Optimizer] = set()
         self.scaled = False  # whether any loss was
+        self.group = None if group is None else Group.of(group)
+        self.agreed: bool | None = None  # since the last update: what the ranks of the group found together
 
     def _rule(self, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
         if not (hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__") and growth_factor > 1 > backoff_factor > 0
@@ -65,6 +70,9 @@ class DynamicLossScaler:
         if optimizer in self._found:
             raise Impossible("These gradients were unscaled since the last update(): a second division would make them "
                              f"{self._scale:g} times too small. Call unscale_ once a step, before clipping.")
+        if self.agreed is not None:
+            raise Impossible("The ranks have agreed on this step, and another optimizer comes after it: step all at once, as mp.step(one, other), or "
+                             "unscale_ each before the first step.")
         if self._found and held_by(self._found) & held_by([optimizer]):
             raise Impossible("Two optimizers hold one parameter, whose gradient would be divided twice: give each weight, a tied one too, to one.")
         if not (gradients := list(self._gradients(optimizer))):
@@ -103,12 +111,28 @@ class DynamicLossScaler:
         """The parameters of the optimizers that stepped, or skipped, since the last update."""
         return held_by(self._stepped)
 
+    def agree(self, *optimizers: Optimizer) -> None:
+        """Let every rank of the group find what any of them did. Each rank calls it once a step with all its optimizers, also
+        one that has none, whose weights are frozen; `step` calls it for one optimizer. Nothing where there is no group."""
+        if not self._enabled or self.group is None:
+            return
+        for optimizer in optimizers:
+            if optimizer not in self._found:
+                self.unscale_(optimizer)
+        if self.agreed is not None:
+            return
+        found = [flag for flag in self._found.values() if isinstance(flag, Tensor)]
+        own = torch.tensor(float(any(map(bool, self._found.values()))), device=found[0].device if found else self.group.device)
+        self.agreed = bool(self.group.all_reduce(own, "max", name="found inf"))
+        self._found = dict.fromkeys(self._found, self.agreed)
+
     def skips(self, optimizer: Optimizer) -> bool:
         """Between `unscale_` and `update`: whether this optimizer's step is skipped."""
         if not self._enabled:
             return False
         if optimizer not in self._found:
             raise Impossible("Whether this optimizer skips is not known: ask between unscale_(optimizer) or step(optimizer) and update().")
+        self.agree()
         self._found[optimizer] = skipped = bool(self._found[optimizer])  # a number now: the device is waited for once
         return skipped
 
@@ -118,16 +142,16 @@ class DynamicLossScaler:
             return
         if new_scale is not None:
             self._scale = usable(new_scale)
-        elif not self._found:
+        elif not self._found and self.agreed is None:
             raise Impossible("update() before any step(): nothing was learnt about the scale. Call step(optimizer) first.")
-        elif any(map(self.skips, self._found)):
+        elif self.agreed or any(map(self.skips, self._found)):
             self._scale, self._streak = in_float32(self._scale * self.backoff_factor), 0
         else:
             self._streak += 1
             if self._streak == self.growth_interval:
                 grown, self._streak = in_float32(self._scale * self.growth_factor), 0
                 self._scale = grown if grown < float("inf") else self._scale
-        self._found, self._stepped = {}, set()
+        self._found, self._stepped, self.agreed = {}, set(), None
 
     def get_scale(self) -> float:
         return self._scale if self._enabled else 1.0

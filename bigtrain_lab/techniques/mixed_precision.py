@@ -53,21 +53,24 @@ class MixedPrecision:
     """One model's training at a level: a name in LEVELS or a Level of your own. `with mp:` is where the policy holds.
 
     scaler   another DynamicLossScaler than the default, where the level scales
+    group    ranks that train one model and so skip steps together (the default scaler's; one of your own has its own)
 
     A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is saved by state_dict().
     """
 
-    def __init__(self, level: str | Level = "fp16", scaler: DynamicLossScaler | None = None):
+    def __init__(self, level: str | Level = "fp16", scaler: DynamicLossScaler | None = None, group=None):
         if not isinstance(level, Level) and level not in tuple(LEVELS):
             raise Impossible(f"There is no level of precision called {level!r}: choose one of {', '.join(LEVELS)}, or make a Level.")
         self.level = level if isinstance(level, Level) else LEVELS[level]
         if scaler is not None and not self.level.scaling:
             raise Impossible(f"{self.level.name} scales no loss: leave the scaler out, or choose a level that scales, such as fp16.")
+        if scaler is not None and group is not None:
+            raise Impossible("group= is for the default scaler: give it to your own, as DynamicLossScaler(group=group).")
         if not isinstance(scaler, DynamicLossScaler | None):
             raise Impossible(f"The scaler is a {type(scaler).__name__}, which does not tell which optimizers skip: give a DynamicLossScaler. "
                              "It takes the state dict of torch's.")
         self.policy = Policy(self.level.dtype) if self.level.policy else nullcontext()
-        self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters)) if self.level.scaling else None
+        self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group)) if self.level.scaling else None
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
         self._model: nn.Module | None = None
         self._arrivals = Arrivals(self.scaler)
@@ -153,25 +156,28 @@ class MixedPrecision:
 
     @torch.no_grad()
     def step(self, *optimizers: Optimizer) -> bool:
-        """Update the masters, then round them to the weights; False where an inf or nan made any optimizer skip."""
+        """Update the masters, then round them to the weights; False where an inf or nan made any optimizer skip. With a group
+        every rank calls it once with all its optimizers, also one that has none."""
         if any(p in self.masters or self._lacks_master(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]):
             raise Impossible("The optimizer holds half weights and would leave their float32 masters behind: build it from mp.parameters().")
+        if self.scaler:
+            self.scaler.agree(*optimizers)
         for optimizer in optimizers:
             self._arrivals.refuse_half_clipped(optimizer, set(self.masters.values()))
             self.scaler.step(optimizer) if self.scaler else optimizer.step()
             self._arrivals.stepped(optimizer)
         self._followed.clear()  # round all: an optimizer may write to p.data, which torch does not count
         self._round()
-        return not (self.scaler and any(map(self.scaler.skips, optimizers)))
+        return not (self.scaler and (self.scaler.agreed or any(map(self.scaler.skips, optimizers))))
 
     def update(self) -> None:
         """Change the scale by what the steps found, after the last optimizer's: gradients of one backward have one scale. In a
         loop without it this happens when the next loss is scaled, unless a gradient of the model still waits for its step."""
-        if self.scaler and self.scaler.learnt:
+        if self.scaler and (self.scaler.learnt or self.scaler.agreed is not None):
             self.scaler.update()
 
     def _close(self) -> None:
-        if self.scaler and (stepped := self.scaler.stepped) and all(p.grad is None or p in stepped for p in self.parameters()):
+        if self.scaler and ((stepped := self.scaler.stepped) or self.scaler.agreed is not None) and all(p.grad is None or p in stepped for p in self.parameters()):
             self.scaler.update()
 
     @torch.no_grad()

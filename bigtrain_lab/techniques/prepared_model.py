@@ -25,6 +25,8 @@ from .precision_policy import Policy
 
 def adapt(model: nn.Module, mp) -> None:
     """Hooks on the model, of functions that have a name: torch.save of a module saves its hooks."""
+    for module in model.modules():
+        module._prepared_by = mp  # what is put around a part of the model asks there
     if mp.level.masters:
         model.register_load_state_dict_pre_hook(partial(take_digits, mp))
         model.register_load_state_dict_post_hook(partial(follow_weights, mp))

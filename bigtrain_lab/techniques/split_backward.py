@@ -5,14 +5,26 @@
 
 Half of a linear layer's backward is W, and nobody but the update needs it: zero-bubble schedules run it in the bubbles.
 I frees the graph with all that it saved; the queue keeps x and dL/dy of each Linear and Embedding. Parameters that reach
-the loss in another way (layer norms, a position table) get their gradients in I.
+the loss in another way (layer norms, a position table) get their gradients in I. W ends in autograd's own accumulation,
+once a weight, so its hooks run as in a whole backward.
 Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241), section 2.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+
+class Left(NamedTuple):
+    """What I leaves for W: dL/dweight = gradient(*of), of = (dL/dy, x)."""
+
+    weight: Tensor
+    gradient: Callable[..., Tensor]
+    of: tuple[Tensor, ...]
 
 
 class WeightGradientsLater(TorchFunctionMode):
@@ -23,76 +35,86 @@ class WeightGradientsLater(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.queue: list[tuple] = []
+        self.queue: list[Left] = []
+        self.postponed: list[Tensor] = []  # the weights that the forward met
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        if function in LATER:
-            return LATER[function](self.queue, *arguments, **keywords)
+        if function in LATER and torch.is_grad_enabled():
+            return LATER[function](self, *arguments, **keywords)
         return function(*arguments, **keywords)
 
     def tensors(self) -> dict[str, Tensor]:
         """What the queue keeps alive, numbered as W will take them; ids are the stage's own input, which lives anyway."""
-        return {f"{what} {number}": tensor for number, (x, dy, _) in enumerate(self.queue)
-                for what, tensor in (("input", x), ("output gradient", dy)) if tensor.is_floating_point()}
+        return {f"{what} {number}": tensor for number, left in enumerate(self.queue)
+                for what, tensor in zip(("output gradient", "input"), left.of) if tensor.is_floating_point()}
 
-    @torch.no_grad()
     def run(self) -> None:
-        """W: the products that I left out."""
+        """W: the products that I left out, one weight after the other. Weights that were computed from the parameters,
+        as a cast is, go together: two of them may come from one parameter."""
+        self.postponed.clear()
+        terms: dict[Tensor, list[Left]] = {}
         while self.queue:
-            x, dy, add = self.queue.pop(0)
-            add(x, dy)
+            left = self.queue.pop(0)
+            terms.setdefault(left.weight, []).append(left)
+        for weights in [[weight] for weight in terms] if all(weight.is_leaf for weight in terms) else [list(terms)]:
+            lefts = [left for weight in weights for left in terms.pop(weight)]
+            with torch.no_grad():
+                gradients = [left.gradient(*left.of).to(left.weight.dtype) for left in lefts]
+            torch.autograd.backward([left.weight for left in lefts], gradients)
 
 
 class _Linear(torch.autograd.Function):
+    """Autograd sees no weight here. A policy or autocast may compute y in fewer bits than x and the weight have."""
+
     @staticmethod
-    def forward(ctx, queue, x, weight, bias):
-        ctx.save_for_backward(x)
-        ctx.queue, ctx.weight, ctx.bias = queue, weight, bias  # the leaves themselves: W writes their .grad
-        return functional.linear(x, weight, bias)
+    def forward(ctx, anchor, x, unseen):
+        _, weight, bias = ctx.unseen = unseen
+        y = functional.linear(x, weight, bias)
+        ctx.save_for_backward(x.to(y.dtype))
+        return y
 
     @staticmethod
     def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        weight, bias = ctx.weight, ctx.bias
-
-        def add(x, dy):
-            rows = dy.flatten(0, -2)
-            accumulate(weight, lambda: rows.T @ x.flatten(0, -2))
-            if bias is not None:
-                accumulate(bias, lambda: rows.sum(0))
-        ctx.queue.append((x.detach(), dy, add))
-        return None, dy @ weight if ctx.needs_input_grad[1] else None, None, None
+        (x,), (queue, weight, bias) = ctx.saved_tensors, ctx.unseen
+        if weight.requires_grad:
+            queue.append(Left(weight, lambda dy, x: dy.flatten(0, -2).T @ x.flatten(0, -2), (dy, x.detach())))
+        if bias is not None and bias.requires_grad:
+            queue.append(Left(bias, lambda dy: dy.flatten(0, -2).sum(0), (dy,)))
+        return None, dy @ weight.detach().to(dy.dtype) if ctx.needs_input_grad[1] else None, None
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, queue, ids, weight):
+    def forward(ctx, anchor, ids, unseen):
+        ctx.unseen = unseen
         ctx.save_for_backward(ids)
-        ctx.queue, ctx.weight = queue, weight
-        return functional.embedding(ids, weight)
+        return functional.embedding(ids, unseen[1])
 
     @staticmethod
     def backward(ctx, dy):
-        (ids,), weight = ctx.saved_tensors, ctx.weight
-        ctx.queue.append((ids, dy, lambda ids, dy: accumulate(
-            weight, lambda: torch.ops.aten.embedding_dense_backward(dy, ids, len(weight), -1, False))))
+        (ids,), (queue, weight) = ctx.saved_tensors, ctx.unseen
+        queue.append(Left(weight, lambda dy, ids: torch.ops.aten.embedding_dense_backward(dy, ids, len(weight), -1, False), (dy, ids)))
         return None, None, None
 
 
-def accumulate(weight: Tensor, gradient) -> None:
-    if weight.requires_grad:
-        weight.grad = gradient() if weight.grad is None else weight.grad.add_(gradient())
+def _linear(mode, input, weight, bias=None):
+    if learnt := [each for each in (weight, bias) if each is not None and each.requires_grad]:
+        mode.postponed += learnt
+        return _Linear.apply(anchor(), input, (mode.queue, weight, bias))
+    return functional.linear(input, weight, bias)
 
 
-def _linear(queue, input, weight, bias=None):
-    return _Linear.apply(queue, input, weight, bias)
-
-
-def _embedding(queue, input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    if padding_idx is None and max_norm is None and not scale_grad_by_freq and not sparse:
-        return _Embedding.apply(queue, input, weight)
+def _embedding(mode, input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    if weight.requires_grad and padding_idx is None and max_norm is None and not scale_grad_by_freq and not sparse:
+        mode.postponed.append(weight)
+        return _Embedding.apply(anchor(), input, (mode.queue, weight))
     return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+def anchor() -> Tensor:
+    """An input with a gradient, so that autograd records the node where x has none."""
+    return torch.empty(0, requires_grad=True)
 
 
 LATER = {functional.linear: _linear, functional.embedding: _embedding}

@@ -179,7 +179,7 @@ def script(where: Path, text: str) -> list[str]:
 def keep_profile(cache: Path, speed: float) -> None:
     from bigtrain_lab.runtime import calibrate
     found = {**calibrate.key(), "when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34,
-             "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9, "flops_per_s": {"float32": speed, "float64": speed}}
+             "memory_bytes_per_s": 1e10, "launch_s": 2e-6, "alpha_s": 2e-5, "bytes_per_s": 3e9, "flops_per_s": {"float32": speed, "float64": speed}}
     (cache / "bigtrain_lab").mkdir(parents=True)
     (cache / "bigtrain_lab" / "this-machine.json").write_text(json.dumps(found))
 

@@ -51,8 +51,8 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
     run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
     assert run_differs(asked, run) == []
     predicted = asked.predict()
-    split = any(action.kind == "W" for work in asked.order.over(1) for step in work for action in step)
-    for rank in range(asked.ranks):
+    for rank, work in enumerate(asked.order.over(1)):
+        split = any(action.kind == "W" for step in work for action in step)
         assert all(predicted.peak_bytes(rank, kind) for kind in ("weights", "gradients", "activations"))
         assert bool(predicted.peak_bytes(rank, "optimizer")) == (asked.optimizer == "adam")
         assert bool(predicted.peak_bytes(rank, "queued")) == split

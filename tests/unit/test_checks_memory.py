@@ -21,7 +21,7 @@ def solution(model, batch, optimizer, dtype, *, state=True, in_step=1, views=1, 
         model = replace(model, tied=model.tied and not untied)
         shapes, z = list(parameter_shapes(model, 0, model.pieces).values()), model.dtype.itemsize
         rows, V = batch * model.sequence, model.vocabulary
-        saved = sum(row.bytes * (views if row.name.endswith(".heads") else 1) for row in saved_bytes(model, 0, model.pieces, batch))
+        saved = sum(row.bytes * (views if row.name == "clone" and row.bytes == 3 * rows * model.width * z else 1) for row in saved_bytes(model, 0, model.pieces, batch))
         at_the_loss = [dict(activations=saved, temporaries=(2 * rows * V + rows + 2) * z)]
         backwards = []
     else:

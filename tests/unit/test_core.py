@@ -2,16 +2,18 @@
 
 import importlib
 import json
+import pickle
 import re
 import warnings
 from abc import ABCMeta, abstractmethod
-from dataclasses import replace
+from dataclasses import fields, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from bigtrain_lab.core import Cost, Family, Hardware, Impossible, Link, Memory, Mesh, Scalar, Span, Trace, Transfer
-from bigtrain_lab.core.hardware import PROFILES
+from bigtrain_lab.core.hardware import PROFILES, TAGS, TICKS_PER_SECOND
 from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
 
@@ -132,21 +134,81 @@ def test_durations_are_exact_and_rounded_up_once():
             Cost(**kind)
 
 
+def test_a_step_beside_a_busy_lane_takes_its_slowdown_longer():
+    both, cost = (Action("F", 0, 1), Action("B", 0, 0)), Cost({"F": 1, "B": 2}, slowdown={1: 1.5}, overlap_slowdown=1.13)
+    assert [cost.duration(both, rank, beside=yes) for rank in (0, 1) for yes in (False, True)] == [3000, 3390, 4500, 5085]
+    third = Cost({"F": Fraction(1, 3)}, overlap_slowdown=1.13)
+    assert [third.duration(both[:1], 0, beside=yes) for yes in (False, True)] == [334, 377]  # ceil(1130 / 3), not 1.13 * 334
+    with pytest.raises(Impossible, match="must not be negative"):
+        Cost({"F": 1}, overlap_slowdown=-1)
+
+
+def test_a_collective_costs_its_ring():
+    """By hand: links of 7 ticks and 3/2 ticks a byte inside a node of 2, of 100 ticks and 5 ticks a byte between nodes."""
+    inside, between = Link(7, 3, 2), Link(100, 5, 1)
+    links = {(a, b): inside if a // 2 == b // 2 else between for a in range(6) for b in range(6) if a != b}
+    cost = Cost({}, links=links, node_size=2)
+    by_hand = {  # of 11 bytes, on two ranks of a node and on four of two nodes
+        "all_reduce": (2 * 7 + 17, 6 * 100 + 83), "reduce_scatter": (7 + 9, 3 * 100 + 42), "all_gather": (7 + 9, 3 * 100 + 42),
+        "broadcast": (7 + 17, 3 * 100 + 55), "barrier": (2 * 7, 6 * 100)}
+    for kind, (two, four) in by_hand.items():
+        assert (cost.collective(kind, 11, [0, 1]), cost.collective(kind, 11, [3, 2, 1, 0])) == (two, four), kind
+        assert cost.collective(kind, 11, [4]) == Cost({}).collective(kind, 10**9, range(8)) == 0
+    assert pickle.loads(pickle.dumps(cost)).collective("all_reduce", 11, [0, 1]) == 31
+    slow = replace(cost, links={**links, (0, 2): Link(10**6)})  # no link of the ring 0 1 2 3, however its ranks are named
+    assert slow.collective("barrier", 0, [0, 2, 1, 3]) == slow.collective("barrier", 0, range(4)) == 6 * 100
+    with pytest.raises(Impossible, match="no collective 'gather'"):
+        cost.collective("gather", 1, [0, 1])
+
+
+def test_the_bandwidth_of_a_collective_falls_with_the_nodes_as_published():
+    """H100: 436 GB/s on one node of 8, 100 GB/s on eight nodes, in the measure of nccl-tests (bus bandwidth)."""
+    h100, size = PROFILES["h100-nvlink"], 10**13  # bytes, so many that latency does not count
+    cost = Cost({}, **h100.prices(256))
+
+    def bus(ranks):
+        return size * 2 * (len(ranks) - 1) / len(ranks) / (cost.collective("all_reduce", size, ranks) / TICKS_PER_SECOND)
+
+    assert bus(range(8)) == pytest.approx(436e9, rel=1e-3) and bus(range(64)) == pytest.approx(100e9, rel=5e-3)
+    assert bus(range(0, 64, 8)) == pytest.approx(50e9, rel=1e-3)  # one rank a node has one port
+    rates = [h100.bus_bytes_per_s(nodes) for nodes in range(1, 100)]
+    assert rates == sorted(rates, reverse=True) and set(rates[63:]) == {32.9e9}
+    between = Hardware("x", collective_bytes_per_s=((1, 400e9), (4, 100e9))).bus_bytes_per_s(2)
+    assert between == pytest.approx(200e9)  # the geometric mean
+    rtx = Cost({}, **PROFILES["rtx3090-pcie"].prices(16))  # nothing is published: the slowest link counts
+    assert rtx.collective("all_gather", 16 * 10**9, range(16)) == 15 * 30 * 10**6 + 12 * TICKS_PER_SECOND
+    assert Cost({}, **PROFILES["unit"].prices(4)).collective("all_reduce", 10**9, range(4)) == 0
+
+
 def test_a_gap_is_rounded_up():
     assert [Link(0, 3, 7).gap(n) for n in (0, 1, 7, 8)] == [0, 1, 3, 4]
 
 
-def test_hardware_profiles_say_where_each_number_is_from():
+def test_every_number_of_a_profile_has_a_tag_and_a_source():
+    wires = {f"{place}.{part}" for place in ("inside", "between") for part in ("alpha_s", "bytes_per_s")}
+    numbers = {each.name for each in fields(Hardware)} - {"name", "inside", "between", "launches_ahead", "sources"} | wires
     assert PROFILES["unit"].textbook and not PROFILES["a100-nvlink"].textbook
-    for profile in PROFILES.values():
-        if not profile.textbook:
-            assert {"flops_per_s", "memory", "inside", "between", "watts"} <= set(profile.sources)
-            assert profile.links(9)[0, 1] == profile.inside.link() and profile.links(9)[0, 8] == profile.between.link()
-            assert profile.seconds(profile.flops_per_s["float32"], 0, "float32") == 1
-            assert profile.seconds(profile.flops_per_s["float32"], 2 * profile.memory_bytes_per_s, "float32") == 3
-    with pytest.raises(Impossible, match="no speed for int3"):
-        PROFILES["a100-nvlink"].seconds(1, 1, "int3")
+    for profile in [each for each in PROFILES.values() if not each.textbook]:
+        told = {row.name: row for row in profile.constants()}
+        assert set(told) == numbers, profile.name
+        assert all(row.tag in TAGS and row.source and row.value is not None for row in told.values())
+        assert profile.links(9)[0, 1] == profile.inside.link() and profile.links(9)[0, 8] == profile.between.link()
     assert Hardware("x").links(2) == {(0, 1): Link(), (1, 0): Link()}
+
+
+def test_an_action_takes_its_kernels_time_or_that_of_their_launches():
+    a100 = PROFILES["a100-nvlink"]
+    assert a100.seconds(312e12, 0, "bfloat16") == pytest.approx(1 / 0.859)  # the share of the peak that matmuls reach
+    assert a100.seconds(312e12, 2 * 2039e9, "bfloat16") == pytest.approx(1 / 0.859 + 2 / 0.9)
+    tiny = 312e12 * 3.2e-6  # FLOPs of 3.2 microseconds at the peak, in 36 kernels
+    assert a100.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(36 * 5e-6)
+    assert a100.seconds(312e12, 0, "bfloat16", operators=36) == a100.seconds(312e12, 0, "bfloat16")
+    cpu = replace(a100, launches_ahead=False)
+    assert cpu.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(36 * 5e-6 + 3.2e-6 / 0.859)
+    bare = Hardware("x", flops_per_s={"float32": 8.0}, memory_bytes_per_s=4.0)  # what states no share reaches all
+    assert bare.seconds(16, 12, "float32", operators=10**6) == 2 + 3
+    with pytest.raises(Impossible, match="no speed for int3"):
+        a100.seconds(1, 1, "int3")
 
 
 EVENTS = (Memory(0, "compute", "weights", "start", 0, 7), Span(0, "compute", "F", "0F0", 0, 1000, 0),

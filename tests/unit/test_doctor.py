@@ -2,12 +2,15 @@
 
 import socket
 import tempfile
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from bigtrain_lab import doctor
 from bigtrain_lab.cli import main
+from bigtrain_lab.core.cost import COLLECTIVES
+from bigtrain_lab.experiments.optimizers import OPTIMIZERS
 from bigtrain_lab.runtime import peers
 from bigtrain_lab.runtime.border import LOOPBACK
 
@@ -53,6 +56,19 @@ def test_a_check_that_breaks_is_a_finding(only, capsys):
     assert "could not be checked: ZeroDivisionError" in out and "Mend: " in out and "still asked" in out
 
 
+def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsys):
+    """A new constant that stands in no source changes this count: find it a source, or add it here."""
+    monkeypatch.setattr("bigtrain_lab.runtime.this_machine", lambda measure: None)
+    assert main(["doctor", "--constants"]) == 0
+    told, rows = " ".join(capsys.readouterr().out.split()), doctor.constants()
+    assert Counter(row.of for row in rows if row.tag == "fitted") == {
+        "rtx3090-pcie": 8, "a100-nvlink": 3, "titan-rtx-nvlink": 6, "v100-nvlink": 6, "h100-nvlink": 4, "h200-nvlink": 6}
+    assert all(row.source in told and f"({row.tag}: " in told for row in rows) and f"{len(rows)} constants: " in told
+    assert {f"{each}: passes, (n - 1) / n, wholes" for each in COLLECTIVES} | set(OPTIMIZERS) <= {row.name for row in rows} | {row.of for row in rows}
+    for value in ("5 µs", "436 GB/s on 1 node", "0.859", "bfloat16 312 TFLOP/s", "80 GiB", "400 (published"):
+        assert value in told
+
+
 def test_no_ranks_is_refused(capsys):
     assert main(["doctor", "--ranks", "0"]) == 2
     assert "ranks is 0: ask for at least 1." in capsys.readouterr().err
@@ -68,28 +84,36 @@ def test_no_ranks_is_refused(capsys):
     (0, "7", True, "warn", "CUDA_VISIBLE_DEVICES='7' hides all"),
     (0, "", False, "ok", "no visible GPU"),
 ])
-def test_devices(visible, variable, driver, level, words):
-    found = doctor.devices_finding(4, visible, variable, driver)
+def test_devices(monkeypatch, visible, variable, driver, level, words):
+    monkeypatch.setattr(doctor, "visible_devices", lambda: visible)
+    monkeypatch.setattr(doctor, "nvidia_driver", lambda: driver)
+    monkeypatch.setattr(doctor.os, "environ", {"CUDA_VISIBLE_DEVICES": variable} if variable is not None else {})
+    found = doctor.devices(4)
     assert found[0] == level and words in found[1]
     assert (len(found) == 3) == (level != "ok") and "ranks compute on the CPU" in found[1]
 
 
 @pytest.mark.parametrize("ranks, count, level", [(4, 4, "ok"), (1, 1, "ok"), (4, 8, "ok"), (4, 3, "warn")])
-def test_cores(ranks, count, level):
-    found = doctor.cores_finding(ranks, count)
+def test_cores(monkeypatch, ranks, count, level):
+    monkeypatch.setattr("bigtrain_lab.runtime.machine.cores", lambda: count)
+    found = doctor.cores(ranks)
     assert found[0] == level and (level == "ok" or "ask for 3 ranks" in found[2])
 
 
 @pytest.mark.parametrize("available, level", [(0.9e9, "fail"), (1.1e9, "warn"), (2.1e9, "ok")])
-def test_memory(available, level):
-    found = doctor.memory_finding(4, int(available))
+def test_memory(monkeypatch, available, level):
+    monkeypatch.setattr(doctor, "available_bytes", lambda: int(available))
+    found = doctor.memory(4)
     assert found[0] == level and "on 4 ranks takes about 1.0 GB" in found[1]
 
 
 @pytest.mark.parametrize("wrong, words", [({"ipykernel": "7.3.1"}, "ipykernel 7.3.1, needs >=7.4"), ({"anywidget": None}, "anywidget is missing")])
-def test_widgets(wrong, words):
-    assert doctor.widgets_finding(FOUND, WANTED)[0] == "ok"
-    level, says, mend = doctor.widgets_finding({**FOUND, **wrong}, WANTED)
+def test_widgets(monkeypatch, wrong, words):
+    monkeypatch.setattr(doctor, "needed", lambda: WANTED)
+    monkeypatch.setattr(doctor, "installed", FOUND.get)
+    assert doctor.widgets(4)[0] == "ok"
+    monkeypatch.setattr(doctor, "installed", {**FOUND, **wrong}.get)
+    level, says, mend = doctor.widgets(4)
     assert level == "fail" and words in says and mend
 
 

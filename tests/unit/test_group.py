@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Link, Mesh
+from bigtrain_lab.core import Cost, Hardware, Link, Mesh
 from bigtrain_lab.explain import NOT_FINITE
-from bigtrain_lab.plan import Compute, Recv, Send, lower
+from bigtrain_lab.plan import Compute, Plan, Recv, Send, Together, lower
 from bigtrain_lab.runtime import RankFailed, launch
 from bigtrain_lab.runtime.group import is_lost
 from bigtrain_lab.schedule import Action, Schedule
@@ -106,6 +106,63 @@ def test_collectives(mode, tmp_path):
     result = launch(program, 3, directory=tmp_path / "run", **mode).result
     for r in range(3):
         assert [float(result[f"{op}{r}"][0]) for op in ("sum", "mean", "max", "min", "product", "from")] == [3, 1, 2, 0, 0, 2]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
+def test_parts_are_gathered_and_reduced_whatever_their_shape_and_dtype(mode, tmp_path):
+    """7 rows on 3 ranks are parts of 3, 2 and 2; a list may have any shapes."""
+    def program(rank):
+        group, out = rank.group(), {}
+        whole = torch.arange(14.0).view(7, 2)
+        part = group.reduce_scatter(whole * (rank.index + 1))
+        assert torch.equal(part, (whole * 6).tensor_split(3)[rank.index]) and not part.requires_grad
+        assert torch.equal(group.all_gather(part, torch.zeros(7, 2)), whole * 6)
+        shapes = [(2, 3), (), (5,)]
+        mine = group.reduce_scatter([torch.full(shape, 1.0 + rank.index) for shape in shapes], "mean")
+        assert mine.shape == shapes[rank.index] and (mine == 2).all()
+        room = [torch.zeros(shape) for shape in shapes]
+        assert group.all_gather(mine, room) is room and [float(each.sum()) for each in room] == [12, 2, 10]
+        for dtype in (torch.bool, torch.bfloat16, torch.complex128, torch.float8_e5m2, torch.uint8):
+            gathered = group.all_gather(torch.tensor([[rank.index, 1]]).to(dtype))
+            expected = torch.tensor([[r, 1] for r in range(3)]).to(dtype)
+            assert gathered.dtype == dtype and torch.equal(gathered.view(torch.uint8), expected.view(torch.uint8))
+        return {f"numbers{rank.index}": group.all_gather(torch.tensor(rank.index))}
+
+    result = launch(program, 3, directory=tmp_path / "run", **mode).result
+    assert all(result[f"numbers{r}"].tolist() == [0, 1, 2] for r in range(3))
+
+
+@pytest.mark.parametrize("wrong, told", [
+    (lambda group: group.reduce_scatter(torch.tensor(1.0)), "reduce_scatter cannot cut a single number into 2 parts"),
+    (lambda group: group.reduce_scatter([torch.ones(1)]), "reduce_scatter got 1 tensors for 2 ranks: give one a rank"),
+    (lambda group: group.all_gather(torch.ones(2), torch.ones(3)), r"Rank [01] gathers float32 of shape \(2,\) into a part that is float32 of shape \([12],\)"),
+    (lambda group: group.all_gather(torch.ones(group.rank + 1)), r"different collectives at one time: rank 0 all_gather of 2 parts, float32 of shape \(1,\);"),
+])
+def test_parts_that_do_not_fit_are_refused_in_a_sentence(wrong, told, tmp_path):
+    with pytest.raises(RankFailed, match=told):
+        launch(lambda rank: wrong(rank.group()), 2, directory=tmp_path / "run").wait()
+
+
+def test_a_collective_of_the_backend_costs_its_bytes_on_the_slowest_link_it_crosses(tmp_path):
+    """4 MB on the links of two A100s: 2 latencies and the tensor's bytes once, both ways, as in the papers' ring; half of it for the parts."""
+    links = Hardware.named("a100-nvlink").links(2)
+    cost = Cost({}, links=links, unit="s", ticks_per_unit=10**12)
+
+    def program(rank):
+        group, tensor = rank.group(), torch.ones(2**20)
+        group.all_reduce(tensor)
+        group.all_gather(group.reduce_scatter(tensor), tensor)
+        group.broadcast(tensor, 1)
+        group.barrier()
+
+    run = launch(program, 2, cost=cost, directory=tmp_path / "run")
+    together = [Together(kind, kind, size, ranks) for kind, size, ranks in (
+        ("all_reduce", 2**22, (0, 1)), ("reduce_scatter", 2**22, (0, 1)), ("all_gather", 2**22, (0, 1)), ("broadcast", 2**22, (1, 0)), ("barrier", 0, (0, 1)))]
+    assert lanes_of(run.wait()) == lanes_of(simulate(Plan({(r, "compute"): tuple(together) for r in range(2)}, 2), cost))
+    whole = 2 * links[0, 1].alpha + links[0, 1].gap(2**22)
+    assert [s.end - s.start for s in run.trace().spans(0)] == [whole, whole // 2, whole // 2, whole - links[0, 1].alpha, 2 * links[0, 1].alpha]
+    assert sorted((t.kind, t.src, t.bytes) for t in run.trace("measured").transfers() if t.kind in ("all_reduce", "broadcast")) == [
+        ("all_reduce", 0, 2**22), ("all_reduce", 1, 2**22), ("broadcast", 1, 2**22)]
 
 
 def test_a_collective_ends_for_all_at_the_latest_issue(tmp_path):

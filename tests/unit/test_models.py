@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models import (GPT, Dropout, GPTConfig, GPTStage, MLPStage, Noise, cross_entropy, layered_mlp,
+from bigtrain_lab.models import (GPT, Dropout, GPTConfig, GPTStage, MLPStage, Noise, cross_entropy, layered_mlp, tied_weights,
                                  split)
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
@@ -238,8 +238,6 @@ def test_sizes_that_cannot_be(change, mend):
 @pytest.mark.parametrize("ask, mend", [
     (lambda: split(SMALL, 4), "4 stages need at least 4 layers; the model has 3"),
     (lambda: split(SMALL, 0), "stages=0.*take 1 or more"),
-    (lambda: split(replace(SMALL, tied=True), 2), "tied=False or 1 stage"),
-    (lambda: GPTStage(replace(SMALL, tied=True), 0, 2), "tied=False or the whole"),
     (lambda: GPTStage(SMALL, 2, 2), "first < last"),
     (lambda: GPTStage(SMALL, 0, 6), "last <= 5"),
     (lambda: GPT(SMALL)(torch.zeros(1, 8, dtype=torch.int64)), "8 tokens.*take at most 7"),
@@ -254,5 +252,10 @@ def test_requests_that_cannot_be(ask, mend):
     assert "\n" not in str(refusal.value)
 
 
-def test_one_stage_of_a_tied_model_is_the_whole():
-    assert split(replace(SMALL, tied=True), 1) == [(0, 5)]
+def test_the_stages_of_a_tied_model_hold_copies_of_its_table():
+    config = replace(SMALL, tied=True)
+    assert split(config, 1) == [(0, 5)] and tied_weights(config, 1) == tied_weights(SMALL, 2) == {}
+    stages = [GPTStage(config, *slice) for slice in split(config, 2)]
+    (places,) = tied_weights(config, 2).values()
+    copies = [stages[stage].get_parameter(name) for stage, name in places.items()]
+    assert list(places) == [0, 1] and torch.equal(*copies) and torch.equal(copies[0], GPT(config).get_parameter("layers.0.token.weight"))

@@ -6,7 +6,7 @@ import pytest
 
 from bigtrain_lab.core import Cost, Impossible
 from bigtrain_lab.footprint import StageBytes, footprint
-from bigtrain_lab.schedule import Action, Schedule
+from bigtrain_lab.schedule import Action, Schedule, name_of
 from bigtrain_lab.simulate import simulate
 
 P, M = (1, 2, 3, 4, 8), (1, 2, 4, 8, 16)
@@ -95,7 +95,66 @@ def test_2bw_refuses_fewer_micro_batches_than_ranks():
         Schedule.named("pipedream-2bw")(4, 3)
 
 
-def test_the_halves_need_each_other():
-    schedule = Schedule.named("zb-h1")(2, 1)
-    assert schedule.needs(Action("I", 0, 0)) == [Action("F", 0, 0), Action("I", 1, 0)]
-    assert schedule.needs(Action("W", 0, 0)) == [Action("I", 0, 0)]
+def test_a_backward_needs_the_next_stage_s_whole_or_halved_as_the_order_has_it():
+    needs = Schedule.of("0F0 0F1 0B0 0I1 0W1", "1F0 1F1 1I0 1W0 1B1").needs
+    assert [needs(Action(*kind, m)) for kind, m in ((("B", 0), 0), (("I", 0), 1), (("I", 1), 0), (("W", 1), 0))] == [
+        [Action("F", 0, 0), Action("I", 1, 0)], [Action("F", 0, 1), Action("B", 1, 1)], [Action("F", 1, 0)], [Action("I", 1, 0)]]
+    assert needs(Action("U", 0, 1)) == [Action("B", 0, 0), Action("W", 0, 1)]
+    assert Schedule.named("zb-h1")(2, 1).needs(Action("I", 0, 0)) == [Action("F", 0, 0), Action("I", 1, 0)]
+
+
+# -- in a V, and breadth first ------------------------------------------------------------------------------------------
+
+SLOTS = {"F": 1, "I": 1, "W": 1, "B": 2}
+
+
+def longest_wait(trace, work):
+    """What the longest window has more than the work of a rank."""
+    return max(trace.window(r) for r in range(trace.ranks)) - work
+
+
+@pytest.mark.parametrize("p,m", [(p, m) for p in P for m in (2 * p - 1, 2 * p, 16)])
+def test_zb_v_idles_only_outside_its_windows_and_holds_as_much_as_1f1b(p, m):
+    trace = simulate(Schedule.named("zb-v")(p, m), SLOTS)
+    assert [trace.idle(r) for r in range(p)] == [p - 1] * p
+    assert longest_wait(trace, 6 * m) == 0
+    assert [trace.peak_live(r) for r in range(p)] == [2 * p] * p  # chunks of half a stage
+
+
+@pytest.mark.parametrize("p,idle", [(2, 1), (3, 5), (4, 5), (5, 11), (6, 11), (7, 17), (8, 17)])
+@pytest.mark.parametrize("more", [0, 1, 9])
+def test_v_half_is_as_fast_as_the_authors_program_within_their_memory(p, idle, more):
+    """`idle`: what the order of their scheduler has for F = I = W, run with the same rules; m = 2p and more."""
+    m = 2 * p + more
+    trace = simulate(Schedule.named("v-half")(p, m), SLOTS)
+    assert longest_wait(trace, 6 * m) == trace.makespan - 6 * m == idle <= 3 * p  # 3p slots of 6m: their p/(2m)
+    assert [trace.peak_live(r) for r in range(p)] == [2 * ((p + 2) // 2)] * p
+
+
+@pytest.mark.parametrize("pair", [3, Fraction(7, 2), 4])
+@pytest.mark.parametrize("p,m", [(p, m) for p in P for m in (2 * p, 2 * p + 1, 3 * p + 2)])
+def test_dualpipe_v_has_the_bubble_and_the_memory_of_its_authors(p, m, pair):
+    trace = simulate(Schedule.named("dualpipe-v")(p, m), SLOTS | {"F+B": pair})
+    assert longest_wait(trace, max(trace.busy(r) for r in range(p))) == (p - 1) * (pair + 2 - 3)  # PP/2 = p
+    assert max(trace.peak_live(r) for r in range(p)) == 2 * p + 1  # PP + 1
+
+
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize("p,m", GRID)
+def test_looped_bfs_is_gpipe_over_chunks(p, m, v):
+    trace = simulate(Schedule.named("looped-bfs")(p, m, v), {"F": 1, "B": 2})
+    assert [trace.idle(r) for r in range(p)] == [3 * (p - 1 + (v - 1) * max(0, p - m))] * p
+    assert [trace.peak_live(r) for r in range(p)] == [m * v] * p
+
+
+@pytest.mark.parametrize("name,theirs", [("zb-v", "ScheduleZBVZeroBubble"), ("dualpipe-v", "ScheduleDualPipeV"),
+                                         ("looped-bfs", "ScheduleLoopedBFS")])
+@pytest.mark.parametrize("p,m", [(1, 2), (2, 4), (3, 7), (4, 8), (4, 16)])
+def test_torch_executes_the_same_order(name, theirs, p, m):
+    """Its schedules compute their order when stages are there, so the method is called without."""
+    from torch.distributed.pipelining import schedules
+    schedule = object.__new__(getattr(schedules, theirs))
+    vars(schedule).update(pp_group_size=p, _n_microbatches=m, _stages=[None] * 2, num_stages=2 * p, _num_stages=2 * p)
+    for rank, steps in enumerate(Schedule.named(name)(p, m).over(1)):
+        found = ["+".join(map(str, a.sub_actions or [a])) for a in schedule._calculate_single_rank_operations(rank) if a]
+        assert found == [name_of(step) for step in steps if step[0].kind != "U"]

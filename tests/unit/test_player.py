@@ -3,7 +3,7 @@
 import json
 
 from bigtrain_lab import player
-from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace
+from bigtrain_lab.core import MEMORY_KINDS, Alive, Memory, Span, Trace, Transfer
 from bigtrain_lab.core.peak import Peak, peak
 from bigtrain_lab.figures import memory, palette
 from bigtrain_lab.panel.picture import window
@@ -33,6 +33,14 @@ def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
     kept = json.loads(pack(trace))["inside"]
     assert [(rank, count) for rank, _, count, _ in kept] == [(0, 1), (0, 4), (0, 4), (0, 6), (1, 9), (1, 5), (1, 8), (1, 8), (1, 3), (1, 3)]
     assert all(reading in every for reading in kept) and kept[1][1] == 80 and kept[2][1] == 50 + 540
+
+
+def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane():
+    trace = Trace.of([Span(0, "compute", "B", "0B0", 0, 9), Transfer(1, "comm:dp", "sum", "chunk 0", 2, 5, 0, 80),
+                      Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8)], "modelled", ranks=2)
+    packed = json.loads(pack(trace))
+    assert packed["rows"] == [[0, "compute"], [1, "compute"], [1, "comm:dp"]]  # nothing came to rank 0's
+    assert [t[3:] for t in packed["transfers"]] == [["chunk 0", 2, 5, 80, 0, 2], ["0F0", 3, 4, 8, 0, 1]]
 
 
 # -- the peak of memory ---------------------------------------------------------------------------------------------------

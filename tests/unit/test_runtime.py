@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -18,6 +19,7 @@ from bigtrain_lab.runtime import RankFailed, Run, launch
 from bigtrain_lab.runtime import log as log_file
 from bigtrain_lab.runtime.log import EventLog, Log, LogUnwritable, Tail
 from bigtrain_lab.runtime.process import Job, work
+from bigtrain_lab.runtime.results import replicas_differ
 from bigtrain_lab.schedule import Action
 from tests.unit.ranks import step, warm_up
 
@@ -40,13 +42,26 @@ def test_results_come_home_as_they_were(tmp_path):
     run = launch(program, 2, directory=tmp_path / "run", settings={"a": 1}, steps=3, name="try", watts=100)
     trace = run.wait()
     assert run.state == "done" and run.diagnosis is None and trace.settings == {"a": 1} and trace.steps == 3
-    result = run.result
+    with pytest.warns(UserWarning, match="^who is not one on all ranks that returned it: rank 0 against rank 1, 1 apart at most.$") as told:
+        result = run.result
+    assert [str(each.message) for each in told] == run.replicas
     assert result["w.1/x"].tolist() == [0, 1, 2] and result["w.1/x"].dtype == "float64"
     assert (int(result["file"]), int(result["who"]), bool(result["flag"]), str(result["text"])) == (3, 0, True, "abc")
     assert [int(r["who"]) for r in run.results] == [0, 1] and result["half"].dtype == "float32"
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert Run.open(tmp_path / "run").result.keys() == result.keys()
+    assert Run.open(tmp_path / "run").replicas == run.replicas
+
+
+@pytest.mark.parametrize("arrays, told", [
+    (([1.0, 2.0], [1.0, 2.0], [1.0, 2.5]), "x is not one on all ranks that returned it: ranks 0 and 1 against rank 2, 0.5 apart at most."),
+    (([1.0], [1.0, 2.0]), "rank 0 against rank 1, of float64 of shape (1,) and float64 of shape (2,)."),
+    (([0.0], [-0.0]), "apart in the signs of zeros."), (([np.nan], [1.0]), "of which not all is a finite number."),
+    ((["a"], ["b"]), "as texts."), (([np.nan], [np.nan]), ""),
+])
+def test_replicas_are_compared_to_the_bit(arrays, told):
+    found = replicas_differ([{"x": np.array(array), str(rank): np.array(rank)} for rank, array in enumerate(arrays)] + [{}])
+    assert len(found) == bool(told) and "".join(found).endswith(told)
 
 
 def test_ranks_know_where_they_are(tmp_path):

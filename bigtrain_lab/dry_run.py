@@ -1,0 +1,451 @@
+"""What a training step holds, computes and moves, found by running it: on meta tensors, under the ledger, with no values.
+
+    program(rank) on meta tensors -> for each action: bytes by kind at its end and inside it, FLOPs, bytes moved, operators
+
+A meta tensor has a shape, a format and a storage, and no memory. The ledger follows such storages as any others, so a prediction
+is the ledger's own count of the program that a run executes; no model is described a second time.
+
+    FLOPs        2 m n k of each matrix product, and what torch counts for convolutions and attention
+    bytes moved  of every other operator: each reads its inputs once and writes its result once; views are free; nothing is fused
+    operators    that a device would start, one kernel each; views are none
+
+What an operator returns depends on shapes alone, so each operator is asked once for each shape; a model of equal layers costs
+about 20 us an operator, whatever its width. What depends on values takes the plain path: a number that the program reads from a
+tensor is 1, and a condition is False, so no step is skipped. Exact where kernels are those of the CPU: workspaces inside a kernel
+and a GPU's fused optimizers are not seen.
+Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the formulas of the FLOPs.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate, count
+from typing import NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from .core import MEMORY_KINDS, Alive
+from .runtime.balance import APART, Balance, together
+from .runtime.ledger import Ledger, words
+from .schedule import Action, name_of
+
+META = torch.device("meta")
+
+
+class Work(NamedTuple):
+    """What a device does: FLOPs of products, bytes that its other operators read and write, how many operators it starts."""
+
+    flops: int = 0
+    moved_bytes: int = 0
+    operators: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(sum, zip(self, other)))
+
+    def seconds(self, hardware, dtype: str) -> float:
+        """On this hardware, with products in this format."""
+        return hardware.seconds(self.flops, self.moved_bytes, dtype)
+
+
+class Acted(NamedTuple):
+    """One action. `after`: kind -> bytes at its end. `inside`: the levels of `kinds` at some moments in it, in order, the highest and
+    the lowest total among them, as a ledger reads them."""
+
+    work: Work
+    after: dict[str, int]
+    kinds: tuple[str, ...]
+    inside: tuple[tuple[int, ...], ...]
+    highest_bytes: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the peak, which is in or at the end of
+    `peak_action`, at its reading number `peak_at` (None: at its end). `rises`: (action, what is made, bytes held then) each time that
+    more is held than ever before."""
+
+    start: dict[str, int]
+    actions: dict[str, Acted]
+    alive: tuple[Alive, ...]
+    peak_action: str
+    peak_at: int | None
+    rises: tuple[tuple[str, str, int], ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once."""
+        return sum(row.bytes for row in self.alive)
+
+    def kinds(self) -> dict[str, int]:
+        """kind -> bytes at the peak."""
+        return {kind: total for kind in MEMORY_KINDS if (total := sum(row.bytes for row in self.alive if row.kind == kind))}
+
+    def highest(self, step: int) -> int:
+        """Most bytes held in one training step, counted from 0."""
+        return max(acted.highest_bytes for name, acted in self.actions.items() if name[2:] == str(step))
+
+    def work(self, *names: str) -> Work:
+        """Of these actions together."""
+        return sum((self.actions[name].work for name in names), Work())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))
+
+    @classmethod
+    def of_json(cls, text: str) -> "DryRun":
+        told = json.loads(text)
+        acted = {name: Acted(Work(*work), after, tuple(kinds), tuple(map(tuple, inside)), highest)
+                 for name, (work, after, kinds, inside, highest) in told["actions"].items()}
+        alive = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
+        return cls(**told | {"actions": acted, "alive": alive, "rises": tuple(map(tuple, told["rises"]))})
+
+
+def dry_run(program: Callable, unobserved: bool = False) -> DryRun:
+    """Run program(rank) without values. The rank is a DryRank: it has what a rank on one device has, and its device is meta.
+
+    unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and scatters, in place
+    """
+    return followed(program, unobserved)[0]
+
+
+def account(program: Callable, unobserved: bool = False) -> "Account":
+    """The same, storage by storage."""
+    return followed(program, unobserved)[1].account()
+
+
+def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Journal"]:
+    operators, journal = Operators(unobserved), Journal()
+    ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
+    rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
+    with ledger:
+        program(rank)
+        ledger.changes()
+    at_peak = together(ledger.at_peak())
+    return DryRun(rank.start, rank.actions, tuple(row._replace(start=0) for row in at_peak), *rank.peak, tuple(journal.rises)), journal
+
+
+class DryRank:
+    """What a program is given in place of a rank: spans are measured, `watch` tells the ledger, and nothing is logged."""
+
+    index, size, device, every = 0, 1, META, 0
+
+    def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal"):
+        self._ledger, self._operators, self._journal = ledger, operators, journal
+        self.start: dict[str, int] = {}
+        self.actions: dict[str, Acted] = {}
+        self.peak: tuple[str, int | None] = "", None
+        self._highest = 0
+
+    @contextmanager
+    def span(self, step, version: int | None = None):
+        name = step if isinstance(step, str) else name_of((step,) if isinstance(step, Action) else tuple(step))
+        ledger, journal, before = self._ledger, self._journal, self._operators.work()
+        ledger.begin(name)
+        journal.action, journal.highest_now = name, journal.total
+        yield
+        read = ledger.end()
+        journal.action = ""
+        walls = sorted({wall for readings in read.values() for wall, _ in readings})
+        now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
+        sizes = {kind: dict(readings) for kind, readings in read.items()}
+        for wall in walls:
+            now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
+            rows.append(tuple(now.values()))
+        work = Work(*(after - was for after, was in zip(self._operators.work(), before)))
+        self.actions[name] = Acted(work, self._levels(name, walls), tuple(read), tuple(rows), journal.highest_now)
+        journal.end(name)
+
+    def _levels(self, name: str, walls: list[int]) -> dict[str, int]:
+        """Bytes by kind now; a peak that is new was at one of these moments, or is now."""
+        self._ledger.changes()
+        if self._journal.peak_bytes > self._highest:
+            self._highest, wall = self._journal.peak_bytes, self._journal.peak_wall
+            self.peak = name, walls.index(wall) if wall in walls else None
+        self._before = {kind: size for kind, size in self._journal.levels.items() if size and kind not in APART}
+        return self._before
+
+    def watch(self, holdings) -> None:
+        self._ledger.holdings = holdings
+        self.start = self._levels("start", [])
+        self._journal.end("")
+
+    def log(self, name: str, value) -> None:
+        pass
+
+    histogram = log
+
+    @contextmanager
+    def aside(self):
+        """What is done within is not followed, and has no values either."""
+        with self._ledger.aside(), Aside(self._operators):
+            yield
+
+
+# -- what operators return, and what they cost --------------------------------------------------------------------------
+
+VIEW, CALL, IN_PLACE, PURE = "a view", "anything", "its first argument", "new tensors"
+INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}  # read no more of their first than they return
+UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}  # of their first, which they only write
+
+
+class Operators:
+    """In the place of a call of an operator: its result on meta tensors, remembered by operator and shapes; its work is added up."""
+
+    def __init__(self, unobserved: bool = False):
+        self._unobserved = unobserved
+        self._known: dict[tuple, tuple] = {}
+        self._ways: dict[object, str] = {}
+        self.flops = self.moved_bytes = self.operators = 0
+        self.copied: Callable = lambda tensor: None  # told of what comes to the host, which on a CPU is there already
+
+    def work(self) -> Work:
+        return Work(self.flops, self.moved_bytes, self.operators)
+
+    def __call__(self, operator, args, kwargs):
+        way = self._ways.get(operator) or self._way(operator)
+        if way is VIEW:
+            return operator(*args, **kwargs)
+        key = self._key(operator, args, kwargs) if way is not CALL and args else None
+        if key is None:
+            return self._called(operator, args, kwargs)
+        if self._unobserved and operator in WRITTEN_IN_PLACE and torch._C._current_graph_task_id() != -1:
+            return args[0]
+        known = self._known.get(key)
+        if known is None:
+            return self._first(key, way, operator, args, kwargs)
+        alone, looks, flops, moved, started = known
+        self.flops += flops
+        self.moved_bytes += moved
+        self.operators += started
+        if way is IN_PLACE:
+            return args[0]
+        made = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in looks]
+        return made[0] if alone else tuple(made)
+
+    def _way(self, operator) -> str:
+        returns, schema = operator._schema.returns, operator._schema
+        aliases, name = [value.alias_info for value in returns], schema.name
+        way = VIEW if aliases and all(each and not each.is_write for each in aliases) else CALL
+        if len(aliases) == 1 and aliases[0] and aliases[0].is_write and name.endswith("_") and torch.Tag.inplace_view not in operator.tags:
+            way = IN_PLACE if name.split("::")[1] not in ("set_", "resize_", "resize_as_") else CALL
+        elif name in ("aten::_unsafe_view", "aten::empty"):
+            way = VIEW
+        elif aliases and not any(aliases) and not schema.is_mutable and all(str(value.type) == "Tensor" for value in returns):
+            way = PURE
+        self._ways[operator] = way
+        return way
+
+    @staticmethod
+    def _key(operator, args, kwargs):
+        """The operator with what its arguments look like; None where any is no plain meta tensor, number or name."""
+        first = args[0]
+        if not isinstance(first, torch.Tensor):
+            first = first[0] if isinstance(first, list) and first else None
+        if not isinstance(first, torch.Tensor) or first.device.type != "meta":
+            return None
+        looks = [operator]
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                looks.append((value.shape, value.stride(), value.dtype, value.device.type))
+            elif isinstance(value, (list, tuple)):
+                looks.append(tuple((v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in value))
+            else:
+                looks.append(value)
+        if kwargs:
+            looks += kwargs.items()
+        try:
+            hash(key := tuple(looks))
+        except TypeError:
+            return None
+        return key
+
+    def _first(self, key, way, operator, args, kwargs):
+        """Called for the first time with such arguments. A result that is a view, or is more than its shape tells, is not remembered."""
+        before = self.work()
+        result = self._called(operator, args, kwargs)
+        tensors = (result,) if isinstance(result, torch.Tensor) else result
+        if way is IN_PLACE:
+            looks = ()
+        elif isinstance(tensors, tuple) and all(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in tensors):
+            given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            storages = [t.untyped_storage() for t in tensors]
+            looks = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
+            plain = all(s.nbytes() == torch.empty_strided(*look[:2], dtype=look[2], device=META).untyped_storage().nbytes()
+                        for s, look in zip(storages, looks))
+            if not plain or given & {s._cdata for s in storages} or len({s._cdata for s in storages}) < len(storages):
+                self._ways[operator] = CALL
+                return result
+        else:
+            return result
+        self._known[key] = isinstance(result, torch.Tensor), looks, *(now - was for now, was in zip(self.work(), before))
+        return result
+
+    def _called(self, operator, args, kwargs):
+        if operator is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return False if args[0].dtype == torch.bool else 1 if not args[0].is_floating_point() else 1.0
+        if operator is torch.ops.aten._to_copy.default and args[0].is_meta and (kwargs.get("device") or META).type != "meta":
+            host = torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype, device=kwargs["device"]).expand(args[0].shape)
+            self.copied(host)
+            return host
+        result = operator(*args, **kwargs)
+        if operator is LAYER_NORM and args[2] is not None:  # in half, where meta has its statistics in float32
+            result = result[0], *(each.to(args[2].dtype) for each in result[1:])
+        self._count(operator, args, kwargs, result)
+        return result
+
+    def _count(self, operator, args, kwargs, result) -> None:
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_meta]
+        name = operator._schema.name.removeprefix("aten::")
+        if not made or name.startswith(("empty", "new_empty")):
+            return  # nothing that the device does
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_meta]
+        if formula := flop_registry.get(operator.overloadpacket):
+            self.flops += formula(*args, **kwargs, out_val=result)
+        else:
+            written = sum(t.nbytes for t in made)
+            if name.endswith("_like") or name.startswith("new_") or name in UNREAD:
+                given = given[1:]
+            elif name in INDEXED:
+                given = [*given[1:], *made]
+            self.moved_bytes += written + sum(t.nbytes for t in given)
+        self.operators += 1
+
+
+LAYER_NORM = torch.ops.aten.native_layer_norm.default
+# What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient of a gather.
+WRITTEN_IN_PLACE = {torch.ops.aten.add.Tensor, torch.ops.aten.scatter_add.default}
+
+
+class Aside(TorchDispatchMode):
+    """Operators without values, and with no ledger."""
+
+    def __init__(self, operators: Operators):
+        super().__init__()
+        self._operators = operators
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        before = self._operators.work()
+        result = self._operators(operator, args, kwargs or {})
+        self._operators.flops, self._operators.moved_bytes, self._operators.operators = before
+        return result
+
+
+# -- storage by storage -------------------------------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """One storage: alive at the moments born <= t < dies. `name`: what made it, or the weight that it is. `made`: the action in which
+    it was born, "" before the first. `kind`: what it became, where it was not a temporary all its life."""
+
+    name: str
+    kind: str
+    bytes: int
+    born: int
+    dies: int
+    made: str
+    module: str = ""
+
+
+class Moment(NamedTuple):
+    """Something is born or grows, or an action ends ("end")."""
+
+    action: str
+    name: str
+
+
+class Account:
+    """All storages of a dry run, in the order of birth, and the `moments` at which something is born."""
+
+    def __init__(self, rows: tuple[Held, ...], moments: tuple[Moment, ...]):
+        self.rows, self.moments = rows, moments
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """Bytes alive at each moment."""
+        changes = [0] * (len(self.moments) + 1)
+        for row in self.rows:
+            changes[row.born] += row.bytes
+            changes[row.dies] -= row.bytes
+        return list(accumulate(changes[:-1]))
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.levels)
+
+    @property
+    def peak_moment(self) -> int:
+        return self.levels.index(self.peak_bytes)
+
+    def peak_of(self, step: int) -> int:
+        """Peak of one training step, counted from 0."""
+        return max(level for level, moment in zip(self.levels, self.moments) if moment.action[2:] == str(step))
+
+    def alive(self, moment: int) -> list[Held]:
+        """What is alive then, largest first."""
+        return sorted((row for row in self.rows if row.born <= moment < row.dies), key=lambda row: -row.bytes)
+
+    def at_peak(self) -> list[Held]:
+        return self.alive(self.peak_moment)
+
+    def kinds(self, moment: int) -> dict[str, int]:
+        """kind -> bytes alive then."""
+        total: dict[str, int] = defaultdict(int)
+        for row in self.alive(moment):
+            total[row.kind] += row.bytes
+        return dict(total)
+
+    def after(self, action: str) -> dict[str, int]:
+        """kind -> bytes at the end of an action, such as "0B0", the first step's backward."""
+        return self.kinds(self.moments.index(Moment(action, "end")))
+
+    def peak(self, kind: str) -> int:
+        """Most bytes of one kind."""
+        return Account(tuple(row for row in self.rows if row.kind == kind), self.moments).peak_bytes
+
+
+class Journal(Balance):
+    """A ledger's balance that also keeps every change, so that storages can be followed one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.action, self.highest_now = "", 0
+        self.rises: list[tuple[str, str, int]] = []
+        self._changes: list[tuple] = []
+
+    def change(self, storage, state, wall) -> None:
+        before, highest = storage.counted, self.peak_bytes
+        if state == before:
+            return
+        super().change(storage, state, wall)
+        self._changes.append((self.action, storage, before, state))
+        if self.total > self.highest_now:
+            self.highest_now = self.total
+        if self.peak_bytes > highest and self.action:
+            self.rises.append((self.action, words(storage.maker), self.total))
+
+    def end(self, action: str) -> None:
+        self._changes.append((action, None, None, None))
+
+    def account(self) -> Account:
+        rows, moments = {}, []
+        for action, storage, before, state in self._changes:
+            if storage is None:
+                moments.append(Moment(action, "end"))
+            elif not state:
+                if storage in rows:
+                    rows[storage][4] = len(moments)
+            elif state[0] not in APART:
+                name, (kind, size) = words(storage.maker), state
+                row = rows.setdefault(storage, [name, kind, 0, len(moments), None, storage.made, storage.module])
+                if row[1] == "temporaries":
+                    row[1] = kind
+                if size > row[2]:
+                    row[2] = size
+                    moments.append(Moment(action, name))
+        return Account(tuple(Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:]) for row in rows.values()), tuple(moments))

@@ -1,0 +1,133 @@
+"""The executor of a plan on real ranks: each lane of the rank on a thread of its own, operation by operation, by the simulator's rules.
+
+    Compute   a span around work.compute(action)          Launch, Wait   a signal between lanes
+    Send      the tensor of work.send(message)            Together       work.together(operation, group)
+    Recv      work.receive(message, tensor)                 Serve          work.request(place, number, tensor), work.answer(place, number)
+
+Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors hold.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from ..core import Impossible
+from ..plan import Action, Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Turns, Wait
+from .group import Group
+
+
+class Work:
+    """What a plan's operations do with tensors on one rank. This one computes nothing and sends zeros of the bytes that are stated."""
+
+    def compute(self, action: Action) -> None:
+        """What the action computes, inside its span."""
+
+    def send(self, message: Action | Message) -> torch.Tensor:
+        """The tensor that the message carries."""
+        return torch.zeros(message.bytes or 0, dtype=torch.uint8)
+
+    def receive(self, message: Action | Message, tensor: torch.Tensor) -> None:
+        """Take what has arrived."""
+
+    def request(self, place: int, number: int, tensor: torch.Tensor) -> None:
+        """What a server does with a request, inside its span."""
+
+    def answer(self, place: int, number: int) -> torch.Tensor | None:
+        """What a server answers; None: zeros of the bytes that are stated."""
+
+    def together(self, op: Together, group: Group) -> None:
+        """Call the collective on a group of its ranks, by its name."""
+        whole = torch.zeros(op.bytes, dtype=torch.uint8)
+        match op.kind:
+            case "all_gather":
+                group.all_gather(whole.tensor_split(group.size)[group.rank].clone(), whole, name=op.name)
+            case "broadcast":
+                group.broadcast(whole, sorted(op.ranks).index(op.ranks[0]), name=op.name)
+            case "barrier":
+                group.barrier(op.name)
+            case _:
+                getattr(group, op.kind)(whole, name=op.name)
+
+
+class Signal:
+    """What one lane posts once and others wait for; `by`: the lane that posts it."""
+
+    def __init__(self, by: str):
+        self.by, self.time, self._posted = by, None, threading.Event()
+
+    def post(self, time: int | None) -> None:
+        self.time = time
+        self._posted.set()
+
+    def arrived(self) -> int | None:
+        self._posted.wait()
+        return self.time
+
+
+def execute(plan: Plan, rank, work: Work | None = None) -> None:
+    """Run this rank's lanes of the plan; returns when all are done and what they sent is taken. Every rank calls it with the same plan.
+
+    Impossible where the plan is for another number of ranks, or waits for what no lane of this rank launches.
+    """
+    if plan.ranks != rank.size:
+        raise Impossible(f"The plan is for {plan.ranks} ranks and there are {rank.size}: launch as many.")
+    own = {lane: ops for (index, lane), ops in plan.lanes.items() if index == rank.index}
+    signals = {op.label: Signal(lane) for lane, ops in own.items() for op in ops if isinstance(op, Launch)}
+    if missing := [op.label for ops in own.values() for op in ops if isinstance(op, Wait) and op.label not in signals]:
+        raise Impossible(f"Rank {rank.index} waits for {missing[0]}, which none of its lanes launches: launch it before.")
+    lanes = {lane: rank.lane(None, lane) for lane in sorted({lane for _, lane in plan.lanes} - {"compute"})}
+    groups = {lane: runner.group for lane, runner in lanes.items()} | {"compute": rank.group()}
+    some = {(lane, tuple(sorted(op.ranks))) for (_, lane), ops in plan.lanes.items() for op in ops if isinstance(op, Together)}
+    together = {(lane, ranks): groups[lane] if len(ranks) == rank.size else rank.among(ranks, lane)
+                for lane, ranks in sorted(some) if rank.index in ranks}
+    work = work or Work()
+    launched = [lanes[lane].launch(lambda group, lane=lane: run(own[lane], group, work, signals, together), "its part of the plan", timed=False)
+                for lane in sorted(own.keys() - {"compute"})]
+    run(own.get("compute", ()), groups["compute"], work, signals, together)
+    for part in launched:
+        part.wait()
+
+
+def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], together: dict[tuple, Group]) -> None:
+    """One lane's operations, in order."""
+    for op in ops:
+        match op:
+            case Compute(step, version, beside):
+                with group.span(step, version, beside):
+                    for action in step:
+                        work.compute(action)
+            case Send(dst, message):
+                group.isend(work.send(message), dst, name=message)
+            case Recv(src, message):
+                work.receive(message, group.recv(src, name=message))
+            case Launch(label):
+                signals[label].post(group.post(label))
+            case Wait(label):
+                group.after(label, signals[label].by, signals[label].arrived)
+            case Together(_, _, _, ranks):
+                work.together(op, together[group.name, tuple(sorted(ranks))])
+            case Serve():
+                serve(op, group, work)
+    group.finish()
+
+
+def serve(op: Serve, group: Group, work: Work) -> None:
+    """Answer until all sources have left. Without a modelled clock they take turns, request by request."""
+    turns, asked = Turns(op), {}
+    while not turns.over:
+        if (place := turns.wanted()) is not None:
+            number = turns.made[place]
+            asked[place] = group.irecv(None, op.sources[place], name=op.ask(place, number))
+            issue = asked[place].arrive()
+            turns.has(place, number if issue is None else issue)
+            continue
+        place, number = turns.take()
+        tensor = asked.pop(place).wait()
+        with group.span((Action("S", place, number),)):
+            work.request(place, number, tensor)
+        for place, number in turns.due():
+            message, answer, dst = op.answer(place, number), work.answer(place, number), op.sources[place]
+            group.isend(work.send(message) if answer is None else answer, dst, name=message)
+            arrives = group.reaches(dst)
+            turns.answered(place, number + 1 if arrives is None else arrives)

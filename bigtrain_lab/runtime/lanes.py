@@ -1,0 +1,118 @@
+"""A lane of a rank: a thread with a process group of its own that runs what is launched on it, first in, first out.
+
+    handle = lane.launch(lambda group: group.all_reduce(bucket), "bucket 0")
+    ...                             # the program goes on meanwhile
+    handle.wait()                   # returns the sum
+
+On the modelled clock a launched function starts at max(lane's time, issuer's time), and wait() moves the waiter to its end: the rules
+of CUDA's streams. Without a recorder a lane is the thread alone. On a GPU all lanes of a rank share its default stream.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import torch
+
+
+class LaneFailed(RuntimeError):
+    """A function on a lane raised; `__cause__` is its exception."""
+
+
+class Launched:
+    """What was launched on a lane. `wait()` returns the function's result, or raises its failure in a sentence."""
+
+    def __init__(self, lane: "LaneRunner", name: str, number: int, timed: bool):
+        self.lane, self.name, self._timed = lane, name, timed
+        self.signal = f"{name} (launch {number})" if name else f"launch {number}"
+        self._done, self._end, self._result = threading.Event(), None, None
+
+    def wait(self):
+        self.lane.group.after(self.signal, self.lane.name, self._arrived)
+        if self.lane.error and self._result is None:
+            self.lane.told = True
+            raise self.lane.error
+        return self._result[0]
+
+    def _arrived(self) -> int | None:
+        self._done.wait()
+        return self._end
+
+    def run(self, function: Callable) -> None:
+        """On the lane's thread."""
+        try:
+            if not self.lane.error:
+                self._result = (function(self.lane.group),)
+        except BaseException as error:  # noqa: B902  (whoever waits raises it)
+            self.lane.fail(error, self.name)
+        end = self.lane.group.post(self.signal)
+        self._end = end if self._timed else 0
+        self._done.set()
+
+
+class LaneRunner:
+    """The lane `name`; `group` is what its functions talk through, and nobody else. After a failure nothing more is run."""
+
+    def __init__(self, group, name: str):
+        self.group, self.name = group, name
+        self.error: BaseException | None = None
+        self.told = False  # whether somebody has met the error
+        self._queue: SimpleQueue = SimpleQueue()
+        self._count = 0
+        self._thread: threading.Thread | None = None
+
+    def launch(self, function: Callable, name: str = "", timed: bool = True) -> Launched:
+        """Run `function(group)` on the lane, after what was launched before; returns at once. Not `timed`: neither the launch nor a
+        wait for it moves a modelled clock, as of a plan, which says by itself what waits for what."""
+        launched = Launched(self, name, self._count, timed)
+        issued = self.group.post(begin_of(self.name, self._count))
+        self._queue.put((launched, function, issued if timed else 0, torch.is_grad_enabled()))
+        if self._thread is None:  # which would compute with as many threads as there are cores, and round otherwise
+            self._thread = threading.Thread(target=self._run, args=(self._count, torch.get_num_threads()), daemon=True, name=f"lane {self.name}")
+            self._thread.start()
+        self._count += 1
+        return launched
+
+    def finish(self) -> None:
+        """Return when all that was launched is done, and what it sent is taken. Raises the lane's failure unless a wait() did."""
+        if self._thread is None:
+            return
+        last = self.launch(lambda group: group.finish(), "the end", timed=False)
+        self._queue.put(None)
+        self._thread = None
+        if not self.told:
+            last.wait()
+
+    def fail(self, error: BaseException, name: str) -> None:
+        rank = self.group.world_rank(self.group.rank)
+        sentence = f"Rank {rank} failed on lane {self.name}{f', in {name}' if name else ''}: {type(error).__name__}: {error}"
+        self.error = self.group.failed(error, sentence)
+        if self.error is not error:
+            self.error.__cause__ = error
+
+    def _run(self, number: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        if self.group.device.type == "cuda":
+            torch.cuda.set_device(self.group.device)
+        self.group.enter()
+        taken = []
+
+        def take() -> int | None:
+            if (launch := self._queue.get()) is None:
+                raise SystemExit  # of this thread
+            taken[:] = launch
+            return taken[2]
+
+        while True:
+            self.group.after(begin_of(self.name, number), "compute", take, idle=True)
+            launched, function, _, gradients = taken
+            with torch.set_grad_enabled(gradients):
+                launched.run(function)
+            taken.clear()  # what the function keeps alive goes with it
+            del launched, function
+            number += 1
+
+
+def begin_of(lane: str, number: int) -> str:
+    """The signal for which an idle lane waits."""
+    return f"{lane} {number}"

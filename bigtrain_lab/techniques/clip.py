@@ -1,0 +1,40 @@
+"""Clipping by the global norm where a model's parameters lie on several ranks: one norm, one factor for all of them.
+
+    |g|^2 = sum over ranks of (sum over own parameters of |g_w|^2)          one number a rank, added over the group
+    g_w <- g_w min(1, c / (|g| + 1e-6))                                     the same factor everywhere, as in one process
+
+Where each rank clips by its own norm, the gradient turns: stages with small gradients gain on those with large ones.
+Cost: two passes over the gradients and 8 bytes a rank. A weight that several ranks hold copies of counts once.
+Source: Pascanu et al. 2013 (arXiv:1211.5063), section 3.2; 1e-6 as torch.nn.utils.clip_grad_norm_.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..core import Impossible
+from ..runtime.group import Group
+
+
+@torch.no_grad()
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group=None, *, copies: Iterable[Tensor] = ()) -> float:
+    """Scale the gradients of this rank's parameters so that the norm over all ranks' is at most `max_norm`; the norm before.
+
+    Every rank of the group calls it, one without gradients too.
+    copies   those of the parameters that another stage counts (Pipeline.copies): scaled like all, left out of the norm
+    """
+    if not max_norm > 0:
+        raise Impossible(f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0.")
+    group, elsewhere = Group.of(group), set(copies)
+    learnt = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+    device = next(iter(learnt.values())).device if learnt else group.device
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for parameter, gradient in learnt.items():
+        if parameter not in elsewhere:
+            square += torch.linalg.vector_norm(gradient).to(device, torch.float64) ** 2
+    norm = group.all_reduce(square, name="gradient norm").sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in learnt.values():
+        gradient.mul_(factor.to(gradient.device, gradient.dtype))
+    return float(norm)
