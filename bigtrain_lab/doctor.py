@@ -14,6 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from .core import Hardware, available_bytes
+from .core.cost import COLLECTIVES
+from .core.hardware import Constant
+from .words import counted, device_size, duration, size
+
 TORCH_BYTES = 600 * 10**6  # a notebook and the ranks' server, each with torch
 RANK_BYTES = 100 * 10**6  # a rank of a small lab: measured 40 MB beyond what it shares with the server
 SPARE_BYTES = 10**9
@@ -70,11 +75,8 @@ def peer_findings(peer) -> Iterator[Finding]:
                       else "open the port in the firewalls on the way, or look up the address.")
 
 
-def constants() -> list:
-    """Each number that prices a plan (core.hardware.Constant): of every profile, of the collectives, of the optimizers."""
-    from .core import Hardware
-    from .core.cost import COLLECTIVES
-    from .core.hardware import Constant
+def constants() -> list[Constant]:
+    """Each number that prices a plan: of every profile, of the collectives, of the optimizers."""
     from .experiments.optimizers import COUNTED, OPTIMIZERS
     from .runtime import this_machine
 
@@ -86,8 +88,6 @@ def constants() -> list:
 
 def worth(name: str, value) -> str:
     """A constant's value in the unit that its name ends in."""
-    from .words import counted, device_size, duration, size
-
     if isinstance(value, dict):
         return ", ".join(f"{dtype} {rate / 1e12:g} TFLOP/s" for dtype, rate in value.items())
     if name == "collective_bytes_per_s":
@@ -146,7 +146,7 @@ def speed(ranks):
 
     found = calibrate()
     rates = ", ".join(f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in found.flops_per_s.items())
-    return "ok", (f"{rates} on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
+    return "ok", (f"{rates} and {found.launch_s * 1e6:.3g} us an operator on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
                   f"between two ranks: measured now, kept as the hardware profile {NAME}")
 
 
@@ -161,23 +161,20 @@ def nccl(ranks):
 
 
 def devices(ranks):
-    return devices_finding(ranks, visible_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"), nvidia_driver())
-
-
-def devices_finding(ranks: int, visible: int, variable: str | None, driver: bool):
-    """`variable`: CUDA_VISIBLE_DEVICES, None where it is not set; `driver`: whether this machine has an NVIDIA GPU."""
+    """Visible GPUs, what hides others, and where ranks would compute."""
     from .runtime.devices import Node, choose
 
+    visible, variable, driver = visible_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"), nvidia_driver()
     now = "ranks compute on the CPU"
     if visible:
         now += f" unless --device auto asks for more ({choose([Node(ranks, visible)]).why}), which this release has not been tested with"
     if visible >= ranks:
-        return "ok", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} rank{'s' * (ranks > 1)}: {now}"
+        return "ok", f"{counted(visible, 'visible GPU')} for {counted(ranks, 'rank')}: {now}"
     hidden = f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
     if visible:
-        return ("warn", f"{visible} visible GPU{'s' * (visible > 1)} for {ranks} ranks{hidden}: {now}; a program of yours that asks "
+        return ("warn", f"{counted(visible, 'visible GPU')} for {ranks} ranks{hidden}: {now}; a program of yours that asks "
                         f"for cuda:{visible} fails with \"invalid device ordinal\", because devices count from 0",
-                f"ask for {visible} rank{'s' * (visible > 1)}" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
+                f"ask for {counted(visible, 'rank')}" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
     if driver and variable is not None:
         return "warn", f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all; {now}", "unset it; devices count from 0."
     return "ok", f"no visible GPU: {now}"
@@ -193,27 +190,18 @@ def ports(ranks):
 
 
 def cores(ranks):
-    from .runtime.machine import cores as usable
+    from .runtime import machine
 
-    return cores_finding(ranks, usable())
-
-
-def cores_finding(ranks: int, count: int):
-    if count >= ranks:
-        return "ok", f"{count} core{'s' * (count > 1)} for {ranks} rank{'s' * (ranks > 1)}"
-    return ("warn", f"{ranks} ranks share {count} core{'s' * (count > 1)}: results and modelled times stay right, measured times grow",
-            f"ask for {count} rank{'s' * (count > 1)}, or go by the modelled clock.")
+    if (count := machine.cores()) >= ranks:
+        return "ok", f"{counted(count, 'core')} for {counted(ranks, 'rank')}"
+    return ("warn", f"{ranks} ranks share {counted(count, 'core')}: results and modelled times stay right, measured times grow",
+            f"ask for {counted(count, 'rank')}, or go by the modelled clock.")
 
 
 def memory(ranks):
-    from .core import available_bytes
-
-    return memory_finding(ranks, available_bytes())
-
-
-def memory_finding(ranks: int, available: int):
+    available = available_bytes()
     needed_bytes = TORCH_BYTES + ranks * RANK_BYTES
-    says = f"{available / 1e9:.1f} GB free; a small lab on {ranks} rank{'s' * (ranks > 1)} takes about {needed_bytes / 1e9:.1f} GB"
+    says = f"{available / 1e9:.1f} GB free; a small lab on {counted(ranks, 'rank')} takes about {needed_bytes / 1e9:.1f} GB"
     if available < needed_bytes:
         return "fail", says, "close other programs or notebooks, or ask for fewer ranks."
     if available < needed_bytes + SPARE_BYTES:
@@ -222,11 +210,7 @@ def memory_finding(ranks: int, available: int):
 
 
 def widgets(ranks):
-    return widgets_finding({name: installed(name) for name in WIDGETS}, needed())
-
-
-def widgets_finding(found: dict[str, str | None], wanted: dict[str, str]):
-    """`found`: package -> version, None where it is missing; `wanted`: package -> the range it must be in."""
+    found, wanted = {name: installed(name) for name in WIDGETS}, needed()
     wrong = [f"{name} {version or 'is missing'}, needs {wanted[name]}" for name, version in found.items()
              if version is None or not inside(version, wanted[name])]
     if wrong:

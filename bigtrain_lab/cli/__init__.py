@@ -149,18 +149,18 @@ def compare(*paths: Place,
             ) -> int:
     """Put runs or saved traces side by side: settings, quantities, the first event that differs, the weights."""
     from ..checks.differences import first_difference
-    from . import side_by_side
+    from . import reopen
     from .screen import amounts_apart, screen, settings_apart
 
-    sides = side_by_side.sides(paths)
-    traces = side_by_side.on_one_clock(sides, clock)
+    sides = reopen.sides(paths)
+    traces = reopen.on_one_clock(sides, clock)
     console, letters = screen(), [side.letter for side in sides]
     for side in sides:
         console.print(f"{side.letter}  {side.about}", style="bold", soft_wrap=True)
         for note in side.opened.notes:
             console.print(note, soft_wrap=True)
-    settings, lines = side_by_side.settings_that_differ(sides), side_by_side.lines(sides, traces)
-    orders = ", the orders are not" if side_by_side.orders_differ(sides) else ""
+    settings, lines = reopen.settings_that_differ(sides), reopen.lines(sides, traces)
+    orders = ", the orders are not" if reopen.orders_differ(sides) else ""
     same = f"The settings are the same{orders}."
     console.print(settings_apart(letters, settings) if settings else same)
     if lines:
@@ -168,7 +168,7 @@ def compare(*paths: Place,
     for side, trace in zip(sides[1:], traces[1:], strict=True):
         pair, difference = f"{letters[0]} and {side.letter}", first_difference(traces[0], trace)
         console.print(f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.", soft_wrap=True)
-        if returned := side_by_side.results_differ(sides[0], side):
+        if returned := reopen.results_differ(sides[0], side):
             console.print(f"{pair}, what the ranks returned: {returned}", soft_wrap=True)
     return 0
 

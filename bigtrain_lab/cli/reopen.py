@@ -1,13 +1,24 @@
-"""A run directory or a saved trace, opened again; what cannot be read is one sentence, and what is whole is shown."""
+"""Run directories and saved traces, opened again and put side by side: settings that differ, each quantity, what the ranks returned.
+
+What cannot be read is one sentence, and what is whole is shown. Everything is compared with the first run that is named;
+checks/differences.py finds what differs in events and arrays. Nothing here prints: screen.py shows the sentences and rows.
+"""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from string import ascii_uppercase
 from typing import NamedTuple
 
 from .. import report
+from ..checks import differences
 from ..core import Impossible, Trace
 from ..experiments import Experiment
+from ..experiments.experiment import asked, order_of
 from ..runtime import Run
+from ..words import counted
+
+PREFERRED = ("modelled", "predicted", "measured")
 
 
 class Reopened(NamedTuple):
@@ -67,3 +78,100 @@ def newest() -> str:
     """How to go on where no run was named: the newest one that is kept here."""
     kept = sorted(path for path in Path("runs").glob("*") if path.is_dir())
     return f", such as the newest one here, {kept[-1]}" if kept else ""
+
+
+# -- side by side -------------------------------------------------------------------------------------------
+
+
+class Side(NamedTuple):
+    """One of the runs, with the letter that it is called by."""
+
+    letter: str
+    path: Path
+    opened: Reopened
+
+    @property
+    def settings(self) -> dict:
+        return asked(self.opened.settings)
+
+    @property
+    def name(self) -> str:
+        """The experiment's."""
+        return self.opened.run.settings["name"] if self.opened.run else str(self.opened.settings.get("experiment", "?"))
+
+    @property
+    def about(self) -> str:
+        """Which run it is, in a line."""
+        run = self.opened.run
+        kept = f"started {run.settings['started']}: {run.state}" if run else "a saved trace"
+        return f"{self.path}: {self.name} on {counted(self.opened.ranks, 'rank')}, {kept}"
+
+
+def sides(paths: Iterable[Path]) -> list[Side]:
+    """The runs, opened; Impossible for fewer than two, or where they answer different questions."""
+    paths = list(paths)
+    if not 2 <= len(paths) <= len(ascii_uppercase):
+        raise Impossible(f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more, up to {len(ascii_uppercase)}.")
+    found = [Side(letter, path, reopen(path)) for letter, path in zip(ascii_uppercase, paths, strict=False)]
+    for other in found[1:]:
+        if other.name != found[0].name:
+            raise Impossible(f"{found[0].path} is of the experiment {found[0].name} and {other.path} of {other.name}: compare runs of one experiment.")
+    return found
+
+
+def on_one_clock(found: list[Side], clock: str | None) -> list[Trace]:
+    """Their traces on this clock, by default the first of PREFERRED that all have; Impossible where they have none in common."""
+    common = [name for name in PREFERRED if all(name in side.opened.traces for side in found)]
+    if clock not in (None, *common) or not common:
+        lacking = next(side for side in found if clock not in side.opened.traces) if clock else found[-1]
+        raise Impossible(f"{lacking.path} has no {clock or PREFERRED[0]} times: " + (
+            f"choose {' or '.join(common)}." if common else "these have no clock in common, so compare runs with runs."))
+    traces = [side.opened.traces[clock or common[0]] for side in found]
+    for side, trace in zip(found, traces, strict=True):
+        if trace.unit != traces[0].unit:
+            raise Impossible(f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and {side.path} in {units(trace)}: "
+                             f"compare runs on profiles of one kind{', or say --clock measured' if 'measured' in common else ''}.")
+    return traces
+
+
+def units(trace: Trace) -> str:
+    return {"s": "seconds", "slot": "slots"}.get(trace.unit, trace.unit)
+
+
+def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
+    """(name, its value in each) of every setting that is not the same in all; None where there is no such setting."""
+    names = dict.fromkeys(name for side in found for name in side.settings)
+    values = {name: [side.settings.get(name) for side in found] for name in names}
+    return [(name.replace("_", "-"), each) for name, each in values.items() if any(value != each[0] for value in each)]
+
+
+def orders_differ(found: list[Side]) -> bool:
+    """Whether they followed different orders, as far as they tell; of equal settings that is a class that was changed."""
+    return len({order for side in found if (order := order_of(side.opened.settings))}) > 1
+
+
+class Line(NamedTuple):
+    """A quantity in each run, and how each of the others differs from the first."""
+
+    quantity: str
+    amounts: list[report.Amount | None]
+    differences: list[str]
+
+
+def lines(found: list[Side], traces: list[Trace]) -> list[Line]:
+    """A line a quantity that any of the experiments has."""
+    tables = [report.rows(side.opened.experiment.quantities, trace) if side.opened.experiment else []
+              for side, trace in zip(found, traces, strict=True)]
+    columns = [{row.quantity: amount for row in table if (amount := getattr(row, traces[0].clock)) is not None} for table in tables]
+    rows = [(name, [column.get(name) for column in columns]) for name in dict.fromkeys(name for column in columns for name in column)]
+    return [Line(name, each, [report.gap(each[0], other) if each[0] and other else "" for other in each[1:]]) for name, each in rows]
+
+
+def results_differ(a: Side, b: Side) -> str | None:
+    """What the ranks returned (weights, losses), in a sentence; None where a prediction is among the two, since it returns nothing."""
+    if not (a.opened.run and b.opened.run):
+        return None
+    for side in (a, b):
+        if side.opened.run.state != "done":
+            return f"not compared, since {side.letter} is {side.opened.run.state}."
+    return differences.arrays_apart(a.opened.run.result, b.opened.run.result, (a.letter, b.letter))

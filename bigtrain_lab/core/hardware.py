@@ -8,7 +8,7 @@ B = 2 slots, free links. On any other an action of this many FLOPs, bytes moved 
 
 because the host queues kernels ahead of the device. A CPU launches and computes in turn: there the
 two add up. The shares are those of large kernels, for every dtype; launches bound small ones. Peaks
-are the vendor's dense figures; his GB of memory is taken as 2^30 bytes, his GB/s as 10^9 bytes a second.
+are the vendor's dense figures; his GB of memory is 2^30 bytes, his GB/s are 10^9 bytes a second.
 """
 
 import re
@@ -37,15 +37,16 @@ class Wire:
     bytes_per_s: Amount
 
     def link(self) -> Link:
-        return Link(round(self.alpha_s * TICKS_PER_SECOND), TICKS_PER_SECOND, round(self.bytes_per_s))
+        alpha = round(self.alpha_s * TICKS_PER_SECOND)
+        return Link(alpha, TICKS_PER_SECOND, round(self.bytes_per_s))
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device and its links. FLOP/s by dtype name; ranks fill one node of `node_size` after another.
+    """A device and its links. FLOP/s by dtype name; ranks fill nodes of `node_size` one by one.
 
     launch_s                what the host spends on each operator it launches
-    launches_ahead          whether the host launches ahead of the device; a CPU launches and computes in turn
+    launches_ahead          whether the host launches ahead of the device, as a CPU cannot
     matmul_share            of the peak FLOP/s, and
     memory_share            of the memory's bandwidth: what large kernels reach
     overlap_slowdown        factor on kernels beside which the device communicates
@@ -114,7 +115,7 @@ class Hardware:
         return fast * (slow / fast) ** (log(nodes / low) / log(high / low))
 
     def seconds(self, flops: float, moved_bytes: float, dtype: str, operators: int = 0) -> float:
-        """Time of an action: matmul FLOPs in this dtype, bytes that other operators move, launches."""
+        """Time of an action: matmul FLOPs in this dtype, bytes of other operators, launches."""
         if dtype not in self.flops_per_s:
             raise Impossible(f"{self.name} states no speed for {dtype}: "
                              f"choose one of {', '.join(self.flops_per_s)}.")
@@ -164,12 +165,13 @@ published, derived, fitted = (partial(known, tag) for tag in ("published", "deri
 
 
 def profile(name: str, inside: str, between: str, *facts: Known) -> Hardware:
-    """A profile of two wires by name, and of facts; `inside_alpha_s` is the wire's inside a node."""
+    """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
     values = {key: value for fact in facts for key, value in fact.values.items()}
     sources = {re.sub("^(inside|between)_", r"\1.", key): f"{fact.tag}: {fact.source}"
                for fact in facts for key in fact.values}
     for place, wire in (("inside", inside), ("between", between)):
-        values[place] = Wire(wire, values.pop(f"{place}_alpha_s"), values.pop(f"{place}_bytes_per_s"))
+        alpha, bandwidth = values.pop(f"{place}_alpha_s"), values.pop(f"{place}_bytes_per_s")
+        values[place] = Wire(wire, alpha, bandwidth)
     return Hardware(name, **values, sources=sources)
 
 
@@ -178,10 +180,10 @@ def alphas(inside_s: float, between_s: float) -> Known:
                   inside_alpha_s=inside_s, between_alpha_s=between_s)
 
 
-RTX3090, TITAN = "NVIDIA Ampere GA102 whitepaper v2, table 2", "NVIDIA TITAN RTX specification"
-V100, A100 = "NVIDIA V100 data sheet, SXM2", "NVIDIA A100 80GB SXM data sheet"
-H100, H200 = "NVIDIA H100 data sheet, SXM5", "NVIDIA H200 data sheet, SXM5"
-HOPPER = {"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12}
+GB = 2**30
+GA102 = {"float64": 0.556e12, "float32": 35.6e12, "bfloat16": 71e12, "float16": 71e12}
+GA100 = {"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12}
+GH100 = {"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12}
 MATMULS = "Bekman, Machine Learning Engineering, table Maximum Achievable Matmul FLOPS (bfloat16)"
 ETHERNET = published("10GBASE: 10 Gb/s", between_bytes_per_s=1.25e9)
 LAUNCH = fitted("PyTorch takes 4 to 10 us of the host's time for an eager operator, on any GPU",
@@ -193,32 +195,32 @@ BY_NODES = ((1, 436e9), (2, 361.7e9), (4, 160.1e9), (8, 99.6e9),
             (16, 84.7e9), (32, 64.9e9), (64, 32.9e9))
 PLAYBOOK = ("Hugging Face 2025, The Ultra-Scale Playbook, figure Communication Bandwidth by Number "
             "of Nodes: all-reduce of 256 MB on H100")
+HOPPER = (
+    published("NVIDIA H100 and H200 data sheets, SXM5 (dense: half the figures with sparsity; "
+              "float32 without TF32): up to 700 W, NVLink 900 GB/s in both directions",
+              flops_per_s=GH100, watts=700, inside_bytes_per_s=450e9),
+    published("NVIDIA DGX H100 and H200 data sheets: 8 GPUs, one 400 Gb/s NDR port each",
+              node_size=8, between_bytes_per_s=50e9), alphas(3e-6, 5e-6), LAUNCH, OVERLAP)
 
 PROFILES = {each.name: each for each in (
     Hardware("unit", node_size=1024, sources={
-        "durations": "published: F = 1, B = 2 slots, links free, the convention of papers' figures"}),
+        "durations": "published: F = 1, B = 2 slots, links free, as in the papers' figures"}),
     profile(
         "rtx3090-pcie", "PCIe 3.0 x16", "10 Gb Ethernet",
-        published(f"{RTX3090} (dense, FP32 accumulate; FP64 = 1/64 of FP32)",
-                  flops_per_s={"float64": 0.556e12, "float32": 35.6e12,
-                               "bfloat16": 71e12, "float16": 71e12}),
-        published(f"{RTX3090}: 24 GB GDDR6X, 936 GB/s",
-                  memory_bytes=24 * 2**30, memory_bytes_per_s=936e9),
+        published("NVIDIA Ampere GA102 whitepaper v2, table 2 (dense, FP32 accumulate; FP64 = 1/64 "
+                  "of FP32): 24 GB GDDR6X, 936 GB/s", flops_per_s=GA102,
+                  memory_bytes=24 * GB, memory_bytes_per_s=936e9),
         published("NVIDIA GeForce RTX 3090 specification: graphics card power 350 W", watts=350),
-        fitted("what transfers reach of the 15.75 GB/s each way of PCIe 3.0 x16",
-               inside_bytes_per_s=12e9),
+        fitted("what transfers reach of 15.75 GB/s each way", inside_bytes_per_s=12e9),
         fitted("a server of eight slots", node_size=8), ETHERNET, alphas(5e-6, 30e-6),
         fitted("as A100, the same generation", matmul_share=0.859, memory_share=0.9),
         LAUNCH, OVERLAP, BY_LINKS),
     profile(
         "a100-nvlink", "NVLink 3", "InfiniBand HDR",
-        published(f"{A100} (dense; float32 without TF32, float64 without tensor cores)",
-                  flops_per_s={"float64": 9.7e12, "float32": 19.5e12,
-                               "bfloat16": 312e12, "float16": 312e12}),
-        published(f"{A100}: 80 GB HBM2e, 2,039 GB/s",
-                  memory_bytes=80 * 2**30, memory_bytes_per_s=2039e9),
-        published(f"{A100}: 400 W", watts=400),
-        published(f"{A100}: NVLink 600 GB/s in both directions", inside_bytes_per_s=300e9),
+        published("NVIDIA A100 80GB SXM data sheet: 400 W, 80 GB HBM2e, 2,039 GB/s, NVLink 600 "
+                  "GB/s in both directions (dense; float32 without TF32, float64 without tensor cores)",
+                  flops_per_s=GA100, watts=400, memory_bytes=80 * GB, memory_bytes_per_s=2039e9,
+                  inside_bytes_per_s=300e9),
         published("NVIDIA DGX A100 data sheet: 8 GPUs, one 200 Gb/s HDR port each",
                   node_size=8, between_bytes_per_s=25e9), alphas(3e-6, 5e-6),
         published(f"{MATMULS}: 267.9 of 312 TFLOP/s", matmul_share=0.859),
@@ -233,52 +235,37 @@ PROFILES = {each.name: each for each in (
         published("NVIDIA Turing GPU architecture whitepaper, appendix on TITAN RTX (FP16 tensor "
                   "cores with FP32 accumulate; FP64 = 1/32 of FP32)",
                   flops_per_s={"float64": 0.51e12, "float32": 16.3e12, "float16": 130.5e12}),
-        published(f"{TITAN}: 24 GB GDDR6, 672 GB/s",
-                  memory_bytes=24 * 2**30, memory_bytes_per_s=672e9),
-        published(f"{TITAN}: 280 W", watts=280),
-        published(f"{TITAN}: two cards by one NVLink bridge, 100 GB/s in both directions",
-                  node_size=2, inside_bytes_per_s=50e9), ETHERNET, alphas(5e-6, 30e-6),
+        published("NVIDIA TITAN RTX specification: 280 W, 24 GB GDDR6, 672 GB/s, two cards by one "
+                  "NVLink bridge of 100 GB/s in both directions", watts=280, memory_bytes=24 * GB,
+                  memory_bytes_per_s=672e9, node_size=2, inside_bytes_per_s=50e9),
+        ETHERNET, alphas(5e-6, 30e-6),
         fitted("as V100, the generation before", matmul_share=0.664, memory_share=0.833),
         LAUNCH, OVERLAP, BY_LINKS),
     profile(
         "v100-nvlink", "NVLink 2", "InfiniBand EDR",
-        published(f"{V100} (float16 on tensor cores)",
-                  flops_per_s={"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12}),
-        published(f"{V100}: 32 GB HBM2, 900 GB/s",
-                  memory_bytes=32 * 2**30, memory_bytes_per_s=900e9),
-        published(f"{V100}: 300 W", watts=300),
-        published(f"{V100}: NVLink 300 GB/s in both directions", inside_bytes_per_s=150e9),
+        published("NVIDIA V100 data sheet, SXM2 (float16 on tensor cores): 300 W, 32 GB HBM2, "
+                  "900 GB/s, NVLink 300 GB/s in both directions",
+                  flops_per_s={"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12}, watts=300,
+                  memory_bytes=32 * GB, memory_bytes_per_s=900e9, inside_bytes_per_s=150e9),
         published("NVIDIA DGX-1 data sheet: 8 GPUs", node_size=8),
-        fitted("one 100 Gb/s EDR port for each GPU", between_bytes_per_s=12.5e9),
-        alphas(4e-6, 5e-6),
+        fitted("one 100 Gb/s EDR port a GPU", between_bytes_per_s=12.5e9), alphas(4e-6, 5e-6),
         derived("Markidis et al. 2018 (arXiv:1803.04014), abstract: 83 of 125 TFLOP/s in float16",
                 matmul_share=0.664),
         fitted("near the 750 of 900 GB/s of Jia et al. 2018 (arXiv:1804.06826), not read again",
                memory_share=0.833), LAUNCH, OVERLAP, BY_LINKS),
     profile(
-        "h100-nvlink", "NVLink 4", "InfiniBand NDR",
-        published(f"{H100} (dense: half the figures with sparsity; float32 without TF32)",
-                  flops_per_s=HOPPER),
-        published(f"{H100}: 80 GB HBM3, 3.35 TB/s",
-                  memory_bytes=80 * 2**30, memory_bytes_per_s=3350e9),
-        published(f"{H100}: up to 700 W", watts=700),
-        published(f"{H100}: NVLink 900 GB/s in both directions", inside_bytes_per_s=450e9),
-        published("NVIDIA DGX H100 data sheet: 8 GPUs, one 400 Gb/s NDR port each",
-                  node_size=8, between_bytes_per_s=50e9), alphas(3e-6, 5e-6),
+        "h100-nvlink", "NVLink 4", "InfiniBand NDR", *HOPPER,
+        published("NVIDIA H100 data sheet, SXM5: 80 GB HBM3, 3.35 TB/s",
+                  memory_bytes=80 * GB, memory_bytes_per_s=3350e9),
         published(f"{MATMULS}: 792.1 of 989 TFLOP/s", matmul_share=0.801),
         published("Voltage Park and AI at Georgia Tech, vpbenchmarking: 2,903 of 3,350 GB/s",
-                  memory_share=0.867), LAUNCH, OVERLAP,
+                  memory_share=0.867),
         published(PLAYBOOK, collective_bytes_per_s=BY_NODES)),
     profile(
-        "h200-nvlink", "NVLink 4", "InfiniBand NDR",
-        published(f"{H200}: the compute of H100", flops_per_s=HOPPER),
-        published(f"{H200}: 141 GB HBM3e, 4.8 TB/s",
-                  memory_bytes=141 * 2**30, memory_bytes_per_s=4800e9),
-        published(f"{H200}: up to 700 W", watts=700),
-        published(f"{H200}: NVLink 900 GB/s in both directions", inside_bytes_per_s=450e9),
-        published("NVIDIA DGX H200 data sheet: 8 GPUs, one 400 Gb/s NDR port each",
-                  node_size=8, between_bytes_per_s=50e9), alphas(3e-6, 5e-6),
+        "h200-nvlink", "NVLink 4", "InfiniBand NDR", *HOPPER,
+        published("NVIDIA H200 data sheet, SXM5: 141 GB HBM3e, 4.8 TB/s",
+                  memory_bytes=141 * GB, memory_bytes_per_s=4800e9),
         published(f"{MATMULS}: 794.5 of 989 TFLOP/s on H100 and H200", matmul_share=0.803),
-        fitted("as H100, the same generation", memory_share=0.867), LAUNCH, OVERLAP,
+        fitted("as H100, the same generation", memory_share=0.867),
         fitted(f"as H100, of the same links: {PLAYBOOK}", collective_bytes_per_s=BY_NODES)),
 )}

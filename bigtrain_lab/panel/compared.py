@@ -45,8 +45,9 @@ class Compared:
 
     def begin(self, ran) -> None:
         """A run of this experiment begins; while it goes on its traces are drawn and compare with nothing."""
-        self.ran, self.order = ran, self._order_now
-        self._forget()
+        self.ran, self.order, self.said = ran, self._order_now, []
+        for clock in CLOCKS[1:]:
+            self.traces.pop(clock, None), self.columns.pop(clock, None)
 
     def end(self, traces: dict[str, Trace], ran) -> None:
         """A run has ended, or was reopened. What its class raises comes last: the traces are taken."""
@@ -58,11 +59,6 @@ class Compared:
         # A class that was typed again cannot explain a run of the one before.
         if "modelled" in traces and ran.is_of(traces["modelled"].settings):
             self.said = ran.explain(traces["modelled"])
-
-    def _forget(self) -> None:
-        for clock in CLOCKS[1:]:
-            self.traces.pop(clock, None), self.columns.pop(clock, None)
-        self.said = []
 
     @property
     def _order_now(self) -> str:

@@ -66,12 +66,8 @@ def about(directory: Path, own: type) -> Past:
         settings = (run := Run.open(directory)).settings
     except Impossible as error:
         return Past(directory, directory.name, "", "damaged", str(error))
-    return Past(directory, settings["name"], settings["started"], state(run), differing(settings["settings"], own))
-
-
-def state(run: Run) -> str:
-    """How a run ended; where that was not noted only its events could tell, and they may be long."""
-    return end.state if (end := run.noted_end) else "end unknown"
+    end = run.noted_end.state if run.noted_end else "end unknown"  # only its events could tell, and they may be long
+    return Past(directory, settings["name"], settings["started"], end, differing(settings["settings"], own))
 
 
 def differing(settings: dict, own: type) -> str:

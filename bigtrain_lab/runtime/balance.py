@@ -8,6 +8,7 @@ empties the log, so a rise costs nothing and memory stays that of what is alive.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from ..core import MEMORY_KINDS, Alive
 
@@ -73,10 +74,7 @@ class Balance:
         told, self._told = self._told or [], None
         # The two halves of a change of kind are one moment: the later.
         moments = [i for i, t in enumerate(told) if i + 1 == len(told) or told[i + 1][3] != t[3] or told[i + 1][0] != t[0]]
-        if len(moments) > READINGS:
-            step = len(moments) / (READINGS - 2)
-            high, low = (best(moments, key=lambda i: told[i][3]) for best in (max, min))
-            moments = sorted({moments[int(i * step)] for i in range(READINGS - 2)} | {high, low})
+        moments = few(moments, READINGS, lambda i: told[i][3])
         now, last, found, chosen = {}, {}, defaultdict(list), set(moments)
         for i, (wall, kind, level, _) in enumerate(told):
             now[kind] = level
@@ -86,6 +84,14 @@ class Balance:
                         found[kind].append((wall, now[kind]))
                 last = dict(now)
         return {kind: found[kind] for kind in found if kind not in APART}
+
+
+def few(moments: list, most: int, height: Callable) -> list:
+    """At most so many of these moments, in their order, the highest and the lowest among them."""
+    if len(moments) <= most:
+        return moments
+    step, ends = len(moments) / (most - 2), {best(range(len(moments)), key=lambda i: height(moments[i])) for best in (max, min)}
+    return [moments[i] for i in sorted({int(i * step) for i in range(most - 2)} | ends)]
 
 
 def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:

@@ -59,22 +59,27 @@ class LaneRunner:
         self.told = False  # whether somebody has met the error
         self._queue: SimpleQueue = SimpleQueue()
         self._count = 0
-        self._threads = torch.get_num_threads()  # a new thread would compute with as many as there are cores, and round otherwise
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"lane {name}")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def launch(self, function: Callable, name: str = "", timed: bool = True) -> Launched:
         """Run `function(group)` on the lane, after what was launched before; returns at once. Not `timed`: neither the launch nor a
         wait for it moves a modelled clock, as of a plan, which says by itself what waits for what."""
         launched = Launched(self, name, self._count, timed)
         issued = self.group.post(begin_of(self.name, self._count))
-        self._count += 1
         self._queue.put((launched, function, issued if timed else 0, torch.is_grad_enabled()))
+        if self._thread is None:  # which would compute with as many threads as there are cores, and round otherwise
+            self._thread = threading.Thread(target=self._run, args=(self._count, torch.get_num_threads()), daemon=True, name=f"lane {self.name}")
+            self._thread.start()
+        self._count += 1
         return launched
 
     def finish(self) -> None:
         """Return when all that was launched is done, and what it sent is taken. Raises the lane's failure unless a wait() did."""
+        if self._thread is None:
+            return
         last = self.launch(lambda group: group.finish(), "the end", timed=False)
+        self._queue.put(None)
+        self._thread = None
         if not self.told:
             last.wait()
 
@@ -85,18 +90,19 @@ class LaneRunner:
         if self.error is not error:
             self.error.__cause__ = error
 
-    def _run(self) -> None:
-        torch.set_num_threads(self._threads)
+    def _run(self, number: int, threads: int) -> None:
+        torch.set_num_threads(threads)
         if self.group.device.type == "cuda":
             torch.cuda.set_device(self.group.device)
         self.group.enter()
         taken = []
 
         def take() -> int | None:
-            taken[:] = self._queue.get()
+            if (launch := self._queue.get()) is None:
+                raise SystemExit  # of this thread
+            taken[:] = launch
             return taken[2]
 
-        number = 0
         while True:
             self.group.after(begin_of(self.name, number), "compute", take, idle=True)
             launched, function, _, gradients = taken

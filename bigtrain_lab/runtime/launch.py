@@ -42,7 +42,7 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 @heard_by_all
 def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
-           steps: int = 1, directory=None, seed: int = 0, clock: bool = True, meter: bool = True, record: bool = True,
+           steps: int = 1, directory=None, seed: int = 0, clock: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
            informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "",
            needed_bytes=None, ledger: bool = False) -> Run:
@@ -95,7 +95,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         if not record:
             raise Impossible(f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
     clock &= record and cost is not None
-    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "meter": meter, "ledger": ledger,
+    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "ledger": ledger,
              "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
              **({"fault": asdict(fault)} if fault else {})}
 
@@ -115,7 +115,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
 
         def begin() -> Job:
             place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
-            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, meter, record, jitter_s, os.getcwd(), fault,
+            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, record, jitter_s, os.getcwd(), fault,
                        devices.of, devices.backend, limit, relief, ledger)
 
         return begin

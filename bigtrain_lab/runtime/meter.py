@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from ..core import MEMORY_KINDS, Impossible
+from .balance import few
 from .owned import plain
 from .saved import Observer
 
@@ -94,12 +95,7 @@ class Meter:
     def end(self) -> dict[str, list[tuple[int, int]]]:
         """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest and lowest among them."""
         self._settle()
-        readings, self._readings = self._readings or [], None
-        if len(readings) > READINGS:
-            step = len(readings) / (READINGS - 2)
-            kept = {int(i * step) for i in range(READINGS - 2)}
-            kept |= {max(range(len(readings)), key=lambda i: readings[i][1]), min(range(len(readings)), key=lambda i: readings[i][1])}
-            readings = [readings[i] for i in sorted(kept)]
+        readings, self._readings = few(self._readings or [], READINGS, lambda reading: reading[1]), None
         return {"activations": readings} if readings else {}
 
     def _read(self, address: int, change: int) -> None:

@@ -49,7 +49,6 @@ class Job:
     store: str
     seed: int = 0
     threads: int = 1
-    meter: bool = True
     record: bool = True
     jitter_s: float = 0.0
     work_directory: str = "."
@@ -192,7 +191,7 @@ def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
         meter, limit = Ledger(capacity_bytes=job.capacity_bytes, rank=index, relief=job.relief, wall=clock.wall,
                               device=job.device(index)), None
     else:
-        meter, limit = Meter(clock.wall) if job.meter else None, job.capacity_bytes
+        meter, limit = Meter(clock.wall), job.capacity_bytes
     return Recorder(index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief)
 
 

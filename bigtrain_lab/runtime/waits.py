@@ -190,7 +190,8 @@ def knot(doings: list[Doing]) -> list[At]:
         return []
     edges = {at: waited_for(doings, at) for at in lanes if at.last in BLOCKED}
     first = next((at for at in edges if at.last == "wait"), None) or next((at for at in edges if at.last == "await"), None)
-    if not all(edges.values()) or first is None:
+    launched = any(on not in edges and on.last not in ENDED for others in edges.values() for on in others)  # it has not begun yet
+    if not all(edges.values()) or first is None or launched:
         return []
     path = [first]
     while True:

@@ -109,7 +109,7 @@ class Pipeline:
         if not self.losses:
             return None
         losses = torch.stack(self.losses)
-        return losses.mean() if weights is None else losses @ losses.new_tensor(self.weights)
+        return losses.mean() if weights is None else (losses * losses.new_tensor(self.weights)).sum()
 
     def _forward(self, action: Action) -> None:
         _, stage, micro_batch = action

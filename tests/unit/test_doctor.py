@@ -84,28 +84,36 @@ def test_no_ranks_is_refused(capsys):
     (0, "7", True, "warn", "CUDA_VISIBLE_DEVICES='7' hides all"),
     (0, "", False, "ok", "no visible GPU"),
 ])
-def test_devices(visible, variable, driver, level, words):
-    found = doctor.devices_finding(4, visible, variable, driver)
+def test_devices(monkeypatch, visible, variable, driver, level, words):
+    monkeypatch.setattr(doctor, "visible_devices", lambda: visible)
+    monkeypatch.setattr(doctor, "nvidia_driver", lambda: driver)
+    monkeypatch.setattr(doctor.os, "environ", {"CUDA_VISIBLE_DEVICES": variable} if variable is not None else {})
+    found = doctor.devices(4)
     assert found[0] == level and words in found[1]
     assert (len(found) == 3) == (level != "ok") and "ranks compute on the CPU" in found[1]
 
 
 @pytest.mark.parametrize("ranks, count, level", [(4, 4, "ok"), (1, 1, "ok"), (4, 8, "ok"), (4, 3, "warn")])
-def test_cores(ranks, count, level):
-    found = doctor.cores_finding(ranks, count)
+def test_cores(monkeypatch, ranks, count, level):
+    monkeypatch.setattr("bigtrain_lab.runtime.machine.cores", lambda: count)
+    found = doctor.cores(ranks)
     assert found[0] == level and (level == "ok" or "ask for 3 ranks" in found[2])
 
 
 @pytest.mark.parametrize("available, level", [(0.9e9, "fail"), (1.1e9, "warn"), (2.1e9, "ok")])
-def test_memory(available, level):
-    found = doctor.memory_finding(4, int(available))
+def test_memory(monkeypatch, available, level):
+    monkeypatch.setattr(doctor, "available_bytes", lambda: int(available))
+    found = doctor.memory(4)
     assert found[0] == level and "on 4 ranks takes about 1.0 GB" in found[1]
 
 
 @pytest.mark.parametrize("wrong, words", [({"ipykernel": "7.3.1"}, "ipykernel 7.3.1, needs >=7.4"), ({"anywidget": None}, "anywidget is missing")])
-def test_widgets(wrong, words):
-    assert doctor.widgets_finding(FOUND, WANTED)[0] == "ok"
-    level, says, mend = doctor.widgets_finding({**FOUND, **wrong}, WANTED)
+def test_widgets(monkeypatch, wrong, words):
+    monkeypatch.setattr(doctor, "needed", lambda: WANTED)
+    monkeypatch.setattr(doctor, "installed", FOUND.get)
+    assert doctor.widgets(4)[0] == "ok"
+    monkeypatch.setattr(doctor, "installed", {**FOUND, **wrong}.get)
+    level, says, mend = doctor.widgets(4)
     assert level == "fail" and words in says and mend
 
 

@@ -7,10 +7,12 @@ import torch
 
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh
 from bigtrain_lab.explain import not_finite
-from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait
+from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait, lower
 from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.execute import Work, execute
-from bigtrain_lab.schedule import Action
+from bigtrain_lab.runtime.log import EventLog
+from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
 
 from .ranks import fails
@@ -92,6 +94,44 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
         assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
 
 
+def test_a_pipeline_on_each_row_of_a_mesh_is_as_predicted_step_after_step(tmp_path):
+    """One plan, placed and joined with a reduction between the rows, executed once a step; predicted as all steps in one."""
+    mesh, pipeline = Mesh(dp=2, pp=2), Schedule.named("1f1b")(2, 3)
+    rows = lower(pipeline, 2).placed(mesh, "pp")
+    marks = {key: [n for n, op in enumerate(ops) if isinstance(op, Compute) and op.step[0].kind == "U"] for key, ops in rows.lanes.items()}
+
+    def step(n) -> Plan:
+        """One batch: the rows' part of it up to the update, then the gradients of each column summed, then the update."""
+        own = {key: ops[marks[key][0] + 1 if n else 0:marks[key][n]] for key, ops in rows.lanes.items()}
+        update = {key: (Wait(f"sum {n}"), ops[marks[key][n]]) for key, ops in rows.lanes.items()}
+        sums = {(r, "compute"): (Launch(f"gradients {n}"),) for r in range(4)} | {
+            (r, "comm:dp"): (Wait(f"gradients {n}"), Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}")) for r in range(4)}
+        return Plan(own, 4).joined(Plan(sums, 4), Plan(update, 4))
+
+    steps = [step(0), step(1)]
+    cost = Cost({"F": [1, 2], "B": [2, 3], "U": 1}, {"F": 40, "B": 60}, links=LINKS)
+
+    class Sized(Work):
+        def send(self, message):
+            return torch.zeros(cost.message_bytes(message), dtype=torch.uint8)
+
+    run = launch(lambda rank: [execute(each, rank, Sized()) for each in steps] and None, 4, mesh=mesh, cost=cost, jitter_s=0.002, directory=tmp_path / "run")
+    assert lanes_of(run.wait()) == lanes_of(simulate(steps[0].joined(steps[1]), cost))
+    assert {t.src for t in run.trace().transfers() if t.rank == 3} == {1, 2}
+
+
+@pytest.mark.parametrize("wrong, told", [
+    (lambda plan: plan.placed(Mesh(dp=2, pp=3), "pp"), "The plan has 2 ranks and the mesh has 3 along pp: make them equal."),
+    (lambda plan: plan.placed(Mesh(dp=2), "tp"), "This mesh has no axis 'tp': place the plan along dp."),
+    (lambda plan: plan.joined(plan), "Two of the joined plans have 0F0 on rank 0: give it another name in one of them."),
+    (lambda plan: plan.joined(Plan({}, 2, 3)), "These plans are of 1, 3 training steps: join plans of as many."),
+])
+def test_plans_that_do_not_fit_are_refused_in_a_sentence(wrong, told):
+    with pytest.raises(Impossible) as refused:
+        wrong(lower(Schedule.named("gpipe")(2, 2)))
+    assert str(refused.value) == told
+
+
 def served(bound, shards=2, steps=4) -> Plan:
     """Workers that each ask every shard once a step; the last of them leaves earlier."""
     workers = RANKS - shards
@@ -163,7 +203,7 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
         with torch.no_grad():
             handle = lane.launch(lambda own: (threads.extend([torch.get_num_threads(), torch.is_grad_enabled()]), own.all_reduce(bucket))[1])
         group.barrier()  # the program's own collectives go on meanwhile
-        assert handle.wait() is bucket and handle.wait() is bucket and threads == [1, False]
+        assert handle.wait() is bucket and handle.wait() is bucket and threads == [2, False]
         bad = lane.launch(lambda own: 1 / 0, "bucket 7")
         after = lane.launch(lambda own: own.barrier())
         for handle in (bad, after):  # nothing runs after a failure
@@ -173,7 +213,7 @@ def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
         lane.finish()
         return {f"bucket{rank.index}": bucket}
 
-    result = launch(program, 2, directory=tmp_path / "run", **mode).result
+    result = launch(program, 2, threads=2, directory=tmp_path / "run", **mode).result
     assert (result["bucket0"] == 2).all() and (result["bucket1"] == 2).all()
 
 
@@ -216,6 +256,32 @@ def test_a_deadlock_goes_through_lanes():
     assert len(lines) == 3 and all(any(f"{where} at {__file__}:{start + line}," in each for each in lines)
                                    for where, line in (("rank 0", 3), ("rank 1", 4), ("rank 0, lane comm,", 3)))
     assert [(w.state, w.what, w.on, w.cycle) for w in run.waits] == [("waits", "b", (1,), True), ("waits", "x", (0,), True)]
+
+
+AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "x")]
+
+
+@pytest.mark.parametrize("logs, told", [
+    ((AWAITS, ASKS), None),  # the lane's thread has not begun yet
+    (([*AWAITS, ("begin", 5, "comm"), ("idle", "comm 0", "comm")], ASKS), None),  # nor taken what was launched
+    (([*AWAITS, ("idle", "comm 0", "comm"), ("got", -1, "comm"), ("wait", 1, 9, "y", "comm")], ASKS),
+     "Deadlock: rank 0 (lane comm) waits for y from rank 1; rank 1 waits for x from rank 0; rank 0 waits for b on lane comm."),
+    (([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y", "comm"), *ASKS]), None),  # on its way, on the lane
+    (([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y"), *ASKS]), "Deadlock"),  # on another lane
+    (([*AWAITS, ("signal", "b", "comm"), ("idle", "comm 1", "comm")], ASKS), None),  # what it waits for was posted
+    (([("await", "b", "comm")], ASKS), "Deadlock: rank 0 waits for b on lane comm"),  # nobody launched it
+    (([("idle", "comm 0", "comm"), *ASKS[:0], ("wait", 1, 8, "z")], [("done", 3)]), "Rank 0 waits for z from rank 1, which has finished without"),
+])
+def test_a_deadlock_of_lanes_is_certain_from_the_logs(logs, told, tmp_path):
+    for rank, marks in enumerate(logs):
+        log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
+        for what, *about in marks:
+            log.write("@" + what, 0, *about)
+    doings = [Doing(tmp_path, rank) for rank in range(2)]
+    for doing in doings:
+        doing.follow()
+    found = deadlock(doings)
+    assert found is None if told is None else found.startswith(told)
 
 
 def test_a_lane_that_hangs_is_named_with_its_line():

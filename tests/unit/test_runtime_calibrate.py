@@ -39,6 +39,12 @@ def test_a_machine_is_measured_once():
     assert {row.tag for row in this_machine().constants()} == {"measured"}
 
 
+def test_a_machine_that_a_run_kept_before_launches_were_priced_prices_as_it_did():
+    kept = {"name": "this-machine", "flops_per_s": {"float32": 5e10}, "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "node_size": 1024,
+            "inside": {"name": "gloo over loopback", "alpha_s": 2e-5, "bytes_per_s": 3e9}, "between": None, "watts": None, "sources": {"memory": "x"}}
+    assert calibrate.remembered(kept).seconds(5e10, 1e10, "float32", operators=10**9) == 2
+
+
 def test_a_damaged_profile_is_measured_again(tmp_path, measurements):
     for text in ("{", "[]", json.dumps({"version": 0}), ""):
         this_machine()
@@ -65,7 +71,7 @@ def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
 def test_the_doctor_measures_what_ranks_of_torchrun_then_use(monkeypatch, measurements):
     this_machine()
     level, says = doctor.speed(4)
-    assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says and "20 us and 3 GB/s between two ranks" in says
+    assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says and "2 us an operator" in says and "20 us and 3 GB/s between two ranks" in says
     under_torchrun(monkeypatch)
     assert this_machine().inside.alpha_s == 2e-5 and len(measurements) == 2
 

@@ -1,0 +1,80 @@
+"""The ingredients of a training as data: what each changes, which pairs there are, and what each pair must show."""
+
+from itertools import combinations
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.schedule import Schedule
+
+KINDS = {  # one of a kind goes into a training
+    "pipeline": ("gpipe", "1f1b", "interleaved", "zb-h1", "pipedream"),
+    "precision": ("bf16", "fp16 with scaler"),
+    "recompute": ("keep-none", "sqrt", "selective"),
+    "accumulation": ("accumulation",),
+    "clipping": ("clipping",),
+    "weights": ("tied weights",),
+    "frozen": ("frozen parameters",),
+    "optimizer": ("SGD momentum", "Adam"),
+    "hooks": ("user's hooks",),
+}
+KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+SYNCHRONOUS = tuple(name for name in KINDS["pipeline"] if not Schedule.named(name).asynchronous)
+
+UNITS = {"bf16": 2**-8, "fp16 with scaler": 2**-11}
+REORDERED = {"clipping", "tied weights"}  # their sums run in another order than in one process, and so round otherwise
+REFUSED = {
+    "bf16": "pipedream updates while other micro-batches run, when no loss scale and no master weight may change: take a synchronous schedule, "
+            "or train in full precision.",
+    "tied weights": "pipedream updates its stages at different times, so copies of a tied weight would part: take a synchronous schedule.",
+    "accumulation": "pipedream updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).",
+}
+REFUSED |= {"fp16 with scaler": REFUSED["bf16"], "clipping": REFUSED["accumulation"]}  # both work between step() and the update
+
+
+def pairs() -> list[tuple[str, str]]:
+    return [(a, b) for a, b in combinations(KIND_OF, 2) if KIND_OF[a] != KIND_OF[b]]
+
+
+def training(pair: tuple[str, str]) -> dict[str, str]:
+    """kind -> ingredient of the training that shows this pair; one without a schedule of its own takes the next in turn."""
+    chosen = {KIND_OF[name]: name for name in pair}
+    return {"pipeline": SYNCHRONOUS[pairs().index(pair) % len(SYNCHRONOUS)]} | chosen
+
+
+def refusal(pair: tuple[str, str]) -> str | None:
+    return REFUSED.get(pair[1]) if pair[0] == "pipedream" else None
+
+
+def tolerance(pair: tuple[str, str]) -> float:
+    """How far the pair's training may be off one process: 0 means bit for bit."""
+    unit = next((UNITS[name] for name in pair if name in UNITS), 1e-12)
+    return unit if REORDERED & set(pair) or pair[0] == "pipedream" else 0.0
+
+
+def verdict(pair: tuple[str, str]) -> str:
+    off = tolerance(pair)
+    return "refused" if refusal(pair) else "equal" if not off else "1e-12" if off == 1e-12 else f"2^{off.hex().partition('p')[2]}"
+
+
+def table() -> str:
+    """docs/compose.md."""
+    names = list(KIND_OF)
+    cells = {pair: verdict(pair) for pair in pairs()}
+    rows = [f"| {' | '.join(['', *names[1:]])} |", "|---" * len(names) + "|"]
+    for at, a in enumerate(names[:-1]):
+        rows.append(f"| {' | '.join([a, *('' if b in names[:at + 1] else cells.get((a, b), '–') for b in names[1:])])} |")
+    sentences = [f"* pipedream with {name}: {sentence}" for name, sentence in REFUSED.items()]
+    return "\n".join([TITLE, *rows, "", "Refused when the pipeline is made:", "", *sentences, ""])
+
+
+TITLE = """# Techniques in pairs
+
+Each pair was trained on two ranks and compared with the same training in one process, a plain loop of torch: the losses, the final weights, and how
+often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
+of them again and writes this page; `tests/compose` holds it to be true.
+
+* equal: bit for bit
+* 1e-12: relative to each tensor's norm in float64, where sums run in another order
+* 2^-8, 2^-11: the unit of bf16 and of fp16, where sums run in another order
+* refused: in the sentence below
+* –: two of a kind
+"""
