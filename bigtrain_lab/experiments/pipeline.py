@@ -157,7 +157,7 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def slice_works(self, first: int, last: int) -> dict[str, Work]:
         """Kind -> what a slice of the model computes and moves for one micro-batch."""
-        runs = [slice_run(self.config, first, last, self.rows, self.optimizer, halved) for halved in (False, True)[:1 + self.halves]]
+        runs = [slice_run(self.config, first, last, self.rows, self.optimizer, halved) for halved in (True, False)[1 - self.halves:]]
         return {name[1]: acted.work for run in runs for name, acted in run.actions.items() if name[1] != "U"}
 
     # -- reality --------------------------------------------------------------------------------------------

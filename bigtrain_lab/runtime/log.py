@@ -32,7 +32,7 @@ from zlib import crc32
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from ..core import Alive, Impossible, Memory, Span, Transfer
+from ..core import Alive, Impossible, Memory, Span
 from ..core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ..core.files import clean_json, clean_line, open_regular
 

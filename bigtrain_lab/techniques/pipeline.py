@@ -71,7 +71,7 @@ class Pipeline:
         if len(modules) != len(own):
             raise Impossible(f"Rank {self.group.rank} holds stages {own} and got {len(modules)} modules: give one a stage.")
         self.modules = dict(zip(own, modules))
-        guard.refuse(self.group.rank, self.group.size, schedule, self.order, self.modules, optimizer, scale, update, tied)
+        guard.refuse(self.group.rank, self.group.size, schedule, self.order, self.modules, optimizer, scale, tied, update)
         self.optimizers = {s: optimizer(weights) for s, m in self.modules.items() if optimizer and (weights := list(m.parameters()))}
         guard.refuse_optimizers(self.optimizers.values(), modules)
         self.masters = {weight: mp.masters[weight] for mp in guard.precisions(modules) for m in modules for weight in m.parameters() if weight in mp.masters}
@@ -187,7 +187,7 @@ class Pipeline:
         self.targets = batch("targets", targets) if last else []
         self.weights = batch("weights", weights) if last and weights is not None else []
         self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
-        guard.refuse_late(self.steps_done, self.optimizers.values(), self.modules.values())
+        guard.refuse_late(self.done, self.optimizers.values(), self.modules.values())
         self.scale(torch.zeros(()))  # so that the scaler of every rank knows that its gradients come scaled
         for versions in self.versions.values():
             versions.refresh()

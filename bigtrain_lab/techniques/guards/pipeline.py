@@ -13,8 +13,8 @@ from ...schedule import Action, Schedule
 from ..mixed_precision import DynamicLossScaler, MixedPrecision
 
 
-def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, update,
-           tied) -> None:
+def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, tied,
+           update=None) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
     if schedule.asynchronous and optimizer is None:
         raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).")
