@@ -52,7 +52,7 @@ def test_a_tiny_stage_takes_the_time_of_its_launches(dropout):
     lab = PipelineExperiment(hardware="a100-nvlink", dropout=dropout, schedule="zb-h1")
     embedding, block, head = ({kind: work.operators for kind, work in lab.slice_works(at, at + 1).items()} for at in (0, 1, lab.config.pieces - 1))
     assert (embedding["F"], block["F"]) == ((2, 18) if not dropout else (5, 18 + 3 * 3))  # each dropout draws, keeps and scales
-    assert all(each["B"] == each["I"] + each["W"] > each["F"] for each in (embedding, block, head))
+    assert all(each["F"] <= each["B"] < each["I"] + each["W"] for each in (embedding, block, head))
     for kind, (first, *_, last) in lab.durations().items():
         if kind != "U":
             assert first == pytest.approx(5e-6 * (embedding[kind] + 2 * block[kind])), kind
