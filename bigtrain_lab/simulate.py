@@ -70,7 +70,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 if what not in posted:
                     break
                 _, stamp, size = posted[what]
-                arrived = lane.receive(stamp, cost.link(op.src, rank), size)
+                arrived = lane.receive(stamp, cost.link(op.src, rank, lane_name), size)
                 events.append(Transfer(rank, lane_name, op.message.kind, op.message.name, stamp, arrived, op.src, size))
                 continue
             if kind is Wait:
@@ -93,7 +93,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     posted[what, "latest"] = max(issues.values())
                     ready += waiting.pop(what)
                 latest = posted.setdefault((what, "latest"), issues[rank])
-                start, issues[rank], lane.now = issues[rank], None, latest + cost.collective(op.kind, op.bytes, op.ranks)
+                start, issues[rank], lane.now = issues[rank], None, latest + cost.collective(op.kind, op.bytes, op.ranks, lane_name)
                 events.append(Span(rank, lane_name, op.kind, op.name, start, lane.now))
                 if arriving := op.arriving(rank):
                     events.append(Transfer(rank, lane_name, op.kind, op.name, latest, lane.now, *arriving))
@@ -110,13 +110,13 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     place, number = turns.take()
                     message, src = op.ask(place, number), op.sources[place]
                     _, stamp, size = posted[message, src, rank, lane_name]
-                    arrived = lane.receive(stamp, cost.link(src, rank), size)
+                    arrived = lane.receive(stamp, cost.link(src, rank, lane_name), size)
                     events.append(Transfer(rank, lane_name, message.kind, message.name, stamp, arrived, src, size))
                     step = (Action("S", place, number),)
                     events.append(Span(rank, lane_name, "S", name_of(step), *lane.compute(cost.duration(step, rank))))
                     for place, number in turns.due():
                         message, dst = op.answer(place, number), op.sources[place]
-                        link, size = cost.link(rank, dst), cost.message_bytes(message)
+                        link, size = cost.link(rank, dst, lane_name), cost.message_bytes(message)
                         post((message, rank, dst, lane_name), (*lane.send(link, size), size))
                         turns.answered(place, lane.outgoing + link.alpha)
                 if not turns.over:
@@ -124,7 +124,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 del serving[key]
             elif kind is Send:
                 size = cost.message_bytes(op.message)
-                post((op.message, rank, op.dst, lane_name), (*lane.send(cost.link(rank, op.dst), size), size))
+                post((op.message, rank, op.dst, lane_name), (*lane.send(cost.link(rank, op.dst, lane_name), size), size))
             else:  # Launch
                 post((op.label, rank), lane.now)
         else:

@@ -72,7 +72,7 @@ class RecordingGroup(Group):
             self.recorder.not_finite("sent", str(name) or "a message", self.name)
         if not clock.modelled:
             return super()._wire(tensor, dst, name, way)
-        link = clock.cost.link(self.recorder.rank, to)
+        link = clock.cost.link(self.recorder.rank, to, self.name)
         issue, stamp = clock.lane(self.name).send(link, self._charged(message(name, tensor.nbytes), tensor.nbytes))
         return pack(tensor, issue, stamp, clock.wall())
 
@@ -90,7 +90,7 @@ class RecordingGroup(Group):
             tensor, _, start, wall_start = unpack(wire, shape)
             size = tensor.nbytes
             charged = self._charged(message(name, size), size)
-            done = clock.lane(self.name).receive(start, clock.cost.link(src, rank), charged)
+            done = clock.lane(self.name).receive(start, clock.cost.link(src, rank, self.name), charged)
         kind = message(name, size).kind
         self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.name, kind, str(name), start, done, src, charged)
         return tensor.to(self.device)
@@ -101,7 +101,7 @@ class RecordingGroup(Group):
     def reaches(self, dst):
         clock = self.recorder.clock
         if clock.modelled:
-            return clock.lane(self.name).outgoing + clock.cost.link(self.recorder.rank, self.members[dst]).alpha
+            return clock.lane(self.name).outgoing + clock.cost.link(self.recorder.rank, self.members[dst], self.name).alpha
 
     @contextmanager
     def _waiting(self, src, way, name, site):
@@ -160,7 +160,7 @@ class RecordingGroup(Group):
             wall_latest = clock.wall()
             yield
             if clock.modelled:
-                end = clock.lane(self.name).now = latest + clock.cost.collective(kind, size_bytes, members)
+                end = clock.lane(self.name).now = latest + clock.cost.collective(kind, size_bytes, members, self.name)
         wall_end, rank = clock.wall(), recorder.rank
         recorder.log.note("span", wall_start, wall_end, rank, self.name, kind, name, start, end, None)
         if arriving := about.arriving(rank):
