@@ -19,7 +19,7 @@ Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_c
 import gc
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -96,6 +96,13 @@ class DryRun:
     def work(self, *names: str) -> Work:
         """Of these actions together."""
         return sum((self.actions[name].work for name in names), Work())
+
+    def seconds(self, name: str, hardware, dtype: str) -> float:
+        """Of an action on this hardware. On a GPU torch launches each operator of an update once for all weights (foreach)."""
+        work = self.actions[name].work
+        if "U" in name and hardware.launches_ahead:
+            work = work._replace(operators=-(-work.operators // max(1, sum(row.kind == "weights" for row in self.alive))))
+        return work.seconds(hardware, dtype)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))

@@ -101,9 +101,10 @@ class OneDevice(OnHardware):
 
     def durations(self) -> dict:
         """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind."""
-        last = {action.kind: action for step in self.order() for action in step}
-        return self.slots if self.profile.textbook else {kind: self.acted(action).work.seconds(self.profile, self.format)
-                                                         for kind, action in last.items()}
+        if self.profile.textbook:
+            return self.slots
+        last = {action.kind: str(self.like(action)) for step in self.order() for action in step}
+        return {kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()}
 
     def resident(self) -> Iterable[tuple[str, int]]:
         """(memory kind, bytes) of what is there before the first action."""
