@@ -19,8 +19,8 @@ from .schedule import KINDS, Action, Schedule, Step
 
 
 class Message(NamedTuple):
-    """What a Send carries: its name, the kind and stage by which the Cost prices it, and its bytes where it states them.
-    An Action is a message too, one that states no bytes."""
+    """What a Send carries: its name, the kind and stage by which the Cost prices it, and its
+    bytes where it states them. An Action is a message too, one that states no bytes."""
 
     name: str
     kind: str = "message"
@@ -32,8 +32,8 @@ class Message(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action. `beside`: the plan lets it
-    run while another lane of its rank communicates."""
+    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's
+    first action. `beside`: the plan lets it run while another lane of its rank communicates."""
 
     step: Step
     version: int | None = None
@@ -41,7 +41,8 @@ class Compute(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send an Action's result, or a Message, to the lane of the same name on rank `dst`; this lane does not wait."""
+    """Send an Action's result, or a Message, to the lane of the same name on rank `dst`; this
+    lane does not wait."""
 
     dst: int
     message: Action | Message
@@ -67,8 +68,9 @@ class Wait(NamedTuple):
 
 
 class Together(NamedTuple):
-    """A collective of the backend: it ends for all `ranks` at the latest of their issues plus its cost. `bytes` is the whole tensor;
-    of a broadcast the first rank is the source. One rank alone has nothing to wait for: no event."""
+    """A collective of the backend: it ends for all `ranks` at the latest of their issues plus
+    its cost. `bytes` is the whole tensor; of a broadcast the first rank is the source. One rank
+    alone has nothing to wait for: no event."""
 
     name: str
     kind: str
@@ -76,7 +78,8 @@ class Together(NamedTuple):
     ranks: tuple[int, ...]
 
     def arriving(self, rank: int) -> tuple[int, int] | None:
-        """(src, bytes) of what reaches the rank if the ranks are a ring in order of their numbers; None where nothing does."""
+        """(src, bytes) of what reaches the rank if the ranks are a ring in order of their
+        numbers; None where nothing does."""
         ring = sorted(self.ranks)
         share = ceil(port_share(self.kind, len(ring)) * self.bytes)
         if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
@@ -85,8 +88,9 @@ class Together(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Answer the requests of other ranks by time: next comes that of the smallest (issue, place), once none can still come before it.
-    Each source sends `ask(place, number)`, number 0, 1, ..., and waits for `answer(place, number)`; its place is that in `sources`.
+    """Answer the requests of other ranks by time: next comes that of the smallest (issue, place),
+    once none can still come before it. Each source sends `ask(place, number)`, number 0, 1, ...,
+    and waits for `answer(place, number)`; its place is that in `sources`.
 
     requests   how many each source makes; one that made all has left
     bound      an answer waits until each source that has not left has made all but `bound` as many requests; None: it never waits
@@ -107,8 +111,9 @@ class Serve(NamedTuple):
 
 
 class Turns:
-    """Whose turn it is at a server: the same rule for the simulator and the real one. Source: Chandy and Misra 1979, Distributed
-    Simulation: a message is safe to take once every other sender's clock is known to be past it."""
+    """Whose turn it is at a server: the same rule for the simulator and the real one. Source:
+    Chandy and Misra 1979, Distributed Simulation: a message is safe to take once every other
+    sender's clock is known to be past it."""
 
     def __init__(self, op: Serve):
         self._op = op
@@ -122,7 +127,8 @@ class Turns:
         return self.made == list(self._op.requests)
 
     def wanted(self) -> int | None:
-        """The place whose next request must be in hand before any is taken; None where one may be."""
+        """The place whose next request must be in hand before any is taken; None where one may
+        be."""
         live = [p for p, most in enumerate(self._op.requests) if self.made[p] < most and p not in self._in_hand and p not in self._owed]
         first = min(self._in_hand.values(), default=None)
         return min((p for p in live if first is None or self._not_before[p] <= first), key=lambda p: (self._not_before[p], p), default=None)
@@ -157,8 +163,9 @@ class Plan:
     steps: int = 1
 
     def placed(self, mesh: Mesh, *axes: str) -> "Plan":
-        """The plan along these axes of the mesh, once for each place on the others: one of 2 ranks on each row of Mesh(dp=2, pp=2)
-        by .placed(mesh, "pp"). Impossible where the axes have another number of ranks."""
+        """The plan along these axes of the mesh, once for each place on the others: one of 2
+        ranks on each row of Mesh(dp=2, pp=2) by .placed(mesh, "pp"). Impossible where the axes
+        have another number of ranks."""
         sizes = dict(mesh.axes)
         if unknown := [axis for axis in axes if axis not in sizes]:
             raise Impossible(f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}.")
@@ -173,8 +180,9 @@ class Plan:
         return Plan(lanes, mesh.size, self.steps)
 
     def joined(self, *others: "Plan") -> "Plan":
-        """These plans as one: each lane does its part of the first, then of the next. Impossible where they are of different numbers
-        of steps, or two of them have one name for two things."""
+        """These plans as one: each lane does its part of the first, then of the next. Impossible
+        where they are of different numbers of steps, or two of them have one name for two
+        things."""
         plans, seen, lanes = (self, *others), {}, {}
         if len({plan.steps for plan in plans}) > 1:
             raise Impossible(f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps: join plans of as many.")
@@ -208,7 +216,8 @@ def moved(op, at: list[int]):
 
 
 def names(op, rank: int, lane: str) -> Iterator[tuple]:
-    """What an operation calls by a name that a plan may use once, each as a tuple that ends with the name."""
+    """What an operation calls by a name that a plan may use once, each as a tuple that ends with
+    the name."""
     match op:
         case Compute(step):
             yield from ((rank, action) for action in step)

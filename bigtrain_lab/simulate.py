@@ -139,8 +139,8 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
 
 def deadlock(plan: Plan, at: dict, asked: dict) -> str:
-    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait that nobody answers. `asked`: the rank
-    whose request each server waits for."""
+    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait
+    that nobody answers. `asked`: the rank whose request each server waits for."""
     stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
 
     def holder(key) -> tuple[int, str] | None:

@@ -42,7 +42,8 @@ def deadlock(doings: list[Doing]) -> str | None:
 
 
 def lane_failure(doings: list[Doing]) -> str | None:
-    """The sentences of a failure on a lane, which its program has not come to ask for; None where there is none."""
+    """The sentences of a failure on a lane, which its program has not come to ask for; None
+    where there is none."""
     failed = [at for doing in doings for at in doing.lanes.values() if at.last == "failed"]
     return "\n".join(filter(None, [failed[0].failure, _rest(doings, failed)])) if failed else None
 
@@ -57,7 +58,8 @@ def lines(directory: Path, doings: list[Doing]) -> str:
 
 
 def line_of(directory: Path, rank: int, thread: int | None = None) -> str:
-    """Where a rank failed, or where it (or one of its threads) was when stacks were asked for; "" where neither is known."""
+    """Where a rank failed, or where it (or one of its threads) was when stacks were asked for;
+    "" where neither is known."""
     if place := status_of(directory, rank).get("place"):
         return str(frames.Place(*place))
     dump = Path(directory) / f"stacks-{rank}.txt"

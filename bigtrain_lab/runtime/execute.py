@@ -1,10 +1,12 @@
-"""The executor of a plan on real ranks: each lane of the rank on a thread of its own, operation by operation, by the simulator's rules.
+"""The executor of a plan on real ranks: each lane of the rank on a thread of its own, operation by
+operation, by the simulator's rules.
 
     Compute   a span around work.compute(action)          Launch, Wait   a signal between lanes
     Send      the tensor of work.send(message)            Together       work.together(operation, group)
     Recv      work.receive(message, tensor)                 Serve          work.request(place, number, tensor), work.answer(place, number)
 
-Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors hold.
+Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors
+hold.
 """
 
 import threading
@@ -18,7 +20,8 @@ from .group import Group
 
 
 class Work:
-    """What a plan's operations do with tensors on one rank. This one computes nothing and sends zeros of the bytes that are stated."""
+    """What a plan's operations do with tensors on one rank. This one computes nothing and sends
+    zeros of the bytes that are stated."""
 
     def compute(self, action: Action) -> None:
         """What the action computes, inside its span."""
@@ -66,9 +69,11 @@ class Signal:
 
 
 def execute(plan: Plan, rank, work: Work | None = None) -> None:
-    """Run this rank's lanes of the plan; returns when all are done and what they sent is taken. Every rank calls it with the same plan.
+    """Run this rank's lanes of the plan; returns when all are done and what they sent is taken.
+    Every rank calls it with the same plan.
 
-    Impossible where the plan is for another number of ranks, or waits for what no lane of this rank launches.
+    Impossible where the plan is for another number of ranks, or waits for what no lane of this rank
+    launches.
     """
     if plan.ranks != rank.size:
         raise Impossible(f"The plan is for {plan.ranks} ranks and there are {rank.size}: launch as many.")
@@ -113,7 +118,8 @@ def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], tog
 
 
 def serve(op: Serve, group: Group, work: Work) -> None:
-    """Answer until all sources have left. Without a modelled clock they take turns, request by request."""
+    """Answer until all sources have left. Without a modelled clock they take turns, request by
+    request."""
     turns, asked = Turns(op), {}
     while not turns.over:
         if (place := turns.wanted()) is not None:

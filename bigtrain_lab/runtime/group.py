@@ -35,8 +35,9 @@ def is_lost(error: BaseException | None) -> bool:
 
 
 class Handle:
-    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the message is in hand, without taking it: the
-    time at which it was issued, None without a modelled clock."""
+    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the
+    message is in hand, without taking it: the time at which it was issued, None without a
+    modelled clock."""
 
     def __init__(self, arrive, take):
         self._arrive, self._wait, self._issue, self._tensor = arrive, take, None, None
@@ -71,10 +72,11 @@ class _Announcement(NamedTuple):
 
 
 class Group:
-    """Ranks that talk. `name` names a message (an Action, a Message, or text), `site` the place in the program it comes from; both
-    sides say the same. Messages of one (site, name, tag) are taken in the order they were sent, others in any order.
-    Shapes: the first message of a site announces its dtype and shape, later ones must have the same.
-    Messages go over the host; those that are taken in no buffer arrive on `device`."""
+    """Ranks that talk. `name` names a message (an Action, a Message, or text), `site` the place
+    in the program it comes from; both sides say the same. Messages of one (site, name, tag) are
+    taken in the order they were sent, others in any order. Shapes: the first message of a site
+    announces its dtype and shape, later ones must have the same. Messages go over the host;
+    those that are taken in no buffer arrive on `device`."""
 
     device, axis, name = HOST, "", "compute"  # name: its lane
 
@@ -95,7 +97,8 @@ class Group:
         return group if isinstance(group, Group) else Group(group)
 
     def lane(self, name: str = "") -> LaneRunner:
-        """A lane beside this one: a thread with a group of its own over the same ranks. All of them ask for it, in one order."""
+        """A lane beside this one: a thread with a group of its own over the same ranks. All of
+        them ask for it, in one order."""
         name = name or ("comm:" + self.axis).rstrip(":")
         if name not in self.lanes:
             self.lanes[name] = LaneRunner(self._again(name), name)
@@ -149,8 +152,9 @@ class Group:
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum", name: str = "reduce_scatter") -> torch.Tensor:
-        """This rank's part of what `all_reduce` would make. The parts are those of torch.tensor_split along the first dimension (the
-        first ones are a row longer where it does not divide), or a list of tensors, one a rank, of any shapes."""
+        """This rank's part of what `all_reduce` would make. The parts are those of
+        torch.tensor_split along the first dimension (the first ones are a row longer where it
+        does not divide), or a list of tensors, one a rank, of any shapes."""
         parts = self._parts(tensor, "reduce_scatter")
         own, longest = parts[self.rank], max(part.numel() for part in parts)
         if self._fits(tensor, parts):
@@ -165,8 +169,9 @@ class Group:
         return reduced.div_(self.size) if op == "mean" else reduced
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | Sequence[torch.Tensor] | None = None, name: str = "all_gather"):
-        """Every rank's tensor, one after the other along the first dimension: in a new tensor where they have one shape, in the parts
-        of `out` (of a tensor those of torch.tensor_split, which undoes `reduce_scatter`; or a list of one tensor a rank). Returns `out`.
+        """Every rank's tensor, one after the other along the first dimension: in a new tensor where
+        they have one shape, in the parts of `out` (of a tensor those of torch.tensor_split, which
+        undoes `reduce_scatter`; or a list of one tensor a rank). Returns `out`.
 
         Impossible where this rank's tensor is not of its part's shape.
         """
@@ -202,7 +207,8 @@ class Group:
             dist.barrier(group=self._pg)
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
-        """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension to be cut along."""
+        """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
+        to be cut along."""
         if isinstance(tensors, torch.Tensor):
             if not tensors.dim():
                 raise Impossible(f"{what} cannot cut a single number into {self.size} parts: give it a tensor with a first dimension.")
@@ -212,7 +218,8 @@ class Group:
         return tensors
 
     def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
-        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal parts, on its device."""
+        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal
+        parts, on its device."""
         return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous() and tensors.device == self._room_on(tensors)
                 and len({part.numel() for part in parts}) == 1)
 
@@ -223,26 +230,29 @@ class Group:
     # -- what a recording group does as well ----------------------------------------------------------------
 
     def span(self, step, version: int | None = None, beside: bool = False):
-        """Around the work of a step (a tuple of actions) on weights of this version; `beside`: while another lane may be busy."""
+        """Around the work of a step (a tuple of actions) on weights of this version; `beside`:
+        while another lane may be busy."""
         return nullcontext()
 
     def enter(self):
         """The thread that asks is this group's lane from now on."""
 
     def post(self, signal: str) -> int | None:
-        """Tell the rank's other lanes that this thread has come here; returns its lane's time, for `after`."""
+        """Tell the rank's other lanes that this thread has come here; returns its lane's time,
+        for `after`."""
 
     def after(self, signal: str, by: str, arrived: Callable[[], int | None], idle: bool = False) -> None:
-        """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the thread that asks goes on no earlier.
-        `idle`: there is nothing to do before."""
+        """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the
+        thread that asks goes on no earlier. `idle`: there is nothing to do before."""
         arrived()
 
     def reaches(self, dst: int) -> int | None:
-        """The earliest time at which the message that was sent last arrives at rank `dst`; None without a modelled clock."""
+        """The earliest time at which the message that was sent last arrives at rank `dst`; None
+        without a modelled clock."""
 
     def failed(self, error: BaseException, sentence: str) -> BaseException:
-        """A function on this lane failed: note it, for nobody may ask; returns what to raise where somebody does. A lost connection
-        and a lack of memory name their rank themselves."""
+        """A function on this lane failed: note it, for nobody may ask; returns what to raise
+        where somebody does. A lost connection and a lack of memory name their rank themselves."""
         return error if is_lost(error) or isinstance(error, OutOfMemory) else LaneFailed(sentence)
 
     def world_rank(self, rank: int) -> int:
@@ -323,7 +333,8 @@ class Group:
             receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
     def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
-        """Wait until the receive's wire is filled. Impossible where the message is unlike what was expected."""
+        """Wait until the receive's wire is filled. Impossible where the message is unlike what
+        was expected."""
         if coming := self._coming.get((src, site)):
             coming.work.wait()
             self._heard[src, site] = Shape.decode(coming.code)
@@ -341,7 +352,8 @@ class Group:
 
 
 class Alone(Group):
-    """A group of one rank, without a process group: it has nobody to talk to, and a collective changes nothing."""
+    """A group of one rank, without a process group: it has nobody to talk to, and a collective
+    changes nothing."""
 
     def __init__(self, device: torch.device = HOST, span: Callable | None = None):
         self.rank, self.size, self.device, self.lanes, self._outbox = 0, 1, device, {}, Outbox()

@@ -1,14 +1,16 @@
-"""The group that the runtime hands out: the same messages, each with its sender's virtual time in front.
+"""The group that the runtime hands out: the same messages, each with its sender's virtual time in
+front.
 
     isend   issue, stamp = lane.send(link, bytes)            travel with the data
     recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to arrival
     a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost; so is what
             each rank calls, and a mismatch is a sentence
 
-Under a modelled clock the bytes that are charged are those of the tensor; for a message that the Cost prices at nothing
-they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. A collective is a Span of its lane and, where
-it moves bytes, the Transfer of a ring: what a rank gets from the one before it; a backend may go other ways. With the clock off there
-is no header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
+Under a modelled clock the bytes that are charged are those of the tensor; for a message that the
+Cost prices at nothing they are 0, as in the prediction. The measured Transfer says the tensor's
+bytes always. A collective is a Span of its lane and, where it moves bytes, the Transfer of a ring:
+what a rank gets from the one before it; a backend may go other ways. With the clock off there is no
+header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
 """
 
 import threading
@@ -31,7 +33,8 @@ CALL_BYTES = 256  # of the words for a collective
 
 
 class RecordingGroup(Group):
-    """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane `name`."""
+    """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane
+    `name`."""
 
     def __init__(self, recorder: Recorder, process_group=None, name: str = "compute"):
         super().__init__(process_group)

@@ -70,7 +70,8 @@ def read(path: Path, rank: int) -> dict[str, np.ndarray]:
 
 
 def replicas_differ(results: list[dict[str, np.ndarray]]) -> list[str]:
-    """A sentence on each name of which several ranks returned arrays that are not equal to the bit: which ranks, and how far apart."""
+    """A sentence on each name of which several ranks returned arrays that are not equal to the
+    bit: which ranks, and how far apart."""
     found = []
     for name in dict.fromkeys(name for arrays in results for name in arrays):
         alike: dict[tuple, list[int]] = {}  # what is equal to the bit -> its ranks

@@ -1,11 +1,13 @@
-"""Who waits for whom: what each lane of each rank is at by its log, and the graph of waits between lanes.
+"""Who waits for whom: what each lane of each rank is at by its log, and the graph of waits between
+lanes.
 
     lane -> lane    a message that it waits for comes from the lane of its name on another rank; or that one has yet to take what it
                     sent, or to enter the collective that it is in; or another lane of its rank has yet to post what it waits for
 
-Each log is written before a lane blocks. So when every lane waits, is idle or has finished, and nothing that one waits for is on
-its way, none will ever go on: a deadlock that is certain, without a time limit. Source: Holt 1972, Some Deadlock Properties
-of Computer Systems (ACM Computing Surveys 4.3): a deadlock is a knot of the general resource graph.
+Each log is written before a lane blocks. So when every lane waits, is idle or has finished, and
+nothing that one waits for is on its way, none will ever go on: a deadlock that is certain, without
+a time limit. Source: Holt 1972, Some Deadlock Properties of Computer Systems (ACM Computing Surveys
+4.3): a deadlock is a knot of the general resource graph.
 """
 
 from collections import Counter
@@ -22,7 +24,8 @@ ENDED = ("done", "failed")
 
 
 class Wanted(NamedTuple):
-    """What a lane waits for: a message of `channel` from rank `src`, or (src None) a collective of the members of a group."""
+    """What a lane waits for: a message of `channel` from rank `src`, or (src None) a collective
+    of the members of a group."""
 
     src: int | None
     channel: int
@@ -154,7 +157,8 @@ class Doing:
 
 
 def waited_for(doings: list[Doing], at: At) -> list[At]:
-    """The lanes without which this one cannot go on; none where it works, or where what it waits for is on its way."""
+    """The lanes without which this one cannot go on; none where it works, or where what it waits
+    for is on its way."""
     def of(rank: int) -> At:
         """The lane of its name on another rank; of one that is idle there the rank's own."""
         other = doings[rank]
@@ -183,8 +187,8 @@ def untaken(doings: list[Doing], at: At) -> list[tuple]:
 
 
 def knot(doings: list[Doing]) -> list[At]:
-    """The lanes of a deadlock that is certain, each waiting for the next one: a cycle, or a chain to one that has ended.
-    Empty where there is none. Follow the logs before."""
+    """The lanes of a deadlock that is certain, each waiting for the next one: a cycle, or a
+    chain to one that has ended. Empty where there is none. Follow the logs before."""
     lanes = [at for doing in doings for at in doing.awake]
     if any(at.last not in (*BLOCKED, *ENDED) for at in lanes):
         return []
@@ -241,8 +245,8 @@ class RankState(NamedTuple):
 
 
 def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[At]) -> RankState:
-    """A rank that has not failed itself, as its log says: of its lanes the one that is part of a deadlock, or that the program's own
-    waits for."""
+    """A rank that has not failed itself, as its log says: of its lanes the one that is part of a
+    deadlock, or that the program's own waits for."""
     at = next((at for at in in_knot if at.rank == doing.rank), doing.main)
     while at.last == "await" and (by := doing.lane(at.by)) is not at and not doing.idle(by) and by.last != "await":
         at = by
