@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import NamedTuple
 
 from .core import Impossible, Mesh
@@ -93,7 +93,8 @@ class Serve(NamedTuple):
     and waits for `answer(place, number)`; its place is that in `sources`.
 
     requests   how many each source makes; one that made all has left
-    bound      an answer waits until each source that has not left has made all but `bound` as many requests; None: it never waits
+    bound      an answer waits until each source that has not left has made all but `bound` as
+               many requests; None: it never waits
     """
 
     sources: tuple[int, ...]
@@ -120,7 +121,7 @@ class Turns:
         self.made = [0] * len(op.sources)  # requests that were taken, by place
         self._in_hand: dict[int, int] = {}  # place -> the issue of its next request
         self._owed: dict[int, int] = {}  # place -> its request that was not answered yet
-        self._not_before = [0] * len(op.sources)  # when the last answer arrives: no request is issued before
+        self._not_before = [0] * len(op.sources)  # no request is issued before the last answer arrives
 
     @property
     def over(self) -> bool:
@@ -129,9 +130,11 @@ class Turns:
     def wanted(self) -> int | None:
         """The place whose next request must be in hand before any is taken; None where one may
         be."""
-        live = [p for p, most in enumerate(self._op.requests) if self.made[p] < most and p not in self._in_hand and p not in self._owed]
+        known = self._in_hand.keys() | self._owed.keys()
+        live = {p for p, most in enumerate(self._op.requests) if self.made[p] < most} - known
         first = min(self._in_hand.values(), default=None)
-        return min((p for p in live if first is None or self._not_before[p] <= first), key=lambda p: (self._not_before[p], p), default=None)
+        earlier = [(self._not_before[p], p) for p in live if first is None or self._not_before[p] <= first]
+        return min(earlier)[1] if earlier else None
 
     def has(self, place: int, issue: int) -> None:
         self._in_hand[place] = issue
@@ -146,8 +149,9 @@ class Turns:
 
     def due(self) -> list[tuple[int, int]]:
         """(place, number) of the answers that need wait no longer."""
-        slowest = min((made for made, most in zip(self.made, self._op.requests) if made < most), default=None)
-        return [(p, n) for p, n in sorted(self._owed.items()) if self._op.bound is None or slowest is None or n + 1 - slowest <= self._op.bound]
+        left = [made for made, most in zip(self.made, self._op.requests) if made < most]
+        ahead = inf if self._op.bound is None or not left else min(left) + self._op.bound
+        return [(place, number) for place, number in sorted(self._owed.items()) if number < ahead]
 
     def answered(self, place: int, arrives: int) -> None:
         del self._owed[place]
@@ -168,15 +172,17 @@ class Plan:
         have another number of ranks."""
         sizes = dict(mesh.axes)
         if unknown := [axis for axis in axes if axis not in sizes]:
-            raise Impossible(f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}.")
-        if prod(sizes[axis] for axis in axes) != self.ranks:
-            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {prod(sizes[axis] for axis in axes)} along "
+            raise Impossible(f"This mesh has no axis {unknown[0]!r}: "
+                             f"place the plan along {', '.join(sizes)}.")
+        if (size := prod(sizes[axis] for axis in axes)) != self.ranks:
+            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {size} along "
                              f"{', '.join(axes) or 'no axis'}: make them equal.")
         others = [axis for axis in sizes if axis not in axes]
         own, lanes = list(places(sizes, axes)), {}
         for elsewhere in places(sizes, others):
             at = [mesh.rank(**elsewhere, **place) for place in own]
-            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops) for (rank, lane), ops in self.lanes.items()}
+            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops)
+                      for (rank, lane), ops in self.lanes.items()}
         return Plan(lanes, mesh.size, self.steps)
 
     def joined(self, *others: "Plan") -> "Plan":
@@ -185,13 +191,15 @@ class Plan:
         things."""
         plans, seen, lanes = (self, *others), {}, {}
         if len({plan.steps for plan in plans}) > 1:
-            raise Impossible(f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps: join plans of as many.")
+            steps = ", ".join(str(plan.steps) for plan in plans)
+            raise Impossible(f"These plans are of {steps} training steps: join plans of as many.")
         for number, plan in enumerate(plans):
             for (rank, lane), ops in plan.lanes.items():
                 for op in ops:
                     for what in names(op, rank, lane):
                         if seen.setdefault(what, number) != number:
-                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: give it another name in one of them.")
+                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: "
+                                             "give it another name in one of them.")
                 lanes[rank, lane] = lanes.get((rank, lane), ()) + tuple(ops)
         return Plan(lanes, max(plan.ranks for plan in plans), self.steps)
 

@@ -73,7 +73,7 @@ class LaneRunner:
         issued = self.group.post(begin_of(self.name, self._count))
         self._queue.put((launched, function, issued if timed else 0, torch.is_grad_enabled()))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(self._count,), daemon=True, name=f"lane {self.name}")
+            self._thread = threading.Thread(target=self._run, args=(self._count,), daemon=True)
             self._thread.start()
         self._count += 1
         return launched
@@ -91,8 +91,8 @@ class LaneRunner:
 
     def fail(self, error: BaseException, name: str) -> None:
         rank = self.group.world_rank(self.group.rank)
-        sentence = f"Rank {rank} failed on lane {self.name}{f', in {name}' if name else ''}: {type(error).__name__}: {error}"
-        self.error = self.group.failed(error, sentence)
+        where = f"on lane {self.name}" + (f", in {name}" if name else "")
+        self.error = self.group.failed(error, f"Rank {rank} failed {where}: {type(error).__name__}: {error}")
         if self.error is not error:
             self.error.__cause__ = error
 
