@@ -49,8 +49,8 @@ class Cost:
     changes     action -> ((memory kind, change in bytes), ...) at the action's end.
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
-    shares      lane -> its share of the bandwidth of every link, declared where several lanes use one; a lane that is not named
-                has all of it.
+    shares      lane -> its share of the bandwidth of every link, declared where several lanes use
+                one; a lane that is not named has all of it.
     slowdown    rank -> factor on its durations: a straggler.
     overlap_slowdown  factor on the duration of a step that the plan runs beside a busy lane.
     buses       number of nodes -> Link with the bandwidth that a collective over so many whole nodes reaches; where it is
@@ -75,7 +75,8 @@ class Cost:
     def __post_init__(self):
         given = [exact(share) for share in self.shares.values()]
         if any(share <= 0 for share in given) or sum(given) > 1:
-            raise Impossible(f"The lanes' shares of the links are {dict(self.shares)}: give each more than 0, and all together at most 1.")
+            raise Impossible(f"The lanes' shares of the links are {dict(self.shares)}: "
+                             "give each more than 0, and all together at most 1.")
         for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown),
                             ("slowdown", {"an overlap": self.overlap_slowdown})):
             for kind, prices in table.items():

@@ -49,7 +49,8 @@ class Rank:
         if self.size == 1 and not dist.is_initialized():
             return Alone(self.device)
         whole = len(peers) == self.size and lane == "compute"
-        members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
+        members = None if whole else dist.new_group(
+            list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
         group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
         group.device, group.axis, group.name = self.device, axis, lane
         return group
@@ -90,7 +91,8 @@ class Rank:
     def finish(self) -> None:
         """Return when all lanes have done what was launched, and every message that this rank
         posted has been taken."""
-        groups = [*self._groups.values(), *(group for (_, lane), group in self._some.items() if lane == "compute")]
+        some = [group for (_, lane), group in self._some.items() if lane == "compute"]
+        groups = [*self._groups.values(), *some]
         for group in groups:
             for lane in group.lanes.values():
                 lane.finish()

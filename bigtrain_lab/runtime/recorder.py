@@ -60,14 +60,16 @@ class Recorder:
     def refuse_taken(self, lane: str) -> None:
         """Impossible where the rank has a lane of this name."""
         if lane in self._lanes:
-            raise Impossible(f"Rank {self.rank} has a lane {lane} of another group: give this one a name of its own.")
+            raise Impossible(f"Rank {self.rank} has a lane {lane} of another group: "
+                             "give this one a name of its own.")
         self._lanes.add(lane)
 
     def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
         """Write what a lane (this thread's) is about to do, for the diagnosis; or note it,
         before the rank next blocks or works."""
         lane = lane or self.lane
-        (self.log.write if now else self.log.note)("@" + what, self.clock.wall(), *about, *([] if lane == "compute" else [lane]))
+        own = () if lane == "compute" else (lane,)
+        (self.log.write if now else self.log.note)("@" + what, self.clock.wall(), *about, *own)
 
     def jitter(self) -> None:
         if self._jitter_s:
@@ -89,7 +91,8 @@ class Recorder:
             raise TypeError(f"The weight version of span {name} is {version!r}: give a whole number, or none.")
         lane = lane or self.lane
         if lane in self._inside:
-            raise RuntimeError(f"Span {name} begins inside span {self._inside[lane]}: end the first before.")
+            raise RuntimeError(f"Span {name} begins inside span {self._inside[lane]}: "
+                               "end the first before.")
         main = lane == "compute"
         meter, strike = (self.meter, self.strike) if main else (None, None)
         self.jitter()

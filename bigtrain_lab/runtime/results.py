@@ -96,7 +96,9 @@ def apart(arrays: list[np.ndarray]) -> str:
     wide = complex if arrays[0].dtype.kind == "c" else float
     with np.errstate(invalid="ignore"):
         far = max(np.abs(array.astype(wide) - arrays[0].astype(wide)).max() for array in arrays[1:])
-    return f", {far:.3g} apart at most" if far > 0 else ", of which not all is a finite number" if far != 0 else ", apart in the signs of zeros"
+    if far == 0:
+        return ", apart in the signs of zeros"
+    return f", {far:.3g} apart at most" if far > 0 else ", of which not all is a finite number"
 
 
 class Bounded(io.BufferedIOBase):
