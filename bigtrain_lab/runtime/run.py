@@ -215,12 +215,14 @@ class Run:
 
     @cached_property
     def replicas(self) -> list[str]:
-        """A sentence on each name of which several ranks returned other values: none where all replicas are equal to the bit."""
+        """A sentence on each name of which several ranks returned other values: none where all
+        replicas are equal to the bit."""
         return results.replicas_differ(self.results)
 
     @property
     def result(self) -> dict[str, np.ndarray]:
-        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's, and a warning where they differ."""
+        """What all ranks returned, as one dict; of a name that several returned, the lowest
+        rank's, and a warning where they differ."""
         for told in self.replicas:
             warnings.warn(told, stacklevel=2)
         return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}

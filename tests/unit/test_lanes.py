@@ -1,6 +1,7 @@
 """Two lanes of a rank busy at once: what real ranks model is what the simulator predicts, and a failure on a lane is told."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ class Gradients(Work):
 def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     """Though ranks and lanes sleep at random; and the gradients are the sums of all ranks, on every rank."""
     plan = overlapped(how)
-    cost = Cost({"F": 1, "B": ["1.3", 2, 1], "U": 1}, links=LINKS if links else {}, slowdown={1: 1.5}, overlap_slowdown="1.13")
+    cost = Cost({"F": 1, "B": ["1.3", 2, 1], "U": 1}, links=LINKS if links else {}, slowdown={1: 1.5}, overlap_slowdown="1.13", shares={"comm:dp": "0.6"})
 
     def program(rank):
         work = Gradients(rank.index)
@@ -89,6 +90,7 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     backwards = [s for s in modelled.spans(0) if s.kind == "B"]
     assert not links or any(e.start < s.end and s.start < e.end for e in modelled.where(rank=0, lane="comm:dp") for s in backwards)
     assert modelled.bytes_sent(0) == BUCKETS * 2 * 3 / 4 * 8 * NUMBERS
+    assert not links or modelled.makespan > simulate(plan, replace(cost, shares={})).makespan
     for layer in range(BUCKETS):
         expected = RANKS * torch.arange(NUMBERS, dtype=torch.float64) + 1000 * (layer + 1)
         assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
