@@ -15,12 +15,11 @@ from .. import report, runtime
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from . import history, table
-from .bar import Bar
+from .bar import Bar, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
-from .press import Press
 from .settings import Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
