@@ -68,7 +68,7 @@ class Wait(NamedTuple):
 
 class Together(NamedTuple):
     """A collective of the backend: it ends for all `ranks` at the latest of their issues plus its cost. `bytes` is the whole tensor;
-    of a broadcast the first rank is the source."""
+    of a broadcast the first rank is the source. One rank alone has nothing to wait for: no event."""
 
     name: str
     kind: str

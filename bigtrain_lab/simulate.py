@@ -80,6 +80,8 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 lane.wait(posted[what])
                 continue
             if kind is Together:
+                if len(op.ranks) == 1:
+                    continue
                 what = (op, lane_name)
                 issues = posted.setdefault(what, {})
                 if rank in issues and issues[rank] is None:

@@ -340,6 +340,27 @@ class Group:
         return _Watching(self, peer, name)
 
 
+class Alone(Group):
+    """A group of one rank, without a process group: it has nobody to talk to, and a collective changes nothing."""
+
+    def __init__(self, device: torch.device = HOST, span: Callable | None = None):
+        self.rank, self.size, self.device, self.lanes, self._outbox = 0, 1, device, {}, Outbox()
+        self.span = span or super().span
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        operation(op)
+        return tensor
+
+    def broadcast(self, tensor, src=0, name="broadcast"):
+        return tensor
+
+    def barrier(self, name="barrier"):
+        pass
+
+    def world_rank(self, rank):
+        return rank
+
+
 class _Watching:
     """Turns the error of a broken connection into the sentence that a peer is gone: its failure came first."""
 

@@ -67,8 +67,8 @@ class LaneRunner:
         launched = Launched(self, name, self._count, timed)
         issued = self.group.post(begin_of(self.name, self._count))
         self._queue.put((launched, function, issued if timed else 0, torch.is_grad_enabled()))
-        if self._thread is None:  # which would compute with as many threads as there are cores, and round otherwise
-            self._thread = threading.Thread(target=self._run, args=(self._count, torch.get_num_threads()), daemon=True, name=f"lane {self.name}")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(self._count,), daemon=True, name=f"lane {self.name}")
             self._thread.start()
         self._count += 1
         return launched
@@ -90,8 +90,7 @@ class LaneRunner:
         if self.error is not error:
             self.error.__cause__ = error
 
-    def _run(self, number: int, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def _run(self, number: int) -> None:
         if self.group.device.type == "cuda":
             torch.cuda.set_device(self.group.device)
         self.group.enter()

@@ -8,14 +8,15 @@ import torch.distributed as dist
 
 from ..core import Mesh
 from .exponents import exponents
-from .group import Group
+from .group import Alone, Group
 from .lanes import LaneRunner
 from .recorder import Recorder
 from .recording import RecordingGroup
 
 
 class Rank:
-    """`index` of `size` ranks. With no recorder every group is a plain one, and spans, logs and watches do nothing."""
+    """`index` of `size` ranks. With no recorder every group is a plain one, and spans, logs and watches do nothing: a program runs
+    on Rank(0, Mesh(world=1), device) in this very process."""
 
     def __init__(self, index: int, mesh: Mesh, device: torch.device, seed: int = 0, recorder: Recorder | None = None):
         self.index, self.size, self.mesh, self.device, self.seed = index, mesh.size, mesh, device, seed
@@ -44,6 +45,8 @@ class Rank:
         return self._some[key]
 
     def _of(self, peers: tuple[int, ...], lane: str, axis: str = "") -> Group:
+        if self.size == 1 and not dist.is_initialized():
+            return Alone(self.device)
         whole = len(peers) == self.size and lane == "compute"
         members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
         group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)

@@ -78,9 +78,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         (x,), (queue, weight, bias) = ctx.saved_tensors, ctx.unseen
         if weight.requires_grad:
-            queue.append(Left(weight, lambda dy, x: dy.flatten(0, -2).T @ x.flatten(0, -2), (dy, x.detach())))
+            queue.append(Left(weight, lambda dy, x: rows(dy).T @ rows(x), (dy, x.detach())))
         if bias is not None and bias.requires_grad:
-            queue.append(Left(bias, lambda dy: dy.flatten(0, -2).sum(0), (dy,)))
+            queue.append(Left(bias, lambda dy: rows(dy).sum(0), (dy,)))
         return None, dy @ weight.detach().to(dy.dtype) if ctx.needs_input_grad[1] else None, None
 
 
@@ -110,6 +110,10 @@ def _embedding(mode, input, weight, padding_idx=None, max_norm=None, norm_type=2
         mode.postponed.append(weight)
         return _Embedding.apply(anchor(), input, (mode.queue, weight))
     return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 def anchor() -> Tensor:

@@ -27,6 +27,8 @@ class TiedWeight:
         self.group, self.name = group, name
         self.ranks, self.own = dict(sorted(ranks.items())), own
         self.aside: dict[int, Tensor | None] = {}
+        for stage, copy in own.items():
+            copy.is_copy = stage != next(iter(self.ranks))
         self.looks = 2  # at the copies: before the first update and after it
 
     def begin(self) -> None:
@@ -72,6 +74,11 @@ class TiedWeight:
         if any(not torch.equal(looks[0], other) for other in looks[1:]):
             raise Impossible(f"The copies of tied weight {self.name!r} on stages {list(self.ranks)} differ: start all from the same values, let all learn "
                              "or none, and update all by the same rule.")
+
+
+def is_copy(parameter: Tensor) -> bool:
+    """Whether a tied weight of another stage counts for this one, in a norm over all stages."""
+    return getattr(parameter, "is_copy", False)
 
 
 def look(copy: Tensor) -> Tensor:

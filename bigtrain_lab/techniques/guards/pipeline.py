@@ -1,7 +1,6 @@
 """What cannot run in a pipeline, or would train wrongly in silence: refused in one sentence when the parts are put together.
 
-`refuse` sees what the user gave, before anything is built; `refuse_optimizers` what the optimizers hold; the rest looks at
-what a step is given and what a stage returns.
+`refuse` sees what the user gave, before anything is built; the rest looks at what a step is given and what a stage returns.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,10 +13,17 @@ from ...schedule import Action, Schedule
 from ..mixed_precision import DynamicLossScaler, MixedPrecision
 
 
-def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, tied) -> None:
+def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, update,
+           tied) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
     if schedule.asynchronous and optimizer is None:
         raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).")
+    if update and (schedule.asynchronous or optimizer):
+        raise Impossible(f"update= is for a synchronous schedule without optimizer=, and this is {'with it' if optimizer else schedule.name}: "
+                         f"{'give one of the two' if optimizer else 'give optimizer='}.")
+    if update and (early := backward_after_update(order, range(schedule.stages))):
+        raise Impossible(f"{schedule.name} runs {early} on rank {rank} after an update, and update= needs all gradients of the rank: put its updates "
+                         "at the end.")
     for stage, module in modules.items():
         if not isinstance(module, nn.Module):
             raise Impossible(f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a list of them in order of stage.")
@@ -94,11 +100,15 @@ def refuse_ties(rank: int, schedule: Schedule, order: list, modules: Mapping[int
                 raise Impossible(f"Tied weight {tie!r} is called {names[stage]!r} on stage {stage}, which has no such parameter: give its name there.")
         if len({parameters[names[stage]] for stage, parameters in own.items()}) < len(own):
             raise Impossible(f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight {tie!r}, so its gradients add up there: name one of them.")
-        seen_update = False
-        for step in order:
-            if seen_update and any(action.stage in own and action.kind in "BIW" for action in step):
-                raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of tied weight {tie!r}: put its updates at the end.")
-            seen_update |= bool(own) and any(action.kind == "U" for action in step)
+        if own and backward_after_update(order, own):
+            raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of tied weight {tie!r}: put its updates at the end.")
+
+
+def backward_after_update(order: list, stages) -> Action | None:
+    """The first backward of these stages that comes after an update of the rank in a batch; None where there is none."""
+    actions = [action for step in order for action in step]
+    updated = next((at for at, action in enumerate(actions) if action.kind == "U"), len(actions))
+    return next((action for action in actions[updated:] if action.kind in "BIW" and action.stage in stages), None)
 
 
 # -- at a step ----------------------------------------------------------------------------------------------------------
@@ -118,15 +128,28 @@ def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list[Tenso
     return list(batch)
 
 
-def refuse_output(action: Action, y, is_loss: bool) -> None:
-    """What comes out of a stage must carry the gradient back; the first may be frozen, on inputs without a gradient."""
-    what = f"The loss of micro-batch {action.micro_batch}" if is_loss else f"The output of stage {action.stage}"
+def refuse_late(steps_done: int, optimizers: Iterable, modules: Iterable[nn.Module]) -> None:
+    """What the caller may have done since the pipeline was made."""
+    if not torch.is_grad_enabled():
+        raise Impossible("step() was called where gradients are off: call it outside torch.no_grad() and torch.inference_mode().")
+    if not steps_done:
+        refuse_optimizers(optimizers, modules)
+
+
+def refuse_output(action: Action, y, module: nn.Module) -> None:
+    """What comes out of a stage must carry the gradient back; a first stage may be frozen."""
     if not isinstance(y, Tensor):
-        raise Impossible(f"{what} is a {type(y).__name__}: return one tensor.")
-    if is_loss and y.numel() != 1:
-        raise Impossible(f"{what} has shape {tuple(y.shape)}: let loss_fn return a scalar.")
-    if not y.requires_grad and (is_loss or action.stage):
-        raise Impossible(f"{what} has no graph (detached, or made under no_grad), so no gradient can go back: return it with its graph.")
+        raise Impossible(f"Stage {action.stage} returned a {type(y).__name__}: between stages travels one tensor.")
+    if not y.requires_grad and (action.stage or any(weight.requires_grad for weight in module.parameters())):
+        raise Impossible(f"The output of stage {action.stage} has no graph (detached, or made under no_grad), so no gradient can go back: return it "
+                         "with its graph.")
+
+
+def refuse_loss(action: Action, loss) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor) else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
+                else "a tensor without a graph (detached, or of weights that are all frozen)")
+        raise Impossible(f"loss_fn gave {what} for micro-batch {action.micro_batch}: let it return a scalar tensor with its graph.")
 
 
 def gradient(action: Action, x: Tensor) -> Tensor:
