@@ -159,7 +159,7 @@ def reported(trace: Trace) -> list[str]:
 
 
 def cost_of(run) -> list[str]:
-    """What the ranks reported, what the run cost, how far its clocks were apart: a sentence each."""
+    """What the ranks reported, what the run cost, how far its clocks were apart."""
     from .runtime.offset import told
 
     clocks = told(run.settings.get("hosts", []))

@@ -1,7 +1,7 @@
-"""Run directories and saved traces, opened again and compared: settings, quantities, what ranks returned.
+"""Run directories and saved traces, opened again and compared.
 
 What cannot be read is one sentence, and what is whole is shown. All are compared with the first run
-that is named; checks/differences.py compares events and arrays. Nothing here prints: screen.py does.
+that is named; checks/differences.py compares events and arrays. Nothing here prints.
 """
 
 import os

@@ -15,12 +15,11 @@ from .. import report, runtime
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from . import history, table
-from .bar import Bar
+from .bar import Bar, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
-from .press import Press
 from .settings import Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
@@ -240,7 +239,8 @@ class Panel(widgets.VBox):
         with self._lock:
             self._running = False
             try:
-                self._show_end(run, self._compared.ran, run.traces(), f"after {took:.1f} s", took < REPLAY_S)
+                when, replayed = f"after {took:.1f} s", took < REPLAY_S
+                self._show_end(run, self._compared.ran, run.traces(), when, replayed)
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
             if self.bar.history.value:
@@ -314,10 +314,10 @@ def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") ->
 
 
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
-    """The thread that calls `changed()`, at most ten times a second, and `ended()` once, after the run.
+    """The thread that calls `changed()`, at most ten times a second, and `ended()` after the run.
 
-    A thread, since a blocking cell stops the kernel's own callbacks but no thread; and as the browser
-    cannot say that it is behind, a reading that took long is followed by a longer pause.
+    A thread, since a blocking cell stops the kernel's own callbacks but no thread. The browser cannot
+    say that it is behind, so a reading that took long is followed by a longer pause.
     """
     def watch():
         while run.state == "running":

@@ -101,7 +101,7 @@ class Settings(widgets.GridBox):
 
 
 class Newest:
-    """The newest of several calls: a slider that moves on makes the answer to its last place worthless.
+    """The newest of several calls: an answer to an earlier one is worth nothing.
 
     A call that is over soon is answered in the caller's own thread. A long one is left to a daemon
     thread, and the kernel goes on. A newer one silences it, and of those that wait for its end only

@@ -23,8 +23,8 @@ def heading(question: str) -> str:
 
 
 def html(rows: list[report.Row], sentences: list[str], stale: str = "", pinned: str = "", changes: list[str] = ()) -> str:
-    """Table and sentences; `stale`, what has changed, greys what the last run gave. `pinned`: the clock
-    of the pinned column, if there is one; `changes`: what has changed since."""
+    """Table and sentences; `stale`, what has changed, greys what the last run gave. `pinned`: the
+    clock of the pinned column, if there is one; `changes`: what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
     heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
     heads += f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'

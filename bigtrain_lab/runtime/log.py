@@ -113,26 +113,30 @@ MARKS = {  # what each kind of mark says after its time; any may end with the na
 }
 
 
-WALLS = {"span": ("start", "end"), "transfer": ("start", "end", "bytes"),  # what the wall's clock says of an event
+# What the wall's clock says of an event; what a line holds that tells of several moments or storages.
+WALLS = {"span": ("start", "end"), "transfer": ("start", "end", "bytes"),
          **dict.fromkeys(("memory", "scalar", "histogram"), ("start",))}
-READ = {"inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),  # what was read of memory, of several moments or storages
+STORAGE = tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]
+READ = {"inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
         "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
-        "alive": (Tick, Rank, Lane, Tick | None, list[tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]])}
+        "alive": (Tick, Rank, Lane, Tick | None, list[STORAGE])}
 
 
 @cache
 def types_of(what: str) -> TypeAdapter:
     """What holds a line to its types: (what, value, ...). KeyError where there is no such line."""
     if what in WALLS:
-        fields = [of for name, of in fields_of(EVENTS[what], timed=False).items() if name != "inside"]
-        found = [(*([Tick, Tick, Bytes][:len(WALLS[what])]), *fields)]
+        fields = fields_of(EVENTS[what], timed=False)
+        fields.pop("inside", None)
+        found = [(*[Tick, Tick, Bytes][:len(WALLS[what])], *fields.values())]
     elif what.startswith("@"):
         lanes = ((),) if what in ("@meet", "@met", "@done") else ((), (Lane,))
         found = [(Tick, *types, *lane) for lane in lanes for types in MARKS[what[1:]]]
     else:
         found = [READ[what]]
     shapes = [tuple[(Literal[what], *types)] for types in found]
-    return TypeAdapter(Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0], config=ConfigDict(strict=True))
+    either = Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0]
+    return TypeAdapter(either, config=ConfigDict(strict=True))
 
 
 def read(line: bytes, rank: int | None = None, ranks: int = TRACE_RANKS) -> list:
@@ -290,8 +294,8 @@ class Log(NamedTuple):
         return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))
 
     def lost(self, done: bool) -> str:
-        """What it has lost, in words; "" where it is whole. What comes before a lost line still counts,
-        and nothing after it. The log of a rank that was `done` ends with "@done"."""
+        """What it has lost, in words; "" where it is whole. What comes before a lost line still
+        counts, and nothing after it. The log of a rank that was `done` ends with "@done"."""
         if self.state not in LOST or not done and self.state in ("cut off", "missing"):
             return ""
         if self.state in ("missing", "changed"):

@@ -142,7 +142,7 @@ class Lookout:
                 self._dump()
 
     def _listen(self) -> set:
-        """Wait a moment; the signals that came meanwhile. Which ranks have ended here is noted at once."""
+        """Wait a moment; the signals that came meanwhile. Ranks that end here are noted at once."""
         alive = {rank: mate for rank, mate in self._mates.items() if rank not in self._exits}
         fds = [mate.fd for mate in alive.values() if mate.fd is not None]
         ready = wait([self._read, *fds], LOOK_S)

@@ -116,10 +116,11 @@ def capture_output(job: Job, index: int) -> None:
 
 
 def meet(index: int, job: Job) -> None:
-    """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All are connected
-    then: one that left earlier would break the meeting of those still at it."""
+    """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All are
+    connected then: one that left earlier would break the meeting of those still at it."""
     store, size = dist.FileStore(job.store, job.mesh.size), job.mesh.size
-    dist.init_process_group(job.backend, store=store, rank=index, world_size=size, timeout=timedelta(days=7))
+    dist.init_process_group(job.backend, store=store, rank=index, world_size=size,
+                            timeout=timedelta(days=7))
     store.add("connected", 1)
     while store.add("connected", 0) < size:
         time.sleep(0.002)
@@ -158,7 +159,7 @@ def work(index: int, job: Job, load, meet=None) -> int:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
         code = FAILED
-        if meet:  # into the rank's log; under torchrun a sentence follows, and the status keeps the rest
+        if meet:  # into the rank's log; under torchrun a sentence follows, the status keeps the rest
             traceback.print_exc()
         status |= failure(error)
         with suppress(Exception):  # what failed is the news

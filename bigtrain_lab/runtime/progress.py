@@ -58,7 +58,7 @@ class Progress:
         return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
 
     def failed(self, diagnosis: str, exits: Mapping[int, Exit]) -> End:
-        """The end of a run that failed so, with what each rank was at; `exits`: of those that ended."""
+        """The end of a run that failed so, with what each rank was at; `exits`: who has ended."""
         if not self._record:
             return End("failed", diagnosis)
         waits = diagnose.states(self._directory, self.doings(), exits, self.kept())

@@ -5,10 +5,10 @@
                was measured at 0.5 % at most
     is kept    somebody has stopped it, or a disk does not answer
 
-How a process ended that is no child of this one is seen in the moment of its end. Linux keeps it until
-its parent asks, and shows its exit code to the same user meanwhile (proc_pid_stat(5), field 52). A
-descriptor of it (pidfd_open(2)) is readable from its end on, so whoever waits for that nearly always
-comes before torchrun, which asks ten times a second. Elsewhere nobody knows.
+How a process ended that is no child of this one is seen in the moment of its end. Linux keeps it
+until its parent asks, and shows its exit code to the same user meanwhile (proc_pid_stat(5), field
+52). A descriptor of it (pidfd_open(2)) is readable from its end on, so whoever waits for that nearly
+always comes before torchrun, which asks ten times a second. Elsewhere nobody knows.
 """
 
 import os
@@ -56,8 +56,8 @@ class Beats:
 
 
 class Pulse:
-    """A process as others see it; one that is gone does nothing. With its `start`, what has its number
-    since is not it."""
+    """A process as others see it; one that is gone does nothing. With its `start`, what has its
+    number since is not it."""
 
     def __init__(self, pid: int, start: float | None = None):
         self.pid, self.fd, self._process = pid, None, None

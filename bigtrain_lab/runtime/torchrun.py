@@ -1,4 +1,4 @@
-"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its program here.
+"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own program.
 
     meet        on the board (board.py); each rank introduces itself
     compare     all must have been asked the same: settings, ranks, versions, the program's code
@@ -265,7 +265,7 @@ def watched(board: Board, mend: str):
         watching.join()
 
 
-# -- what ranks tell each other ---------------------------------------------------------------------
+# -- what ranks tell each other ----------------------------------------------------------------
 
 
 def digest(program) -> str:
@@ -303,7 +303,7 @@ KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a v
 
 
 def note(value):
-    """A job, or a value in it, as JSON holds it. Impossible where it is no number and none of KINDS."""
+    """A job, or a value in it, as JSON holds it. Impossible where it is none of KINDS."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
