@@ -265,30 +265,30 @@ def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
     given, sentence = REFUSALS[what]
     chosen = dict(schedule=Schedule.named("interleaved")(2, 2), order=[], modules={0: nn.Linear(2, 2)}, optimizer=None, scale=None, tied={}) | given
     with pytest.raises(Impossible, match=sentence):
-        guard.refuse(0, 2, **chosen)
+        guard.refuse(SimpleNamespace(rank=0, size=2), **chosen)
 
 
 def test_an_optimizer_that_would_train_nothing_is_refused():
     _, module = scaled("bf16")
     with pytest.raises(Impossible, match="would hold half weights"):
-        guard.refuse_optimizers([sgd(module.parameters())], [module])
+        guard.refuse_optimizers({0: sgd(module.parameters())}, {0: module})
     with pytest.raises(Impossible, match="LBFGS"):
-        guard.refuse_optimizers([torch.optim.LBFGS(SHARED.parameters())], [SHARED])
+        guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED})
 
 
 @pytest.mark.parametrize("y, sentence", [((1, 2), "returned a tuple"), (torch.ones(2), "has no graph")])
 def test_an_output_that_carries_no_gradient_back_is_refused(y, sentence):
     with pytest.raises(Impossible, match=sentence):
-        guard.refuse_output(Action("F", 1, 0), y, SHARED)
-    guard.refuse_output(Action("F", 0, 0), torch.ones(2), nn.Linear(2, 2).requires_grad_(False))
+        guard.refuse_output(Action("F", 1, 0), y, SHARED, {})
+    guard.refuse_output(Action("F", 0, 0), torch.ones(2), nn.Linear(2, 2).requires_grad_(False), {})
 
 
 @pytest.mark.parametrize("loss, sentence", [(1.0, "a float"), (torch.ones(2), r"shape \(2,\)"), (torch.ones(()), "without a graph")])
 def test_a_loss_without_a_gradient_is_refused(loss, sentence):
     with pytest.raises(Impossible, match=sentence):
-        guard.refuse_loss(Action("F", 1, 0), loss)
+        guard.refuse_loss(0, loss)
     with torch.no_grad(), pytest.raises(Impossible, match="gradients are off"):
-        guard.refuse_late(1, [], [])
+        guard.refuse_late(1, {}, {})
 
 
 def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backward_is_split():
@@ -296,6 +296,6 @@ def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backwa
     for use, both in ((lambda x: linear(linear(x)), False), (lambda x: linear(x) @ linear.weight, True), (lambda x: linear(x @ linear.weight), True)):
         with later:
             y = use(torch.ones(1, 2))
-        check = partial(guard.refuse_used_twice, Action("F", 0, 0), y, later.postponed)
+        check = partial(guard.refuse_used_twice, 0, y, later.postponed)
         assert ("halves of its gradient" in refused(check)) == both
         later.run()
