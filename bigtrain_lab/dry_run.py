@@ -19,7 +19,7 @@ Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_c
 import gc
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -33,6 +33,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive
 from .runtime.balance import APART, Balance, together
+from .runtime.group import Alone
 from .runtime.ledger import Ledger, words
 from .schedule import Action, name_of
 
@@ -95,6 +96,13 @@ class DryRun:
     def work(self, *names: str) -> Work:
         """Of these actions together."""
         return sum((self.actions[name].work for name in names), Work())
+
+    def seconds(self, name: str, hardware, dtype: str) -> float:
+        """Of an action on this hardware. On a GPU torch launches each operator of an update once for all weights (foreach)."""
+        work = self.actions[name].work
+        if "U" in name and hardware.launches_ahead:
+            work = work._replace(operators=-(-work.operators // max(1, sum(row.kind == "weights" for row in self.alive))))
+        return work.seconds(hardware, dtype)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))
@@ -189,6 +197,9 @@ class DryRank:
                     weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._arrived(name, weight.grad))
         self.start = self._levels("start", [])
         self._journal.end("")
+
+    def group(self, axis: str | None = None) -> Alone:
+        return Alone(META, self.span)
 
     def _arrived(self, name: str, gradient: torch.Tensor | None) -> None:
         if gradient is not None:  # another hook may have taken it

@@ -6,29 +6,29 @@ shows what is kept and what runs again. The plan sees the layers' weights from s
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from math import ceil, prod
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 
 from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
 from ..dry_run import Work
-from ..models import GPT, GPTConfig, Noise, built, parameter_shapes
-from ..models.chains import UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
-from ..plan import Compute, Plan
+from ..models import GPTConfig, Noise, parameter_shapes
+from ..models.chains import ChainGPT, UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
 from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
 from ..recompute_compared import compared, work_beside
 from ..recompute_optimum import frontier, smallest_budget
-from ..runtime import owned
+from ..recipe import Lens, Recipe, train
 from ..schedule import Action, Step
 from ..simulate import simulate
 from ..techniques.checkpoint import checkpoint_sequential, selective
+from ..techniques.one_process import Sample
 from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
@@ -194,13 +194,13 @@ class Checkpoint(OneDevice):
 
     def changes(self) -> dict:
         """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
-        The gradient of the loss, one number, is there while the backward runs."""
+        In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
         weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
-        first_backward = turn(self.ops, self.chain.layers)
+        first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         for step in range(self.steps):
             before = dict.fromkeys(levels[0], 0)
             for at, (op, now) in enumerate(zip(self.ops, levels)):
-                now = {**now, "temporaries": now["temporaries"] + self.item * (at >= first_backward)}
+                now = {**now, "temporaries": now["temporaries"] + more * (at >= first_backward)}
                 gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
                 found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
                 before = now
@@ -214,7 +214,7 @@ class Checkpoint(OneDevice):
 
     def simulated(self) -> Trace:
         """The prediction without what a picture needs beside it, for those who compare many."""
-        return simulate(Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps), self.cost())
+        return simulate(self.lowered, self.cost())
 
     # -- what is told ---------------------------------------------------------------------------------------
 
@@ -280,51 +280,40 @@ class Checkpoint(OneDevice):
 
     # -- reality --------------------------------------------------------------------------------------------
 
+    @property
+    def recipe(self) -> Recipe:
+        """Plain training; the chain ends in the loss, so a model's output is its loss."""
+        model = partial(ChainGPT, self.config, self.seed) if self.model == "gpt" else partial(
+            UnevenMLP, self.layers, self.width, self.dropout, self.seed, getattr(torch, self.dtype))
+        return Recipe(model=lambda stage: model(), data=self.sample, loss=lambda output, targets: output, steps=self.steps,
+                      optimizer=OPTIMIZERS[self.optimizer][-1](self.learning_rate))
+
     def program(self, rank) -> dict[str, Any]:
-        model, optimizer, batch, losses = *self.start(rank.device), [], []
-        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": batch})
-        for step in range(self.steps):
-            batch[:] = [tensor.to(rank.device) for tensor in self.sample(step)]
-            losses.append(train(chain_of(model, Noise(self.seed, step, 0), batch[1], selective if self.recompute.inside else None), self.ops, batch[0],
-                                lambda action, step=step: rank.span(self.numbered(action, step))))
-            rank.log("loss", losses[-1])
-            with rank.span(Action("U", 0, step)):
-                optimizer.step()
-                optimizer.zero_grad()
-        return result(model, losses)
+        inside = selective if self.recompute.inside else None
 
-    def reference(self) -> dict[str, Any]:
-        """Plain training: the chain runs as it stands, and autograd keeps all."""
-        (model, optimizer), losses = self.start(), []
-        for step in range(self.steps):
-            x, targets = self.sample(step)
-            for layer in chain_of(model, Noise(self.seed, step, 0), targets):
-                x = layer(x)
-            x.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(x.item())
-        return result(model, losses)
+        def planned(model, x, noise, targets):
+            return checkpoint_sequential(chain_of(model, noise, targets, inside), self.ops, x, span=lambda action: rank.span(
+                self.numbered(action, noise.step), noise.step))
 
-    def start(self, device="cpu") -> tuple:
-        dtype = getattr(torch, self.dtype)
-        model = built(lambda: GPT(self.config, self.seed) if self.model == "gpt" else
-                      UnevenMLP(self.layers, self.width, self.dropout, self.seed, dtype), torch.device(device))
-        return model, OPTIMIZERS[self.optimizer][-1](self.learning_rate)(list(model.parameters()))
+        recipe = replace(self.recipe, recompute=planned)
+        trained = train(recipe, rank, Operations(rank))
+        return recipe.arrays(trained.weights, trained.losses)
 
-    def sample(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets): text, or numbers and their sines."""
+    def sample(self, step: int) -> Sample:
+        """Text, or numbers and their sines."""
         if self.model == "gpt":
-            return chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
-        x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
-        return x, x.sin()
+            x, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
+        else:
+            x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
+            targets = x.sin()
+        return Sample(x, targets, (Noise(self.seed, step, 0), targets))
 
 
-def train(layers: list, ops: tuple[Op, ...], x: torch.Tensor, span) -> float:
-    loss = checkpoint_sequential(layers, ops, x, span=span)
-    loss.backward()
-    return loss.item()
+class Operations(Lens):
+    """Each operation of the plan is a span of its own, in place of the forward and the backward that it is part of."""
 
+    def __init__(self, rank):
+        self.rank = rank
 
-def result(model: torch.nn.Module, losses: list[float]) -> dict[str, np.ndarray]:
-    return {"loss": np.array(losses), **{name: p.detach().cpu().numpy() for name, p in model.named_parameters()}}
+    def span(self, step, version):
+        return self.rank.span(step, version) if step[0].kind == "U" else nullcontext()

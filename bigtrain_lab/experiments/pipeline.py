@@ -136,19 +136,28 @@ class PipelineExperiment(OnHardware, Pipelined):
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
         stages = [self.times(first, last) for first, last in self.slices]
-        updates = [0 if self.profile.textbook else self.works(number)["U"].seconds(self.profile, self.dtype) for number in range(len(stages))]
+        updates = [0 if self.profile.textbook else self.stage_run(number).seconds("0U1", self.profile, self.dtype) for number in range(len(stages))]
         return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
 
     def times(self, first: int, last: int) -> dict[str, float]:
-        """Seconds of a slice's F and B, and of B's halves where the schedule has any."""
+        """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of its pieces'."""
         if self.profile.textbook:
             raise Impossible("On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
                              "take other hardware, or partition equal.")
-        return {kind: work.seconds(self.profile, self.dtype) for kind, work in self.slice_works(first, last).items()}
+        return {kind: sum(piece[kind] for piece in self.piece_times[first:last]) for kind in self.piece_times[0]}
+
+    @cached_property
+    def piece_times(self) -> list[dict[str, float]]:
+        """Seconds of each piece by kind of action; blocks are alike."""
+        embedding, block, head = (self.piece_time(at) for at in (0, 1, self.config.pieces - 1))
+        return [embedding, *[block] * self.layers, head]
+
+    def piece_time(self, at: int) -> dict[str, float]:
+        return {kind: work.seconds(self.profile, self.dtype) for kind, work in self.slice_works(at, at + 1).items()}
 
     def slice_works(self, first: int, last: int) -> dict[str, Work]:
         """Kind -> what a slice of the model computes and moves for one micro-batch."""
-        runs = [slice_run(self.config, first, last, self.rows, self.optimizer, halved) for halved in (False, True)[:1 + self.halves]]
+        runs = [slice_run(self.config, first, last, self.rows, self.optimizer, halved) for halved in (True, False)[1 - self.halves:]]
         return {name[1]: acted.work for run in runs for name, acted in run.actions.items() if name[1] != "U"}
 
     # -- reality --------------------------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from ..dry_run import DryRun, Work, dry_run
 from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
 from ..plan import lower
+from ..recipe import Recipe
 from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
 from ..models import built
 from ..runtime import owned
 from ..techniques import one_process
-from ..techniques.pipeline import Pipeline
 from ..techniques.split_backward import WeightGradientsLater
 from .experiment import Experiment, Quantity
 
@@ -168,50 +168,21 @@ class Pipelined(Experiment):
 
     # -- reality --------------------------------------------------------------------------------------------
 
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(model=self.stage, data=self.samples, loss=self.loss_fn, optimizer=self.make_optimizer, steps=self.steps,
+                      schedule=self.order, whole_names=True)
+
     def program(self, rank) -> dict[str, np.ndarray]:
-        """Each rank trains its stages; an asynchronous schedule runs all steps as one stream."""
-        schedule, calls = self.order, self.steps
-        if schedule.asynchronous:
-            schedule, calls = schedule.lengthened(self.steps), 1
-        own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
-        stages = [built(lambda s=s: self.stage(s), rank.device) for s in own]
-
-        def loss_fn(output, target):  # the run's log shows the losses as they come
-            loss = self.loss_fn(output, target)
-            rank.log("loss", loss.item())
-            return loss
-
-        pipeline = Pipeline(stages, schedule, loss_fn, rank.group(), optimizer=self.make_optimizer,
-                            context=lambda micro_batch: self.samples(micro_batch).context)
-        rank.watch(pipeline.holdings)
-        losses = []
-        for call in range(calls):
-            numbers = range(call * schedule.micro_batches, (call + 1) * schedule.micro_batches)
-            batch = [self.samples(n) for n in numbers] if {0, schedule.stages - 1} & set(own) else []
-            pipeline.step([s.inputs.to(rank.device) for s in batch], [s.targets.to(rank.device) for s in batch])
-            losses += pipeline.losses
-        results = {name: p.detach().cpu().numpy() for stage in stages for name, p in stage.named_parameters()}
-        return results | ({"loss": np.array([loss.item() for loss in losses])} if losses else {})
+        return self.recipe.program(rank)
 
     def reference(self) -> dict[str, np.ndarray]:
         """One process: the mean gradient of each batch, or the published recurrence of delayed weights."""
-        training = self.train_alone()
-        return {"loss": np.array(training.losses), **{name: w.numpy() for name, w in training.weights.items()}}
-
-    def stages(self) -> list[nn.Module]:
-        """All stages, with the weights that a run starts from."""
-        return [self.stage(s) for s in range(self.order.stages)]
+        return self.recipe.reference()
 
     def train_alone(self) -> one_process.Training:
         """The same training in one process, with all that it tells: see techniques/one_process.py."""
-        samples = [self.samples(n) for n in range(self.steps * self.micro_batches)]
-        if not self.order.asynchronous:
-            batches = [samples[i:i + self.micro_batches] for i in range(0, len(samples), self.micro_batches)]
-            return one_process.synchronous(self.stages(), batches, self.loss_fn, self.make_optimizer)
-        stream = self.order.lengthened(self.steps)
-        return one_process.delayed(
-            self.stages(), samples, self.loss_fn, self.make_optimizer, update_size=self.order.update_size,
-            versions=lambda stage, micro_batch: tuple(stream.version(Action(kind, stage, micro_batch)) for kind in "FB"))
+        return self.recipe.alone()
 
 
 def of_stage(make: Callable[[], nn.Module], x: Tensor, context: tuple, loss_of: Callable | None, make_optimizer: Callable, halved: bool) -> DryRun:

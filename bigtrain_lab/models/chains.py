@@ -34,7 +34,20 @@ def chain_of(model: nn.Module, noise: Noise, targets, inside: Callable | None = 
     return mlp_layers(model, noise, targets) if isinstance(model, UnevenMLP) else gpt_layers(model, noise, targets, inside)
 
 
+def loss_of(model: nn.Module, x, noise: Noise, targets) -> Tensor:
+    """The whole chain, run plainly."""
+    for layer in chain_of(model, noise, targets):
+        x = layer(x)
+    return x
+
+
 # -- a GPT ------------------------------------------------------------------------------------------------------
+
+
+class ChainGPT(GPT):
+    """A GPT whose forward goes on to the loss."""
+
+    forward = loss_of
 
 
 def gpt_layers(model: GPT, noise: Noise, targets_BS, inside: Callable | None = None) -> list[Callable]:
@@ -88,7 +101,9 @@ def weights_of(layers_of: Callable, x: Tensor, targets: Tensor | None = None) ->
 
 
 class UnevenMLP(nn.Module):
-    """x <- dropout(tanh(W_i x)), the last without either; W_i ~ N(0, 1/inputs) from (seed, name)."""
+    """x <- dropout(tanh(W_i x)), the last without either, then the loss; W_i ~ N(0, 1/inputs) from (seed, name)."""
+
+    forward = loss_of
 
     def __init__(self, layers: int, width: int, dropout: float = 0.0, seed: int = 0, dtype=torch.float32):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started: each runs its own program here, in its process.
+"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own program.
 
     meet        on the board (board.py); each rank introduces itself
     compare     all must have been asked the same: settings, ranks, versions, the program's code
@@ -108,7 +108,8 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        return cls(platform.node(), namespace("time"), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
+        spaces = (namespace(kind) for kind in ("time", "net", "pid"))
+        return cls(platform.node(), *spaces, this_process(), address, beyond_the_wall(), cores(),
                    visible(), asked)
 
 
@@ -264,7 +265,7 @@ def watched(board: Board, mend: str):
         watching.join()
 
 
-# -- what ranks tell each other -----------------------------------------------------------------------------
+# -- what ranks tell each other ----------------------------------------------------------------
 
 
 def digest(program) -> str:
@@ -291,8 +292,8 @@ def compiled(value):
 
 # A job as a note on the board: {name of a value's kind: its parts}. Numbers stay exact.
 KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a value is, the first
-    **{kind.__name__: (kind, lambda value: [getattr(value, field.name) for field in fields(value)], lambda parts, kind=kind: kind(*parts))
-       for kind in (Cost, Fault, Job)},
+    **{kind.__name__: (kind, lambda value: [getattr(value, field.name) for field in fields(value)],
+                       lambda parts, kind=kind: kind(*parts)) for kind in (Cost, Fault, Job)},
     **{kind.__name__: (kind, tuple, lambda parts, kind=kind: kind(*parts)) for kind in (Action, Link)},
     "Fraction": (Fraction, Fraction.as_integer_ratio, lambda parts: Fraction(*parts)),
     "Mesh": (Mesh, lambda mesh: mesh.axes, lambda parts: Mesh(**dict(parts))),
@@ -302,7 +303,7 @@ KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a v
 
 
 def note(value):
-    """A job, or a value in it, as JSON holds it. Impossible where it holds what is neither a number nor one of KINDS."""
+    """A job, or a value in it, as JSON holds it. Impossible where it is none of KINDS."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -312,7 +313,8 @@ def note(value):
             return {name: [note(part) for part in parts(value)]}
     if hasattr(value, "item"):  # a number of numpy's or torch's
         return note(value.item())
-    raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers.")
+    raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: "
+                     "let it hold numbers.")
 
 
 def of_note(told):

@@ -1,10 +1,11 @@
-"""Clipping by the global norm where a model's parameters lie on several ranks: one norm, one factor for all of them.
+"""Clipping by the global norm where a model's parameters lie on several ranks: one norm for all.
 
-    |g|^2 = sum over ranks of (sum over own parameters of |g_w|^2)          one number a rank, added over the group
-    g_w <- g_w min(1, c / (|g| + 1e-6))                                     the same factor everywhere, as in one process
+    |g|^2 = sum over ranks of (sum over own parameters of |g_w|^2)     one number a rank, added up
+    g_w <- g_w min(1, c / (|g| + 1e-6))                                one factor, as in one process
 
-Where each rank clips by its own norm, the gradient turns: stages with small gradients gain on those with large ones.
-Cost: two passes over the gradients and 8 bytes a rank. A weight that several ranks hold copies of counts once.
+Were each rank to clip by its own norm, the gradient would turn: stages with small gradients would
+gain on those with large ones. A tied weight, of which several stages hold copies, counts once.
+Cost: two passes over the gradients and 8 bytes a rank.
 Source: Pascanu et al. 2013 (arXiv:1211.5063), section 3.2; 1e-6 as torch.nn.utils.clip_grad_norm_.
 """
 
@@ -15,23 +16,23 @@ from torch import Tensor
 
 from ..core import Impossible
 from ..runtime.group import Group
+from .tied import is_copy
 
 
 @torch.no_grad()
-def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group=None, *, copies: Iterable[Tensor] = ()) -> float:
-    """Scale the gradients of this rank's parameters so that the norm over all ranks' is at most `max_norm`; the norm before.
-
-    Every rank of the group calls it, one without gradients too.
-    copies   those of the parameters that another stage counts (Pipeline.copies): scaled like all, left out of the norm
-    """
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group=None) -> float:
+    """Scale the gradients of this rank's parameters so that the norm over all ranks' is at most
+    `max_norm`; returns the norm before. Every rank of the group calls it, one without gradients
+    too."""
     if not max_norm > 0:
-        raise Impossible(f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0.")
-    group, elsewhere = Group.of(group), set(copies)
+        raise Impossible(f"max_norm is {max_norm!r}: give the largest norm that the gradient may "
+                         "have, above 0.")
+    group = Group.of(group)
     learnt = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
     device = next(iter(learnt.values())).device if learnt else group.device
     square = torch.zeros((), dtype=torch.float64, device=device)
     for parameter, gradient in learnt.items():
-        if parameter not in elsewhere:
+        if not is_copy(parameter):
             square += torch.linalg.vector_norm(gradient).to(device, torch.float64) ** 2
     norm = group.all_reduce(square, name="gradient norm").sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)

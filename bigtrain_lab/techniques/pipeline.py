@@ -1,22 +1,24 @@
-"""Pipeline parallelism: each rank holds a stage of the model and runs the schedule's actions in their order.
+"""Pipeline parallelism: each rank holds a stage of the model and runs the schedule's actions.
 
-    F   y = stage(x)                           x arrives from the stage before, y goes to the next
-    B   dL/dx, and dL/dw added to w.grad       dL/dy arrives from the next stage, dL/dx goes to the one before
-    I W   B in two halves: dL/dx at once, dL/dw later (split_backward.py)
-    U   w' = optimizer(w, w.grad)              gradients summed over the update's micro-batches, each loss divided by their number
+    F    y = stage(x)                       x comes from the stage before, y goes to the next
+    B    dL/dx, and w.grad += dL/dw         dL/dy comes from the next stage, dL/dx goes back
+    I W  B in two halves: dL/dx at once, dL/dw later (split_backward.py)
+    U    w' = optimizer(w, w.grad)          the sum over the micro-batches of L / their number
 
-Stages are called, and gradients come, as in plain torch: hooks of parameters, masters of mixed precision, recompute and
-optimizers around it need not know. Only a schedule that never drains needs several versions of the weights at once
-(weight_versions.py). The order itself is not here: it is data (schedules/), lowered to operations (plan.py).
+Stages are called, and gradients come, as in plain torch: hooks of parameters, masters of mixed
+precision, recompute and optimizers around it need not know. Only a schedule that never drains
+needs several versions of the weights at once (weight_versions.py). The order itself is not here:
+it is data (schedules/), lowered to operations (plan.py).
 
-Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch and boundary; room
-for AHEAD of them, received early, beside what the schedule holds.
-Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.
+Cost of a step: the schedule's makespan; messages of one activation and one gradient a micro-batch
+and boundary; room for AHEAD of them, received early, beside what the schedule holds.
+Sources: Huang et al. 2019, GPipe (arXiv:1811.06965); Narayanan et al. 2019, PipeDream (SOSP 2019),
+section 3.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 
@@ -24,210 +26,272 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ..core import Impossible
 from ..footprint import holds_copies, uses_of_versions
 from ..plan import Compute, Recv, Send, lower
 from ..runtime import owned
 from ..runtime.group import Group, Handle
-from ..schedule import Action, Schedule
+from ..schedule import Action, Schedule, Step
 from .guards import pipeline as guard
+from .prepared_model import masters_of
 from .split_backward import WeightGradientsLater
 from .tied import TiedWeight
 from .weight_versions import WeightVersions
 
-AHEAD = 4  # receives posted before their turn, so that messages travel during the work; each holds room for one
+AHEAD = 4  # receives posted before their turn: messages travel during the work; room for one each
 
 
 class Pipeline:
     """The executor of a schedule on one rank.
 
-    stage_module  this rank's stage; a list of modules, in order of stage, where a rank holds several
+    stage_module  this rank's stage; a list of modules, in order of stage, where it holds several
     loss_fn       loss_fn(output, target) -> scalar, called on the last stage
-    group         None (torch's default group), a ProcessGroup, or a Group; its rank r is the schedule's rank r
-    optimizer     parameters -> torch optimizer, used at U. Without it, U leaves the gradients in `.grad`, where those of several
-                  steps add up, for an optimizer of your own after `step` (synchronous schedules only)
-    context       micro-batch number -> tuple of further arguments of the stage's forward, such as its noise
+    group         None (torch's default group), a ProcessGroup, or a Group: its rank r is the
+                  schedule's rank r
+    optimizer     parameters -> torch optimizer, used at U. Without it, U leaves the gradients in
+                  `.grad`, where those of several steps add up, for an optimizer of your own after
+                  `step` (synchronous schedules only)
+    context       micro-batch number -> tuple of further arguments of the stage's forward
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
-    tied          name -> {stage: the weight's name there}, on every rank the same: a weight that several stages hold copies of
+    update        stage -> None, called at U in place of `optimizer`, when all gradients of this rank
+                  are whole (synchronous schedules only)
+    forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
+                  recompute plan
+    span          (step, version) -> context manager around it, in place of the group's span
+    after         the pipeline whose run this one goes on with: a last batch may be smaller
+    tied          name -> {stage: the weight's name there}, the same on every rank: a weight of
+                  which several stages hold copies
     """
 
-    def __init__(self, stage_module: nn.Module | Sequence[nn.Module], schedule: Schedule, loss_fn: Callable[[Tensor, Tensor], Tensor], group=None, *,
-                 optimizer: Callable | None = None, context: Callable[[int], tuple] = lambda micro_batch: (),
-                 scale: Callable[[Tensor], Tensor] | None = None, tied: Mapping[str, Mapping[int, str]] = {}):
-        self.group = Group.of(group)
-        if self.group.size != schedule.ranks:
-            raise Impossible(f"The schedule is for {schedule.ranks} ranks and the group has {self.group.size}: make them equal.")
-        self.schedule, self.loss_fn, self.context, self.scale = schedule, loss_fn, context, scale or (lambda loss: loss)
-        self.operations = lower(schedule).lanes[self.group.rank, "compute"]
+    def __init__(
+        self,
+        stage_module: nn.Module | Sequence[nn.Module],
+        schedule: Schedule,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        group=None,
+        *,
+        optimizer: Callable | None = None,
+        context: Callable[[int], tuple] = lambda micro_batch: (),
+        scale: Callable[[Tensor], Tensor] | None = None,
+        update: Callable[[int], None] | None = None,
+        forward: Callable | None = None,
+        span: Callable | None = None,
+        after: "Pipeline | None" = None,
+        tied: Mapping[str, Mapping[int, str]] = {},
+    ):
+        self.group = group = Group.of(group)
+        guard.refuse_size(group, schedule)
+        self.operations = lower(schedule).lanes[group.rank, "compute"]
         self.order = [op.step for op in self.operations if isinstance(op, Compute)]
-        own = sorted({action.stage for step in self.order for action in step})
-        modules = [stage_module] if isinstance(stage_module, nn.Module) else list(stage_module)
-        if len(modules) != len(own):
-            raise Impossible(f"Rank {self.group.rank} holds stages {own} and got {len(modules)} modules: give one a stage.")
-        self.modules = dict(zip(own, modules))
-        guard.refuse(self.group.rank, self.group.size, schedule, self.order, self.modules, optimizer, scale, tied)
-        self.optimizers = {s: optimizer(weights) for s, m in self.modules.items() if optimizer and (weights := list(m.parameters()))}
-        guard.refuse_optimizers(self.optimizers.values(), modules)
-        self.masters = {weight: mp.masters[weight] for mp in guard.precisions(modules) for m in modules for weight in m.parameters() if weight in mp.masters}
-        self.tied = self._tied(tied)
-        self.versions = {s: WeightVersions(m, holds_copies(schedule)) for s, m in self.modules.items() if schedule.asynchronous}
-        halved = {(a.stage, a.micro_batch) for step in self.order for a in step if a.kind == "W"}
-        self.later = {place: WeightGradientsLater() for place in halved}  # (stage, micro-batch) -> what W will do
-        self.values: dict[tuple, Tensor] = {}  # what F and the backward work on, received or made here, until it is used or sent
-        self.graphs: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch) -> (input, where its backward begins)
+        self.modules = guard.stages_of(group.rank, self.order, stage_module)
+        guard.refuse(group, schedule, self.order, self.modules, optimizer, scale, tied, update)
+        self.schedule, self.loss_fn, self.context = schedule, loss_fn, context
+        self.scale, self.update = scale or (lambda loss: loss), update
+        self.span = span or group.span
+        self.optimizers = {stage: optimizer(weights) for stage, module in self.modules.items()
+                           if optimizer and (weights := list(module.parameters()))}
+        guard.refuse_optimizers(self.optimizers, self.modules)
+        self.masters = masters_of(self.modules.values())
+        self.tied = self._copies(tied)
+        self.calls = {stage: partial(forward, module) if forward else module
+                      for stage, module in self.modules.items()}
+        self.versions = {
+            stage: WeightVersions(self.modules[stage], holds_copies(schedule), self.calls[stage])
+            for stage in self.optimizers if schedule.asynchronous}
+        self.later = {action[1:]: WeightGradientsLater()  # (stage, micro-batch) -> what W will do
+                      for step in self.order for action in step if action.kind == "W"}
+        self.values: dict[tuple, Tensor] = {}  # `made`: received or our own, until used or sent
+        self.graphs: dict[tuple, tuple] = {}  # (stage, micro-batch) -> (input, where B begins)
         self.inputs: list[Tensor] = []
         self.targets: list[Tensor] = []
         self.weights: list[float] = []
         self.losses: list[Tensor] = []
-        self.steps_done = 0
+        self.done = after.done if after else 0  # micro-batches, and updates, of the run so far
+        self.updates_done = after.updates_done if after else 0
 
     def step(self, inputs=None, targets=None, weights=None) -> Tensor | None:
         """Run one batch; returns its loss where the last stage is, None elsewhere.
 
-        inputs   on the first stage: a tensor that divides into the micro-batches along dim 0, or a list of them
+        inputs   on the first stage: a tensor that divides into the micro-batches along dim 0, or a
+                 list of them
         targets  on the last stage: likewise
-        weights  on the last stage: what each micro-batch's loss is multiplied by, as `token_weighted(tokens)` gives them for
-                 losses that are sums; without them the batch's loss is the mean of the micro-batches'
+        weights  on the last stage: what each micro-batch's loss is multiplied by, such as
+                 `token_weighted(tokens)` for losses that are sums. Without them: 1/micro-batches
         """
         self._begin(inputs, targets, weights)
-        run = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weight_gradients, "U": self._update}
+        run = {"F": self._forward, "B": self._backward, "I": self._backward,
+               "W": self._weight_gradients, "U": self._update}
         for op in self.operations:
             match op:
                 case Recv():
-                    self.values[made(op.message)] = self.coming.popleft().wait()
-                    self._post_receives(1)
+                    self.values[made(op.message)] = self._receive()
                 case Compute():
-                    while self.unsummed and any(action.kind == "U" for action in op.step):
-                        self.unsummed.pop(0).sum_gradients()
-                    with self.group.span(tuple(map(self._numbered, op.step)), op.version + self.first_version):
+                    self._sum_tied(op.step)
+                    with self._span(op):
                         for action in op.step:
                             run[action.kind](action)
                 case Send():
-                    self.group.isend(self.values.pop(made(op.message)), op.dst, **self._message(op.message))
+                    result = self.values.pop(made(op.message))
+                    self.group.isend(result, op.dst, **self._message(op.message))
         self.group.finish()
-        self.steps_done += 1
-        if not self.losses:
-            return None
-        losses = torch.stack(self.losses)
-        return losses.mean() if weights is None else (losses * losses.new_tensor(self.weights)).sum()
+        self.done += self.schedule.micro_batches
+        self.updates_done += self.schedule.micro_batches // self.schedule.update_size
+        return self._batch_loss()
 
     def _forward(self, action: Action) -> None:
         _, stage, micro_batch = action
-        x = self.inputs[micro_batch] if stage == 0 else self.values.pop(("F", stage - 1, micro_batch)).requires_grad_()
-        with self.later.get(action[1:], nullcontext()):
-            y = self._stage(action)(x, *self.context(self._numbered(action).micro_batch))
-        if is_loss := stage == self.schedule.stages - 1:
-            loss = self.loss_fn(y, self.targets[micro_batch])
-            y = self.scale(loss * self.weights[micro_batch] if self.weights else loss / self.schedule.update_size)
-            self.losses[micro_batch] = loss.detach()
-        guard.refuse_output(action, y, is_loss)
-        if action[1:] in self.later and self._numbered(action).micro_batch == 0:
-            guard.refuse_used_twice(action, y, self.later[action[1:]].postponed)
-        if not is_loss:
+        if stage == 0:
+            x = self.inputs[micro_batch]
+        else:
+            x = self.values.pop(("F", stage - 1, micro_batch)).requires_grad_()
+        with self.later.get((stage, micro_batch), nullcontext()), self._weights(action) as module:
+            y = module(x, *self.context(self._numbered(action).micro_batch))
+        if is_last := stage == self.schedule.stages - 1:
+            y = self._loss(y, micro_batch)
+        guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
+        if not is_last:
             self.values[made(action)] = y.detach()
-        # The edge, not y: the output may be freed. A first stage whose weights are all frozen has no backward.
-        self.graphs[action[1:]] = (x, get_gradient_edge(y) if y.requires_grad else None)
-        self._release(action)
+        # The edge, not y: the output may be freed. A first stage that is frozen has no backward.
+        edge = get_gradient_edge(y) if y.requires_grad else None
+        self.graphs[stage, micro_batch] = x, edge
 
     def _backward(self, action: Action) -> None:
         _, stage, micro_batch = action
-        x, y = self.graphs.pop(action[1:])
+        x, edge = self.graphs.pop((stage, micro_batch))
         dy = self.values.pop(("B", stage + 1, micro_batch), None)  # None: y is the loss
-        if y is not None:
-            torch.autograd.backward(y, dy)
+        with self._weights(action):
+            if edge is not None:
+                torch.autograd.backward(edge, dy)
         if stage > 0:
             self.values[made(action)] = guard.gradient(action, x)
-        self._release(action)
 
     def _weight_gradients(self, action: Action) -> None:
         self.later[action[1:]].run()
 
     def _update(self, action: Action) -> None:
+        optimizer = self.optimizers.get(action.stage)
         if versions := self.versions.get(action.stage):
-            versions.update(self.optimizers[action.stage])
-        elif optimizer := self.optimizers.get(action.stage):
+            versions.update(optimizer)
+        elif optimizer:
             optimizer.step()
             optimizer.zero_grad()
+        elif self.update:
+            self.update(action.stage)
 
-    def holdings(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors that this rank holds now, by kind and name; what autograd saved belongs to the graphs and is not listed."""
-        whose = {stage: f" of stage {stage}" if len(self.modules) > 1 else "" for stage in self.modules}
-        held = owned.named({whose[stage]: module for stage, module in self.modules.items()}, self.optimizers.values(), self.masters)
-        return held | {
-            "stashed": {name + whose[stage]: weight for stage, versions in self.versions.items() for name, weight in versions.stashed().items()},
-            "queued": {f"{name} of {Action('W', *place)}": value for place, later in self.later.items() for name, value in later.tensors().items()},
-            "inputs": {**{f"inputs {i}": x for i, x in enumerate(self.inputs)}, **{f"targets {i}": y for i, y in enumerate(self.targets)},
-                       **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
-                       **{f"result of {Action(*key)}": value for key, value in self.values.items() if key[1] not in self.modules}},
-        }
+    def _loss(self, y: Tensor, micro_batch: int) -> Tensor:
+        loss = self.loss_fn(y, self.targets[micro_batch])
+        guard.refuse_loss(micro_batch, loss)
+        self.losses[micro_batch] = loss.detach()
+        if self.weights:
+            return self.scale(loss * self.weights[micro_batch])
+        return self.scale(loss / self.schedule.update_size)
 
-    # -- batches, versions, ties, messages --------------------------------------------------------------------
+    # -- one batch -------------------------------------------------------------------------------
 
     def _begin(self, inputs, targets, weights) -> None:
-        """What belongs to one batch: its micro-batches, the receives to come, how often each version will be used."""
-        batch, last = partial(guard.micro_batches, self.schedule, self.group.rank), self.schedule.stages - 1 in self.modules
-        self.inputs = batch("inputs", inputs) if 0 in self.modules else []
-        self.targets = batch("targets", targets) if last else []
-        self.weights = batch("weights", weights) if last and weights is not None else []
+        """Its micro-batches, how often each weight version will be used, the first receives."""
+        guard.refuse_late(self.done, self.optimizers, self.modules)
+        cut = partial(guard.micro_batches, self.schedule, self.group.rank)
+        last = self.schedule.stages - 1 in self.modules
+        self.inputs = cut("inputs", inputs) if 0 in self.modules else []
+        self.targets = cut("targets", targets) if last else []
+        self.weights = cut("weights", weights) if last and weights is not None else []
         self.losses = [None] * len(self.targets)  # by micro-batch, in whichever order they come
-        self.scale(torch.zeros(()))  # so that the scaler of every rank knows that its gradients come scaled
+        self.scale(torch.zeros(()))  # so that every rank's scaler knows that gradients come scaled
         for versions in self.versions.values():
             versions.refresh()
         if self.versions:
-            for (stage, version), count in uses_of_versions(self.schedule, self.order).items():
-                self.versions[stage].uses[version + self.first_version] += count
-        self.unsummed = list(self.tied)  # until this rank's first update of the batch
+            for (stage, version), uses in uses_of_versions(self.schedule, self.order).items():
+                if stage in self.versions:
+                    self.versions[stage].uses[version + self.updates_done] += uses
         for tie in self.tied:
             tie.begin()
+        self.unsummed = list(self.tied)
         self.wanted = (op for op in self.operations if isinstance(op, Recv))
         self.coming: deque[Handle] = deque()  # posted, in the order of their turns
         self._post_receives(AHEAD)
+
+    def _batch_loss(self) -> Tensor | None:
+        if not self.losses:
+            return None
+        losses = torch.stack(self.losses)
+        return (losses * losses.new_tensor(self.weights)).sum() if self.weights else losses.mean()
 
     def _post_receives(self, count: int) -> None:
         """Post the next receives of the order; each is taken at its turn."""
         for op in islice(self.wanted, count):
             self.coming.append(self.group.irecv(None, op.src, **self._message(op.message)))
 
-    @property
-    def first_version(self) -> int:
-        """The updates that the steps before have made."""
-        return self.steps_done * (self.schedule.micro_batches // self.schedule.update_size)
+    def _receive(self) -> Tensor:
+        received = self.coming.popleft().wait()
+        self._post_receives(1)
+        return received
 
-    def _stage(self, action: Action) -> Callable:
-        """The stage of an action, on the weights that it must use."""
-        if versions := self.versions.get(action.stage):
-            return partial(versions.call, versions[self.schedule.version(action) + self.first_version])
-        return self.modules[action.stage]
+    # -- weights ---------------------------------------------------------------------------------
 
-    def _release(self, action: Action) -> None:
-        if versions := self.versions.get(action.stage):
-            versions.release(self.schedule.version(action) + self.first_version)
+    @contextmanager
+    def _weights(self, action: Action):
+        """The stage of an action on the weights that it uses, and needs no longer afterwards."""
+        versions = self.versions.get(action.stage)
+        if versions is None:
+            yield self.calls[action.stage]
+        else:
+            version = self.schedule.version(action) + self.updates_done
+            yield lambda *arguments: versions.call(versions[version], *arguments)
+            versions.release(version)
 
-    def _tied(self, named: Mapping[str, Mapping[int, str]]) -> list[TiedWeight]:
-        """Those of which this rank holds a copy; of a half weight the copy that learns is its master."""
+    def _copies(self, tied: Mapping[str, Mapping[int, str]]) -> list[TiedWeight]:
+        """The tied weights that this rank has copies of; of a half weight its master learns."""
         ties = []
-        for name, places in named.items():
-            own = {stage: self.modules[stage].get_parameter(weight) for stage, weight in places.items() if stage in self.modules}
-            if own:
-                ranks = {stage: self.schedule.rank_of(stage, 0) for stage in places}
-                ties.append(TiedWeight(self.group, name, ranks, {stage: self.masters.get(weight, weight) for stage, weight in own.items()}))
+        for name, places in tied.items():
+            own = {stage: self.modules[stage].get_parameter(weight)
+                   for stage, weight in places.items() if stage in self.modules}
+            own = {stage: self.masters.get(weight, weight) for stage, weight in own.items()}
+            ranks = {stage: self.schedule.rank_of(stage, 0) for stage in places}
+            ties += [TiedWeight(self.group, name, ranks, own)] if own else []
         return ties
 
-    @property
-    def copies(self) -> list[nn.Parameter]:
-        """The tied weights of this rank whose first copy is on another stage: a norm over all stages counts that one."""
-        return [copy for tie in self.tied for stage, copy in tie.own.items() if stage != min(tie.ranks)]
+    def _sum_tied(self, step: Step) -> None:
+        """Before the first update of a batch on this rank."""
+        if self.unsummed and any(action.kind == "U" for action in step):
+            for tie in self.unsummed:
+                tie.sum_gradients()
+            self.unsummed = []
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def holdings(self, *optimizers) -> dict[str, dict[str, Tensor]]:
+        """The tensors that this rank holds now, by kind and name. What autograd saved belongs to
+        the graphs and is not listed. `optimizers`: the caller's own."""
+        of = {stage: f" of stage {stage}" * (len(self.modules) > 1) for stage in self.modules}
+        held = owned.named({of[stage]: module for stage, module in self.modules.items()},
+                           (*self.optimizers.values(), *optimizers), self.masters)
+        held["stashed"] = {name + of[stage]: weight for stage, versions in self.versions.items()
+                           for name, weight in versions.stashed().items()}
+        held["queued"] = {f"{name} of {Action('W', *place)}": value
+                          for place, later in self.later.items()
+                          for name, value in later.tensors().items()}
+        return held | {"inputs": {
+            **{f"loss {i}": x for i, x in enumerate(self.losses) if x is not None},
+            **{f"inputs {i}": x for i, x in enumerate(self.inputs)},
+            **{f"targets {i}": y for i, y in enumerate(self.targets)},
+            **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
+            **{f"result of {Action(*key)}": value for key, value in self.values.items()
+               if key[1] not in self.modules}}}
+
+    def _span(self, op: Compute):
+        step = tuple(map(self._numbered, op.step))
+        return self.span(step, op.version + self.updates_done)
 
     def _numbered(self, action: Action) -> Action:
         """The action with its micro-batch numbered on through the whole run."""
-        return action._replace(micro_batch=action.micro_batch + self.steps_done * self.schedule.micro_batches)
+        return action._replace(micro_batch=action.micro_batch + self.done)
 
     def _message(self, action: Action) -> dict:
-        """How a result is announced: its name, the place in the program that it comes from, a tag of its own."""
+        """How a result is announced: its name, its place in the program, a tag of its own."""
         tag = (action.micro_batch * self.schedule.stages + action.stage) * 2 + (action.kind == "F")
         return {"name": self._numbered(action), "site": f"{action.stage}{action.kind}", "tag": tag}
 
 
 def made(action: Action) -> tuple[str, int, int]:
-    """What an action makes for its neighbour: a stage's output, or the gradient of its input, whole backward or half."""
+    """What an action makes: a stage's output, or its input's gradient, by B or by I alike."""
     return ("F" if action.kind == "F" else "B", action.stage, action.micro_batch)

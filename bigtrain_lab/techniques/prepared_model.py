@@ -11,7 +11,7 @@ A copy of the model (deepcopy, torch.save of the whole module) has half weights 
 is to be trained is made of the float32 model, and prepared by a MixedPrecision of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -37,6 +37,20 @@ def adapt(model: nn.Module, mp) -> None:
             module.register_forward_pre_hook(cast_input)
         for module in entrances(model):
             module.register_forward_pre_hook(partial(refuse_outside, mp.level.name), prepend=True)
+
+
+def precisions(modules: Iterable[nn.Module]) -> set:
+    """The MixedPrecisions by which any part of the modules was prepared."""
+    found = (getattr(part, "_prepared_by", None) for each in modules for part in each.modules())
+    return {mp for mp in found if mp is not None}
+
+
+def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
+    """Half weight -> its master, of the modules' own weights."""
+    modules = list(modules)
+    masters = {w: master for mp in precisions(modules) for w, master in mp.masters.items()}
+    own = {weight for module in modules for weight in module.parameters()}
+    return {weight: master for weight, master in masters.items() if weight in own}
 
 
 def entrances(module: nn.Module) -> Iterator[nn.Module]:

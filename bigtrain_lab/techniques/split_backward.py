@@ -1,12 +1,13 @@
-"""Split backward: what the stage before waits for now (I), what only the optimizer waits for later (W).
+"""Split backward: what the stage before waits for now (I), what only the optimizer needs later (W).
 
-    y = x w^T + b          I   dL/dx = dL/dy w
-                           W   dL/dw = dL/dy^T x,   dL/db = sum of dL/dy        from (x, dL/dy), which I put in a queue
+    y = x w^T + b     I   dL/dx = dL/dy w                               and (x, dL/dy) into a queue
+                      W   dL/dw = dL/dy^T x,   dL/db = sum of dL/dy     from the queue
 
-Half of a linear layer's backward is W, and nobody but the update needs it: zero-bubble schedules run it in the bubbles.
-I frees the graph with all that it saved; the queue keeps x and dL/dy of each Linear and Embedding. Parameters that reach
-the loss in another way (layer norms, a position table) get their gradients in I. W ends in autograd's own accumulation,
-once a weight, so its hooks run as in a whole backward.
+Half of a linear layer's backward is W, and nobody but the update needs it: zero-bubble schedules
+run it in the bubbles. I frees the graph with all that it saved; the queue keeps x and dL/dy of each
+Linear and Embedding. Parameters that reach the loss in another way (layer norms, a position table)
+get their gradients in I. W ends in autograd's own accumulation, once a weight, so that hooks run as
+in a whole backward.
 Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241), section 2.
 """
 
@@ -28,9 +29,8 @@ class Left(NamedTuple):
 
 
 class WeightGradientsLater(TorchFunctionMode):
-    """While a forward runs in this mode, its Linears and Embeddings leave their weights' gradients in `queue`.
-
-    The backward of that forward fills the queue; `run()` adds dL/dw to each weight's `.grad` and empties it.
+    """While a forward runs in this mode, its Linears and Embeddings leave their weights' gradients
+    in `queue`: the backward of that forward fills it, `run()` adds dL/dw to each weight's `.grad`.
     """
 
     def __init__(self):
@@ -45,19 +45,22 @@ class WeightGradientsLater(TorchFunctionMode):
         return function(*arguments, **keywords)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the queue keeps alive, numbered as W will take them; ids are the stage's own input, which lives anyway."""
+        """What the queue keeps alive, numbered as W will take them; ids are the stage's own input,
+        which lives anyway."""
         return {f"{what} {number}": tensor for number, left in enumerate(self.queue)
-                for what, tensor in zip(("output gradient", "input"), left.of) if tensor.is_floating_point()}
+                for what, tensor in zip(("output gradient", "input"), left.of)
+                if tensor.is_floating_point()}
 
     def run(self) -> None:
-        """W: the products that I left out, one weight after the other. Weights that were computed from the parameters,
-        as a cast is, go together: two of them may come from one parameter."""
+        """W: the products that I left out, one weight after the other. Weights that were computed
+        from parameters, as a cast is, go together: two may come from one parameter."""
         self.postponed.clear()
         terms: dict[Tensor, list[Left]] = {}
         while self.queue:
             left = self.queue.pop(0)
             terms.setdefault(left.weight, []).append(left)
-        for weights in [[weight] for weight in terms] if all(weight.is_leaf for weight in terms) else [list(terms)]:
+        one_by_one = all(weight.is_leaf for weight in terms)
+        for weights in [[weight] for weight in terms] if one_by_one else [list(terms)]:
             lefts = [left for weight in weights for left in terms.pop(weight)]
             with torch.no_grad():
                 gradients = [left.gradient(*left.of).to(left.weight.dtype) for left in lefts]
@@ -65,7 +68,7 @@ class WeightGradientsLater(TorchFunctionMode):
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd sees no weight here. A policy or autocast may compute y in fewer bits than x and the weight have."""
+    """Autograd sees no weight here. A policy or autocast may compute y in fewer bits than x has."""
 
     @staticmethod
     def forward(ctx, anchor, x, unseen):
@@ -78,9 +81,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         (x,), (queue, weight, bias) = ctx.saved_tensors, ctx.unseen
         if weight.requires_grad:
-            queue.append(Left(weight, lambda dy, x: dy.flatten(0, -2).T @ x.flatten(0, -2), (dy, x.detach())))
+            queue.append(Left(weight, lambda dy, x: rows(dy).T @ rows(x), (dy, x.detach())))
         if bias is not None and bias.requires_grad:
-            queue.append(Left(bias, lambda dy: dy.flatten(0, -2).sum(0), (dy,)))
+            queue.append(Left(bias, lambda dy: rows(dy).sum(0), (dy,)))
         return None, dy @ weight.detach().to(dy.dtype) if ctx.needs_input_grad[1] else None, None
 
 
@@ -94,7 +97,10 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         (ids,), (queue, weight) = ctx.saved_tensors, ctx.unseen
-        queue.append(Left(weight, lambda dy, ids: torch.ops.aten.embedding_dense_backward(dy, ids, len(weight), -1, False), (dy, ids)))
+
+        def gradient(dy, ids):
+            return torch.ops.aten.embedding_dense_backward(dy, ids, len(weight), -1, False)
+        queue.append(Left(weight, gradient, (dy, ids)))
         return None, None, None
 
 
@@ -105,11 +111,16 @@ def _linear(mode, input, weight, bias=None):
     return functional.linear(input, weight, bias)
 
 
-def _embedding(mode, input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    if weight.requires_grad and padding_idx is None and max_norm is None and not scale_grad_by_freq and not sparse:
+def _embedding(mode, input, weight, padding_idx=None, max_norm=None, norm_type=2.0, *rare, **named):
+    is_plain = padding_idx is None and max_norm is None and not any((*rare, *named.values()))
+    if weight.requires_grad and is_plain:
         mode.postponed.append(weight)
         return _Embedding.apply(anchor(), input, (mode.queue, weight))
-    return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    return functional.embedding(input, weight, padding_idx, max_norm, norm_type, *rare, **named)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 def anchor() -> Tensor:

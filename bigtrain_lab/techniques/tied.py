@@ -1,12 +1,14 @@
-"""One weight on two stages: each holds a copy, and both learn from the sum of the copies' gradients.
+"""One weight on two stages: each holds a copy, and both learn from the sum of their gradients.
 
-    embedding on stage 0      g_0 --\\          /--> g_0 + g_1          the order of the sum is the order of the stages,
-                                     exchange                           so copies stay equal to the bit
-    output on the last stage  g_1 --/          \\--> g_0 + g_1
+    embedding on stage 0        g_0 --\\          /--> g_0 + g_1     summed in order of the stages,
+                                       exchange                      so copies stay equal to the bit
+    output on the last stage    g_1 --/          \\--> g_0 + g_1
 
-Cost: one gradient of the weight a copy and update, sent between the ranks that hold it; a second copy and its optimizer state.
-What the batches before left in `.grad` is summed already: it is set aside meanwhile.
-Source: Press and Wolf 2017 (arXiv:1608.05859); across stages, Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053).
+Cost: an update sends one gradient of the weight to each other rank that holds a copy; a second
+copy and its optimizer state. What earlier batches left in `.grad` is summed already: it is set
+aside meanwhile.
+Source: Press and Wolf 2017 (arXiv:1608.05859); across stages, Shoeybi et al. 2019, Megatron-LM
+(arXiv:1909.08053).
 """
 
 from collections.abc import Mapping
@@ -20,13 +22,16 @@ from ..runtime.group import Group
 
 
 class TiedWeight:
-    """`ranks`: stage -> the rank that holds it, of every stage with a copy; `own`: stage -> the copy, of those on this rank:
-    the parameter whose `.grad` the optimizer reads."""
+    """`ranks`: stage -> rank, of every stage with a copy; `own`: stage -> copy, of those on this
+    rank: the parameter whose `.grad` the optimizer reads."""
 
-    def __init__(self, group: Group, name: str, ranks: Mapping[int, int], own: Mapping[int, nn.Parameter]):
+    def __init__(self, group: Group, name: str, ranks: Mapping[int, int],
+                 own: Mapping[int, nn.Parameter]):
         self.group, self.name = group, name
         self.ranks, self.own = dict(sorted(ranks.items())), own
         self.aside: dict[int, Tensor | None] = {}
+        for stage, copy in own.items():
+            copy.is_copy = stage != next(iter(self.ranks))
         self.looks = 2  # at the copies: before the first update and after it
 
     def begin(self) -> None:
@@ -46,7 +51,8 @@ class TiedWeight:
                 copy.grad = self.aside[stage]
             return
         if any(copy.grad is None for copy in self.own.values()):
-            raise Impossible(f"Tied weight {self.name!r} got no gradient on rank {self.group.rank}: let its stage use it, or do not tie it.")
+            raise Impossible(f"Tied weight {self.name!r} got no gradient on rank "
+                             f"{self.group.rank}: let its stage use it, or do not tie it.")
         parts = self._exchange("gradient", {stage: copy.grad for stage, copy in self.own.items()})
         for stage, copy in self.own.items():
             total = sum(parts[1:], parts[0])
@@ -60,18 +66,27 @@ class TiedWeight:
         for stage, tensor in own.items():
             for rank in others:
                 self.group.isend(tensor, rank, **self._message(what, stage))
-        return [own[stage] if stage in own else self.group.recv(rank, **self._message(what, stage), like=next(iter(own.values())))
+        like = next(iter(own.values()))
+        return [own[stage] if stage in own
+                else self.group.recv(rank, **self._message(what, stage), like=like)
                 for stage, rank in self.ranks.items()]
 
     def _message(self, what: str, stage: int) -> dict:
-        return {"name": f"{self.name} {what} of stage {stage}", "site": f"{self.name} {what} {stage}"}
+        name = f"{self.name} {what} of stage {stage}"
+        return {"name": name, "site": name}
 
     def _compare(self) -> None:
         """Impossible where the copies differ, or only some learn."""
         looks = self._exchange("copy", {stage: look(copy) for stage, copy in self.own.items()})
         if any(not torch.equal(looks[0], other) for other in looks[1:]):
-            raise Impossible(f"The copies of tied weight {self.name!r} on stages {list(self.ranks)} differ: start all from the same values, let all learn "
-                             "or none, and update all by the same rule.")
+            raise Impossible(f"The copies of tied weight {self.name!r} on stages "
+                             f"{list(self.ranks)} differ: start all from the same values, let all "
+                             "learn or none, and update all by the same rule.")
+
+
+def is_copy(parameter: Tensor) -> bool:
+    """Whether a tied weight of another stage counts for this one, in a norm over all stages."""
+    return getattr(parameter, "is_copy", False)
 
 
 def look(copy: Tensor) -> Tensor:

@@ -1,26 +1,28 @@
-"""Weight stashing: a stage's weights as numbered values, each kept while a computation still needs it.
+"""Weight stashing: a stage's weights as numbered values, each kept while a computation needs it.
 
     version v = the weights after v updates;   newest = v of the last update;   y = stage(w_v, x)
     dL/dw_v is added to the module's own parameter, whichever version it was taken at
 
-An update that finds the newest version still in use leaves it alone and makes a new value beside it; otherwise it writes
-in place. Without stashing it always writes in place, and a backward then meets other weights than its forward did.
+An update that finds the newest version still in use leaves it alone and makes a new value beside
+it; otherwise it writes in place. Without stashing it always writes in place, and a backward then
+meets other weights than its forward did.
 Memory: as many copies as versions in use, p - s on stage s of PipeDream.
 Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 
 class AtVersion(torch.autograd.Function):
-    """A parameter with the value of one of its versions: the gradient goes to the parameter, as do its hooks."""
+    """A parameter with the value of one of its versions: the gradient is the parameter's own."""
 
     @staticmethod
     def forward(ctx, parameter, value):
-        return value.data  # a write in place later goes unnoticed by autograd, as it must to show training without stashing
+        return value.data  # autograd will not notice a write in place: so it is without stashing
 
     @staticmethod
     def backward(ctx, gradient):
@@ -30,31 +32,34 @@ class AtVersion(torch.autograd.Function):
 class WeightVersions:
     """The versions of one stage's weights. The module's parameters are always the newest."""
 
-    def __init__(self, module: nn.Module, stashing: bool = True):
-        self.module, self.stashing, self.newest = module, stashing, 0
+    def __init__(self, module: nn.Module, stashing: bool = True, run: Callable | None = None):
+        """`run`: what `call` runs with a version's weights in the module; without it the module itself."""
+        self.module, self.run, self.stashing, self.newest = module, run or module, stashing, 0
         self.held: dict[int, dict[str, Tensor]] = {}
         self.uses: Counter = Counter()  # version -> computations to come that need it
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the newest version from the module, whose parameters its owner may have replaced between two steps."""
+        """Take the newest version from the module: its owner may have replaced parameters."""
         self.parameters = dict(self.module.named_parameters())
         self.held[self.newest] = values(self.parameters)
-        names = {parameter: name for name, parameter in self.parameters.items()}  # a tied one has one name, and many places
-        self.places = [(owner._parameters, key, names[parameter]) for owner in self.module.modules()
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        self.places = [(owner._parameters, key, names[parameter])  # a tied one has several
+                       for owner in self.module.modules()
                        for key, parameter in owner._parameters.items() if parameter is not None]
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
         """The weights of a version by name, for `call`."""
-        return {name: AtVersion.apply(self.parameters[name], value) for name, value in self.held[version].items()}
+        return {name: AtVersion.apply(self.parameters[name], value)
+                for name, value in self.held[version].items()}
 
     def call(self, weights: dict[str, Tensor], *arguments) -> Tensor:
-        """The stage's output as a function of its weights: torch.func.functional_call, whose search of the module (a tenth
-        of a small stage's forward) is done once a step."""
+        """The stage's output as a function of its weights: torch.func.functional_call, whose search
+        of the module (a tenth of a small stage's forward) is done once a step."""
         try:
             for place, key, name in self.places:
                 place[key] = weights[name]
-            return self.module(*arguments)
+            return self.run(*arguments)
         finally:
             for place, key, name in self.places:
                 place[key] = self.parameters[name]
@@ -83,8 +88,8 @@ class WeightVersions:
 
     def stashed(self) -> dict[str, Tensor]:
         """The tensors of all versions but the newest, by name and version."""
-        return {f"{name}, version {version}": tensor for version, weights in self.held.items() if version != self.newest
-                for name, tensor in weights.items()}
+        return {f"{name}, version {version}": tensor for version, weights in self.held.items()
+                if version != self.newest for name, tensor in weights.items()}
 
 
 def values(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -186,7 +186,7 @@ def piped(rank, chosen: Mapping[str, str]) -> dict[str, np.ndarray]:
         for optimizer in optimizers if mp else ():
             mp.unscale_(optimizer)
         if "clipping" in chosen:
-            clip_grad_norm(parameters, CLIP, group, copies=pipeline.copies)
+            clip_grad_norm(parameters, CLIP, group)
         for optimizer in () if mp else optimizers:
             optimizer.step()
         if mp:

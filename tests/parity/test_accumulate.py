@@ -84,9 +84,9 @@ def asked_a_over_h(tokens):
 def test_both_rules_are_one_on_equal_lengths():
     from bigtrain_lab.experiments.accumulate import compared
     asked = Accumulate(**SMALL, spread=1.0)
-    told = compared(asked.start()[0], [asked.micro_batch(n) for n in range(4)])
+    told = compared(asked.recipe.model(0), [asked.micro_batch(n) for n in range(4)])
     assert told["error, mean of means"] == told["error, token-weighted"] < 1e-13
-    told = compared(asked.start()[0], [asked.replace(spread=16.0).micro_batch(n) for n in range(4)])
+    told = compared(asked.recipe.model(0), [asked.replace(spread=16.0).micro_batch(n) for n in range(4)])
     assert told["error, mean of means"] > 0.1 and told["error, token-weighted"] < 1e-13
 
 

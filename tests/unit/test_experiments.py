@@ -10,6 +10,7 @@ from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.optimizers import OPTIMIZERS, state_bytes
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.models.theory import block_flops
 from bigtrain_lab.report import rows, strip
 from bigtrain_lab.runtime import owned
 from bigtrain_lab.schedule import B, F, Schedule
@@ -43,6 +44,21 @@ def test_what_cannot_be_is_one_sentence(settings, words):
     with pytest.raises(Impossible, match=words) as refused:
         PipelineExperiment(**settings)
     assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_tiny_stage_takes_the_time_of_its_launches(dropout):
+    """On an A100 5 us each: an embedding and two blocks are 38 operators, which were charged 3.2 us."""
+    lab = PipelineExperiment(hardware="a100-nvlink", dropout=dropout, schedule="zb-h1")
+    embedding, block, head = ({kind: work.operators for kind, work in lab.slice_works(at, at + 1).items()} for at in (0, 1, lab.config.pieces - 1))
+    assert (embedding["F"], block["F"]) == ((2, 18) if not dropout else (5, 18 + 3 * 3))  # each dropout draws, keeps and scales
+    assert all(each["F"] <= each["B"] < each["I"] + each["W"] for each in (embedding, block, head))
+    for kind, (first, *_, last) in lab.durations().items():
+        if kind != "U":
+            assert first == pytest.approx(5e-6 * (embedding[kind] + 2 * block[kind])), kind
+            assert last == pytest.approx(5e-6 * (2 * block[kind] + head[kind])), kind
+    large = lab.replace(width=1024, sequence=512, rows=8)
+    assert large.durations()["F"][0] > 2 * block_flops(large.config, 8) / (0.859 * 19.5e12) > 5e-6 * 2 * block["F"]
 
 
 @pytest.mark.parametrize("experiment", ["accumulate", "checkpoint", "staleness", "faults", "memory", "partition", "precision"])

@@ -41,6 +41,17 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
+def test_a_small_model_takes_the_time_of_its_launches():
+    """5 us an operator on a GPU, whose host launches ahead; an operator of an update is one for all weights together."""
+    lab = ASKED["momentum"].replace(hardware="a100-nvlink")
+    works, times = {kind: lab.dry.actions[f"0{kind}1"].work for kind in "FBU"}, lab.durations()
+    assert min(works[kind].operators for kind in "FB") > 40
+    assert [times[kind] for kind in "FBU"] == pytest.approx([5e-6 * n for n in (works["F"].operators, works["B"].operators, 3)])
+    large = ASKED["sgd"].replace(width=1024, rows=16, sequence=256, vocabulary=4096)
+    work = large.dry.actions["0F1"].work
+    assert large.durations()["F"] == pytest.approx(work.flops / (0.859 * 19.5e12) + work.moved_bytes / (0.9 * 2039e9))
+
+
 @each
 def test_the_modelled_run_is_the_predicted_one(runs, name):
     predicted, modelled = ASKED[name].predict(), runs[name].trace("modelled")

@@ -1,7 +1,7 @@
-"""What cannot run in a pipeline, or would train wrongly in silence: refused in one sentence when the parts are put together.
+"""What cannot run in a pipeline, or would train wrongly in silence: refused in one sentence.
 
-`refuse` sees what the user gave, before anything is built; `refuse_optimizers` what the optimizers hold; the rest looks at
-what a step is given and what a stage returns.
+`refuse` and `refuse_optimizers` see what is put together; the rest looks at what a step is given
+and at what comes out of a stage.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,30 +10,64 @@ import torch
 from torch import Tensor, nn
 
 from ...core import Impossible
+from ...runtime.group import Group
 from ...schedule import Action, Schedule
-from ..mixed_precision import DynamicLossScaler, MixedPrecision
+from ..loss_scaler import DynamicLossScaler
+from ..prepared_model import masters_of, precisions
 
 
-def refuse(rank: int, size: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], optimizer, scale, tied) -> None:
+def refuse_size(group: Group, schedule: Schedule) -> None:
+    if group.size != schedule.ranks:
+        raise Impossible(f"The schedule is for {schedule.ranks} ranks and the group has "
+                         f"{group.size}: make them equal.")
+
+
+def stages_of(rank: int, order: list, given) -> dict[int, nn.Module]:
+    """stage -> module, of the stages that this rank's order runs."""
+    own = sorted({action.stage for step in order for action in step})
+    modules = [given] if isinstance(given, nn.Module) else list(given)
+    if len(modules) != len(own):
+        raise Impossible(f"Rank {rank} holds stages {own} and got {len(modules)} modules: "
+                         "give one a stage.")
+    return dict(zip(own, modules))
+
+
+def refuse(group: Group, schedule: Schedule, order: list, modules: Mapping[int, nn.Module],
+           optimizer, scale, tied, update=None) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
     if schedule.asynchronous and optimizer is None:
-        raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).")
+        raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such "
+                         "as lambda p: torch.optim.SGD(p, 0.1).")
+    if update and (schedule.asynchronous or optimizer):
+        raise Impossible("update= is for a synchronous schedule without optimizer=: give "
+                         + ("one of the two." if optimizer else "optimizer= in its place."))
+    if update and backward_after_update(order, modules):
+        raise Impossible(f"{schedule.name} updates on rank {group.rank} before its last backward, "
+                         "and update= needs all gradients: put its updates at the end.")
     for stage, module in modules.items():
-        if not isinstance(module, nn.Module):
-            raise Impossible(f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a list of them in order of stage.")
-        devices = sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
-        if len(devices) > 1:
-            raise Impossible(f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: move the whole stage to one device.")
-        if any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()):
-            raise Impossible(f"Stage {stage} is wrapped in torch's DistributedDataParallel, which reduces at every backward: give the module "
-                             "itself, and reduce its gradients after step().")
-        ranks = {schedule.rank_of(stage, micro_batch) for micro_batch in range(schedule.micro_batches)}
-        if len(ranks) > 1:
-            raise Impossible(f"{schedule.name} runs stage {stage} on ranks {sorted(ranks)}, whose weights would part: simulate it, or keep a stage on one rank.")
-    if optimizer or schedule.asynchronous:
-        refuse_shared(rank, modules)
-    refuse_precision(size, schedule, modules, optimizer, scale)
-    refuse_ties(rank, schedule, order, modules, tied)
+        refuse_module(group.rank, schedule, stage, module)
+    if optimizer:
+        refuse_shared(group.rank, modules)
+    refuse_precision(group.size, schedule, modules, optimizer, scale)
+    for name, places in tied.items():
+        refuse_tie(group.rank, schedule, order, modules, name, places)
+
+
+def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
+    if not isinstance(module, nn.Module):
+        raise Impossible(f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a "
+                         "list of them in order of stage.")
+    tensors = (*module.parameters(), *module.buffers())
+    if len(devices := sorted({str(tensor.device) for tensor in tensors})) > 1:
+        raise Impossible(f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
+                         "move the whole stage to one device.")
+    if any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()):
+        raise Impossible(f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
+                         "reduces at every backward: give the module itself.")
+    ranks = {schedule.rank_of(stage, m) for m in range(schedule.micro_batches)}
+    if len(ranks) > 1:
+        raise Impossible(f"{schedule.name} runs stage {stage} on ranks {sorted(ranks)}, whose "
+                         "weights would part: simulate it, or keep each stage on one rank.")
 
 
 def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
@@ -41,113 +75,155 @@ def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
     owners: dict[nn.Parameter, int] = {}
     for stage, module in modules.items():
         for name, parameter in module.named_parameters():
-            if owners.setdefault(parameter, stage) != stage:
-                raise Impossible(f"Rank {rank} has {name} in stages {owners[parameter]} and {stage}, which would update it twice: leave optimizer= out "
-                                 "and step once after step(), by a synchronous schedule.")
+            if (owner := owners.setdefault(parameter, stage)) != stage:
+                raise Impossible(f"Rank {rank} has {name} in stages {owner} and {stage}, which "
+                                 "would update it twice: leave optimizer= out, and step yourself.")
 
 
-def refuse_precision(size: int, schedule: Schedule, modules: Mapping[int, nn.Module], optimizer, scale) -> None:
+def refuse_precision(size: int, schedule: Schedule, modules: Mapping[int, nn.Module],
+                     optimizer, scale) -> None:
     prepared = precisions(modules.values())
-    scaler = getattr(scale, "__self__", None)
-    scaler = scaler.scaler if isinstance(scaler, MixedPrecision) else scaler
     if len(prepared) > 1:
-        raise Impossible("The rank's stages were prepared by several MixedPrecisions: prepare all in one, as nn.ModuleList(stages).")
+        raise Impossible("The rank's stages were prepared by several MixedPrecisions: prepare all "
+                         "in one, as nn.ModuleList(stages).")
     if schedule.asynchronous and (scale or any(mp.masters for mp in prepared)):
-        raise Impossible(f"{schedule.name} updates while other micro-batches run, when no loss scale and no master weight may change: take a "
-                         "synchronous schedule, or train in full precision.")
+        raise Impossible(f"{schedule.name} updates while other micro-batches run, when no loss "
+                         "scale and no master weight may change: take a synchronous schedule, or "
+                         "train in full precision.")
     if optimizer and scale:
-        raise Impossible("optimizer= would step on scaled gradients: leave it out, and call mp.step(optimizer) and mp.update() after step().")
-    if not scale and any(mp.scaler for mp in prepared):
-        raise Impossible(f"The stages were prepared at {next(iter(prepared)).level.name}, whose loss is scaled: pass scale=mp.scale.")
-    if size > 1 and (isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
-                     or isinstance(scaler, DynamicLossScaler) and scaler.is_enabled() and scaler.group is None):
-        raise Impossible(f"{size} ranks would skip steps each for itself: let them agree by MixedPrecision(level, group=group), or "
-                         "DynamicLossScaler(group=group).")
+        raise Impossible("optimizer= would step on scaled gradients: leave it out, and call "
+                         "mp.step(optimizer) and mp.update() after step().")
+    for mp in prepared:
+        if mp.scaler and not scale:
+            raise Impossible(f"The stages were prepared at {mp.level.name}, whose loss is scaled: "
+                             "pass scale=mp.scale.")
+    if size > 1 and skips_alone(scale):
+        raise Impossible(f"{size} ranks would skip steps each for itself: let them agree by "
+                         "MixedPrecision(level, group=group), or DynamicLossScaler(group=group).")
 
 
-def refuse_optimizers(optimizers: Iterable, modules: Iterable[nn.Module]) -> None:
+def skips_alone(scale) -> bool:
+    """Whether the method of a scaler, or of a MixedPrecision, knows of no other ranks."""
+    owner = getattr(scale, "__self__", None)
+    scaler = getattr(owner, "scaler", owner)
+    if isinstance(scaler, DynamicLossScaler):
+        return scaler.is_enabled() and scaler.group is None
+    return isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
+
+
+def refuse_tie(rank: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module],
+               name: str, places: Mapping[int, str]) -> None:
+    if schedule.asynchronous:
+        raise Impossible(f"{schedule.name} updates its stages at different times, so copies of a "
+                         "tied weight would part: take a synchronous schedule.")
+    if strange := [stage for stage in places if not 0 <= stage < schedule.stages]:
+        raise Impossible(f"Tied weight {name!r} names stage {strange[0]}, and the stages are 0 to "
+                         f"{schedule.stages - 1}.")
+    own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
+    for stage, parameters in own.items():
+        if places[stage] not in parameters:
+            raise Impossible(f"Tied weight {name!r} is called {places[stage]!r} on stage {stage}, "
+                             "which has no such parameter: give its name there.")
+    if len({parameters[places[stage]] for stage, parameters in own.items()}) < len(own):
+        raise Impossible(f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight "
+                         f"{name!r}, so its gradients add up there: name one of them.")
+    if backward_after_update(order, own):
+        raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of "
+                         f"tied weight {name!r}: put its updates at the end.")
+
+
+def backward_after_update(order: list, stages) -> bool:
+    """Whether a backward of any of these stages comes after an update of the rank in a batch."""
+    actions = [action for step in order for action in step]
+    first = next((at for at, action in enumerate(actions) if action.kind == "U"), len(actions))
+    return any(a.kind in "BIW" and a.stage in stages for a in actions[first:])
+
+
+def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn.Module]) -> None:
     """One that holds half weights would never see their gradients, which go to the masters."""
-    masters = {weight for mp in precisions(modules) for weight in mp.masters}
-    for each in optimizers:
+    masters = masters_of(modules.values())
+    for each in optimizers.values():
         if isinstance(each, torch.optim.LBFGS):
-            raise Impossible("LBFGS needs the whole loss again inside its step: take an optimizer without a closure, such as Adam.")
-        if any(parameter in masters for group in each.param_groups for parameter in group["params"]):
-            raise Impossible("optimizer= would hold half weights, whose gradients are their masters': leave it out, build one from mp.parameters(), "
-                             "and call mp.step(optimizer) after step().")
+            raise Impossible("LBFGS needs the whole loss again inside its step: take an optimizer "
+                             "without a closure, such as Adam.")
+        if any(p in masters for group in each.param_groups for p in group["params"]):
+            raise Impossible("optimizer= would hold half weights, whose gradients are their "
+                             "masters': leave it out, and after step() call mp.step(optimizer) of "
+                             "one that is built from mp.parameters().")
 
 
-def precisions(modules: Iterable[nn.Module]) -> set[MixedPrecision]:
-    """Those by which any part of the modules was prepared."""
-    found = (getattr(part, "_prepared_by", None) for module in modules for part in module.modules())
-    return {mp for mp in found if isinstance(mp, MixedPrecision)}
+# -- at a step -------------------------------------------------------------------------------------
 
 
-def refuse_ties(rank: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module], tied: Mapping[str, Mapping[int, str]]) -> None:
-    if tied and schedule.asynchronous:
-        raise Impossible(f"{schedule.name} updates its stages at different times, so copies of a tied weight would part: take a synchronous schedule.")
-    for tie, names in tied.items():
-        if strange := [stage for stage in names if not 0 <= stage < schedule.stages]:
-            raise Impossible(f"Tied weight {tie!r} names stage {strange[0]}, and the stages are 0 to {schedule.stages - 1}.")
-        own = {stage: dict(modules[stage].named_parameters()) for stage in names if stage in modules}
-        for stage, parameters in own.items():
-            if names[stage] not in parameters:
-                raise Impossible(f"Tied weight {tie!r} is called {names[stage]!r} on stage {stage}, which has no such parameter: give its name there.")
-        if len({parameters[names[stage]] for stage, parameters in own.items()}) < len(own):
-            raise Impossible(f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight {tie!r}, so its gradients add up there: name one of them.")
-        seen_update = False
-        for step in order:
-            if seen_update and any(action.stage in own and action.kind in "BIW" for action in step):
-                raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of tied weight {tie!r}: put its updates at the end.")
-            seen_update |= bool(own) and any(action.kind == "U" for action in step)
+def refuse_late(steps_done: int, optimizers: Mapping, modules: Mapping[int, nn.Module]) -> None:
+    """What the caller may have done since the pipeline was made."""
+    if not torch.is_grad_enabled():
+        raise Impossible("step() was called where gradients are off: call it outside "
+                         "torch.no_grad() and torch.inference_mode().")
+    if not steps_done:
+        refuse_optimizers(optimizers, modules)
 
 
-# -- at a step ----------------------------------------------------------------------------------------------------------
-
-
-def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list[Tensor]:
+def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list:
     """The batch as the schedule's micro-batches."""
     m = schedule.micro_batches
     if batch is None:
         raise Impossible(f"Rank {rank} holds the stage that needs {what}: pass them to step().")
     if isinstance(batch, Tensor) and what != "weights":
         if len(batch) % m:
-            raise Impossible(f"{len(batch)} {what} do not divide into {m} micro-batches: use a multiple of {m}.")
+            raise Impossible(f"{len(batch)} {what} do not divide into {m} micro-batches: use a "
+                             f"multiple of {m}.")
         batch = batch.chunk(m)
     if len(batch) != m:
-        raise Impossible(f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make them equal.")
+        raise Impossible(f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make "
+                         "them equal.")
     return list(batch)
 
 
-def refuse_output(action: Action, y, is_loss: bool) -> None:
-    """What comes out of a stage must carry the gradient back; the first may be frozen, on inputs without a gradient."""
-    what = f"The loss of micro-batch {action.micro_batch}" if is_loss else f"The output of stage {action.stage}"
+def refuse_output(action: Action, y, module: nn.Module, later: Mapping) -> None:
+    """What comes out of a stage must carry the gradient back; a first stage may be frozen."""
     if not isinstance(y, Tensor):
-        raise Impossible(f"{what} is a {type(y).__name__}: return one tensor.")
-    if is_loss and y.numel() != 1:
-        raise Impossible(f"{what} has shape {tuple(y.shape)}: let loss_fn return a scalar.")
-    if not y.requires_grad and (is_loss or action.stage):
-        raise Impossible(f"{what} has no graph (detached, or made under no_grad), so no gradient can go back: return it with its graph.")
+        raise Impossible(f"Stage {action.stage} returned a {type(y).__name__}: between stages "
+                         "travels one tensor.")
+    learns = action.stage > 0 or any(weight.requires_grad for weight in module.parameters())
+    if not y.requires_grad and learns:
+        raise Impossible(f"The output of stage {action.stage} has no graph (detached, or made "
+                         "under no_grad), so no gradient can go back: return it with its graph.")
+    if action.micro_batch == 0 and action[1:] in later:
+        refuse_used_twice(action.stage, y, later[action[1:]].postponed)
+
+
+def refuse_loss(micro_batch: int, loss) -> None:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return
+    what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor)
+            else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
+            else "a tensor without a graph (detached, or of weights that are all frozen)")
+    raise Impossible(f"loss_fn gave {what} for micro-batch {micro_batch}: let it return a scalar "
+                     "tensor with its graph.")
 
 
 def gradient(action: Action, x: Tensor) -> Tensor:
     """dL/dx of a stage's input, for the stage before."""
     if x.grad is None:
-        raise Impossible(f"The output of stage {action.stage} does not depend on its input, so no gradient can go back: let it use its input.")
+        raise Impossible(f"The output of stage {action.stage} does not depend on its input, so no "
+                         "gradient can go back: let it use its input.")
     return x.grad
 
 
-def refuse_used_twice(action: Action, y: Tensor, postponed: Iterable[Tensor]) -> None:
-    """A weight whose gradient comes partly in I and partly in W would have its hooks run on parts of it."""
-    now, later = parameters_below([y]), parameters_below(postponed)
-    if both := now & later:
-        raise Impossible(f"A weight of shape {tuple(both.pop().shape)} of stage {action.stage} is used by a Linear or an Embedding and elsewhere too, so "
-                         "that halves of its gradient would come in I and in W: take a schedule that does not split the backward.")
+def refuse_used_twice(stage: int, y: Tensor, postponed: Iterable[Tensor]) -> None:
+    """A weight whose gradient comes half in I and half in W would have its hooks run on halves."""
+    if both := parameters_below([y]) & parameters_below(postponed):
+        raise Impossible(f"A weight of shape {tuple(both.pop().shape)} of stage {stage} is used by "
+                         "a Linear or an Embedding and elsewhere too, so that halves of its "
+                         "gradient would come in I and in W: choose whole backwards.")
 
 
 def parameters_below(tensors: Iterable[Tensor]) -> set[Tensor]:
     """The leaves with a gradient that these were computed from."""
     tensors = [tensor for tensor in tensors if tensor.requires_grad]
-    found, nodes = {tensor for tensor in tensors if tensor.is_leaf}, [tensor.grad_fn for tensor in tensors if not tensor.is_leaf]
+    found = {tensor for tensor in tensors if tensor.is_leaf}
+    nodes = [tensor.grad_fn for tensor in tensors if not tensor.is_leaf]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
