@@ -35,10 +35,9 @@ from .core import MEMORY_KINDS, Alive
 from .runtime.balance import APART, Balance, together
 from .runtime.group import Alone
 from .runtime.ledger import Ledger, words
-from .schedule import Action, name_of
+from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
-PLAIN = {"weights", "master", "gradients", "optimizer", "buffers", "inputs"}  # what modules and optimizers hold, and a batch
 
 
 class Work(NamedTuple):
@@ -160,12 +159,13 @@ class DryRank:
 
     @contextmanager
     def span(self, step, version: int | None = None):
-        name = step if isinstance(step, str) else name_of((step,) if isinstance(step, Action) else tuple(step))
+        step = (step,) if isinstance(step, (str, Action)) else tuple(step)
+        kind, name = (step[0], step[0]) if isinstance(step[0], str) else (kind_of(step), name_of(step))
         ledger, journal, before = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name, ledger.pending or not self._hooked)
+        ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
         yield
-        read = ledger.end(not self._hooked or "U" in name)
+        read = ledger.end(look=not self._hooked or kind not in "AB")
         journal.action = ""
         walls = sorted({wall for readings in read.values() for wall, _ in readings})
         now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
@@ -187,10 +187,10 @@ class DryRank:
         return self._before
 
     def watch(self, holdings) -> None:
-        """Each look at what is held takes as long as an action of a small model. Where only weights, their gradients and an optimizer
-        hold anything, hooks tell of gradients, so that only updates and what happens between actions need looks."""
+        """Each look at what is held takes as long as an action of a small model. An advance makes nothing that is declared, and a
+        backward only gradients, of which hooks tell where weights have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
-        if not set(declared) - PLAIN and not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+        if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
