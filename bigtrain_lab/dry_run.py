@@ -268,8 +268,6 @@ class Operators:
         way = VIEW if aliases and all(each and not each.is_write for each in aliases) else CALL
         if len(aliases) == 1 and aliases[0] and aliases[0].is_write and name.endswith("_") and torch.Tag.inplace_view not in operator.tags:
             way = IN_PLACE if name.split("::")[1] not in ("set_", "resize_", "resize_as_") else CALL
-        elif name in ("aten::_unsafe_view", "aten::empty"):
-            way = VIEW
         elif aliases and not any(aliases) and not schema.is_mutable and all(str(value.type) == "Tensor" for value in returns):
             way = PURE
         self._ways[operator] = way
@@ -303,12 +301,11 @@ class Operators:
         if way is IN_PLACE:
             looks = ()
         elif isinstance(tensors, tuple) and all(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in tensors):
-            given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-            storages = [t.untyped_storage() for t in tensors]
+            given, storages = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
             looks = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
-            plain = all(s.nbytes() == torch.empty_strided(*look[:2], dtype=look[2], device=META).untyped_storage().nbytes()
-                        for s, look in zip(storages, looks))
-            if not plain or given & {s._cdata for s in storages} or len({s._cdata for s in storages}) < len(storages):
+            plain = all(t.untyped_storage().nbytes() == torch.empty_strided(shape, stride, dtype=dtype, device=META).untyped_storage().nbytes()
+                        for t, (shape, stride, dtype) in zip(tensors, looks))
+            if not plain or given & storages or len(storages) < len(tensors):
                 self._ways[operator] = CALL
                 return result
         else:
@@ -335,6 +332,8 @@ class Operators:
         if not made or name.startswith(("empty", "new_empty")):
             return  # nothing that the device does
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_meta]
+        if not operator._schema.is_mutable and storages_of(made) <= storages_of(given):
+            return  # a view that does not say so
         if formula := flop_registry.get(operator.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
         else:
@@ -347,6 +346,10 @@ class Operators:
                 given, written = given[1:], given[-1].nbytes
             self.moved_bytes += written + sum(t.nbytes for t in given)
         self.operators += 1
+
+
+def storages_of(values) -> set[int]:
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
 
 # Where torch's meta kernel and the CPU's make other storages: the statistics of a norm in half are in half; a mean of squares keeps all.

@@ -12,6 +12,7 @@ from tests.unit.followed import first_difference
 SMALL = dict(layers=1, width=16, heads=2, sequence=16, dtype="float64")
 SETTINGS = {
     "short last window": dict(),
+    "last window of one": dict(micro_batches=5, optimizer="momentum"),
     "one micro-batch": dict(accumulation=1, micro_batches=2, sequences=3),
     "divides, clipped, sgd": dict(micro_batches=8, clip=0.1, optimizer="sgd", hardware="a100-nvlink"),
     "mean of means": dict(rule="mean of means", optimizer="momentum", spread=4.0),

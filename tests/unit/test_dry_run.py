@@ -4,6 +4,7 @@ import random
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.dry_run import DryRun, dry_run
+from bigtrain_lab.dry_run import DryRank, DryRun, Journal, Operators, dry_run
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_steps, layered_mlp, mlp_steps,
                                  parameter_bytes, parameter_shapes, parameters, peak_bytes, saved_bytes, theory)
@@ -315,6 +316,48 @@ def test_moved_bytes_are_near_what_the_operators_move(first, last, dropout):
     run = slice_run(config, first, last, batch, "sgd").actions
     assert run["0F0"].work.moved_bytes == pytest.approx(forwards.bytes, rel=0.01)
     assert run["0B0"].work.moved_bytes == pytest.approx(backwards.bytes, rel=0.01)
+
+
+# Any program, against a ledger of the same with values
+
+def really(program):
+    """The actions of the program on the CPU, with values."""
+    class Real(DryRank):
+        device = torch.device("cpu")
+
+    journal, operators = Journal(), Operators()
+    ledger = Ledger(device=Real.device, wall=count(1).__next__, balance=journal)
+    with ledger:
+        program(rank := Real(ledger, operators, journal))
+    return rank.actions
+
+
+ODD = {
+    "views in place": lambda x: x.clone().t_().unsqueeze_(0).squeeze_() * x.T,
+    "a view that does not say so": lambda x: x.view(2, 2, 8) @ x.view(2, 8, 2),
+    "a mean of squares": lambda x: nn.functional.mse_loss(x, x.detach() + 1),
+    "several results": lambda x: torch.stack([part.sin() for part in x.split(2)]) + x.max(0).values,
+    "into what is given": lambda x: torch.add(x.detach(), 1, out=torch.empty(0, device=x.device)) * x,
+    "rows by number": lambda x: x[torch.tensor([0, 2, 2], device=x.device)] * x.index_select(0, torch.tensor([1, 1, 3], device=x.device)),
+    "a convolution": lambda x: nn.functional.conv1d(x[None], x.new_ones(3, 4, 2)),
+    "norms in half": lambda x: nn.functional.layer_norm(x.half(), (8,), x.new_ones(8).half()),
+    "batch norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_any_program_holds_what_its_dry_run_says(odd):
+    def program(rank):
+        w = nn.Parameter(torch.ones(4, 8, device=rank.device))
+        rank.watch(lambda: {"weights": {"w": w}, "gradients": {"w gradient": w.grad} if w.grad is not None else {}})
+        for step in range(2):
+            with rank.span(f"F{step}"):
+                y = ODD[odd](w * 2)
+            with rank.span(f"B{step}"):
+                y.float().sum().backward()
+    found, expected = dry_run(program).actions, really(program)
+    for name in expected:
+        assert found[name]._replace(work=None) == expected[name]._replace(work=None), name
 
 
 # The value, and the rank
