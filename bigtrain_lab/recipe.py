@@ -184,7 +184,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             for optimizer in chain(*optimizers.values()):
                 precision.unscale_(optimizer)
             if recipe.clip:
-                clip_grad_norm(precision.parameters(), recipe.clip, group, copies=pipeline.copies)
+                clip_grad_norm(precision.parameters(), recipe.clip, group)
         stepped = precision.step(*optimizers[stage])
         for optimizer in optimizers[stage]:
             optimizer.zero_grad()

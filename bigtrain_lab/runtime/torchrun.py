@@ -13,13 +13,12 @@
 import hashlib
 import inspect
 import json
-import os
 import platform
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -34,7 +33,7 @@ import torch.distributed as dist
 from ..core import Cost, Impossible, Link, Mesh, write_whole
 from ..schedule import Action
 from . import border, peers
-from .board import Board, run_of, say
+from .board import Board, run_of
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED, forget
@@ -200,12 +199,23 @@ class Team:
         where = f"Rank {self.index} on {self.me.host} cannot connect to the other ranks over {name or 'its network'}"
         mend = ("let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to the interface that "
                 "`bigtrain doctor --peer` names there.")
-        store = dist.PrefixStore("gloo", self.board.store)
-        try:
-            with watched(self.board, mend):
-                dist.init_process_group(self.devices.backend, store=store, rank=self.index, world_size=self.place.ranks, timeout=timedelta(days=7))
-        except (RuntimeError, ValueError) as error:
-            raise Impossible(f"{where} ({str(error).splitlines()[0][:160]}): {mend}") from error
+        own, failed = self.board.clone(), []  # a store serves one caller at a time
+        store = dist.PrefixStore("gloo", own.store)
+
+        def connect():  # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
+            try:
+                dist.init_process_group(self.devices.backend, store=store, rank=self.index,
+                                        world_size=self.place.ranks, timeout=timedelta(days=7))
+                own.post(f"connected {self.index}", True)
+            except (RuntimeError, ValueError) as error:
+                failed.append(str(error).splitlines()[0][:160])
+
+        connecting = threading.Thread(target=connect, daemon=True)
+        connecting.start()
+        self.board.wait(lambda: not connecting.is_alive(),
+                        lambda rank: self.board.peek(f"connected {rank}"), CONNECT_S, mend)
+        if failed:
+            raise Impossible(f"{where} ({failed[0]}): {mend}")
 
     def _offsets(self, when: str) -> dict[str, Offset]:
         own = offsets(self.index, [member.clock for member in self.members])
@@ -238,31 +248,6 @@ def readable(path: Path) -> bool:
         return bool(path.read_bytes())
     except OSError:
         return False
-
-
-@contextmanager
-def watched(board: Board, mend: str):
-    """Around the connecting of all ranks: no call of gloo's can be interrupted, so where a rank ends or
-    does not come, say so and end this process."""
-    connected = threading.Event()
-
-    def watch():
-        own = board.clone()
-        try:
-            own.wait(connected.is_set, lambda rank: own.peek(f"connected {rank}"), CONNECT_S, mend)
-        except Impossible as error:
-            say(str(error))
-            own.job.stay(waits=False)
-            os._exit(2)
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-        board.post(f"connected {board.index}", True)
-    finally:
-        connected.set()
-        watching.join()
 
 
 # -- what ranks tell each other ----------------------------------------------------------------
