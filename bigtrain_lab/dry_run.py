@@ -50,9 +50,11 @@ class Work(NamedTuple):
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(sum, zip(self, other)))
 
-    def seconds(self, hardware, dtype: str) -> float:
-        """On this hardware, with products in this format."""
-        return hardware.seconds(self.flops, self.moved_bytes, dtype, self.operators)
+    def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
+        """On this hardware, with products in this format. `tensors`: of an update, in which torch on a GPU launches each operator
+        once for all of them (foreach)."""
+        launched = -(-self.operators // max(1, tensors)) if hardware.launches_ahead else self.operators
+        return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
 
 
 class Acted(NamedTuple):
@@ -97,11 +99,9 @@ class DryRun:
         return sum((self.actions[name].work for name in names), Work())
 
     def seconds(self, name: str, hardware, dtype: str) -> float:
-        """Of an action on this hardware. On a GPU torch launches each operator of an update once for all weights (foreach)."""
-        work = self.actions[name].work
-        if "U" in name and hardware.launches_ahead:
-            work = work._replace(operators=-(-work.operators // max(1, sum(row.kind == "weights" for row in self.alive))))
-        return work.seconds(hardware, dtype)
+        """Of an action on this hardware."""
+        tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
+        return self.actions[name].work.seconds(hardware, dtype, tensors)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))
