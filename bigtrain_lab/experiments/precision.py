@@ -135,7 +135,7 @@ class Precision(OneDevice):
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade),
-            Quantity("peak memory", "B", lambda t: None if t.clock == "predicted" else peak_bytes(t), exact=False),
+            Quantity("peak memory", "B", peak_bytes, apart=lambda t: "a step was skipped" if last(t, "skipped steps") else ""),
             Quantity("activations saved", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("checkpoint", "B", checkpoint_bytes, apart=self.unmade),
             Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
