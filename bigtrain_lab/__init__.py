@@ -9,6 +9,7 @@ _HOMES = {
     "core": ("Cost", "Hardware", "Impossible", "Mesh", "Trace"),
     "schedule": ("Action", "Schedule"),
     "runtime": ("Group", "Run", "RankFailed", "launch"),
+    "recipe": ("Recipe",),
     "experiments": ("Experiment",),
     "player": ("Player",),
     "panel": ("Panel", "show"),

@@ -16,9 +16,10 @@ and a GPU's fused optimizers are not seen.
 Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the formulas of the FLOPs.
 """
 
+import gc
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -32,8 +33,9 @@ from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive
 from .runtime.balance import APART, Balance, together
+from .runtime.group import Alone
 from .runtime.ledger import Ledger, words
-from .schedule import Action, name_of
+from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
 
@@ -48,9 +50,11 @@ class Work(NamedTuple):
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(sum, zip(self, other)))
 
-    def seconds(self, hardware, dtype: str) -> float:
-        """On this hardware, with products in this format."""
-        return hardware.seconds(self.flops, self.moved_bytes, dtype)
+    def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
+        """On this hardware, with products in this format. `tensors`: of an update, in which torch on a GPU launches each operator
+        once for all of them (foreach)."""
+        launched = -(-self.operators // max(1, tensors)) if hardware.launches_ahead else self.operators
+        return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
 
 
 class Acted(NamedTuple):
@@ -94,6 +98,11 @@ class DryRun:
         """Of these actions together."""
         return sum((self.actions[name].work for name in names), Work())
 
+    def seconds(self, name: str, hardware, dtype: str) -> float:
+        """Of an action on this hardware."""
+        tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
+        return self.actions[name].work.seconds(hardware, dtype, tensors)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))
 
@@ -123,9 +132,15 @@ def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Jour
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
-    with ledger:
-        program(rank)
-        ledger.changes()
+    collects = gc.isenabled()
+    gc.disable()  # a search for cycles in all that is there takes as long as the dry run
+    try:
+        with ledger:
+            program(rank)
+            ledger.changes()
+    finally:
+        if collects:
+            gc.enable()
     at_peak = together(ledger.at_peak())
     return DryRun(rank.start, rank.actions, tuple(row._replace(start=0) for row in at_peak), *rank.peak, tuple(journal.rises)), journal
 
@@ -140,16 +155,17 @@ class DryRank:
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.peak: tuple[str, int | None] = "", None
-        self._highest = 0
+        self._before, self._highest, self._hooked = {}, 0, False
 
     @contextmanager
     def span(self, step, version: int | None = None):
-        name = step if isinstance(step, str) else name_of((step,) if isinstance(step, Action) else tuple(step))
+        step = (step,) if isinstance(step, (str, Action)) else tuple(step)
+        kind, name = (step[0], step[0]) if isinstance(step[0], str) else (kind_of(step), name_of(step))
         ledger, journal, before = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name)
+        ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
         yield
-        read = ledger.end()
+        read = ledger.end(look=not self._hooked or kind not in "AB")
         journal.action = ""
         walls = sorted({wall for readings in read.values() for wall, _ in readings})
         now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
@@ -171,9 +187,23 @@ class DryRank:
         return self._before
 
     def watch(self, holdings) -> None:
-        self._ledger.holdings = holdings
+        """Each look at what is held takes as long as an action of a small model. An advance makes nothing that is declared, and a
+        backward only gradients, of which hooks tell where weights have no masters: after these there is no look."""
+        self._ledger.holdings, declared = holdings, holdings()
+        if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+            self._hooked = True
+            for name, weight in weights.items():
+                if weight.requires_grad:
+                    weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._arrived(name, weight.grad))
         self.start = self._levels("start", [])
         self._journal.end("")
+
+    def group(self, axis: str | None = None) -> Alone:
+        return Alone(META, self.span)
+
+    def _arrived(self, name: str, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # another hook may have taken it
+            self._ledger.became_gradient(name, gradient)
 
     def log(self, name: str, value) -> None:
         pass
@@ -191,6 +221,7 @@ class DryRank:
 
 VIEW, CALL, IN_PLACE, PURE = "a view", "anything", "its first argument", "new tensors"
 INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}  # read no more of their first than they return
+SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}  # write no more of it than they are given
 UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}  # of their first, which they only write
 
 
@@ -212,11 +243,14 @@ class Operators:
         if way is VIEW:
             return operator(*args, **kwargs)
         key = self._key(operator, args, kwargs) if way is not CALL and args else None
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a list of something, or a generator
+            key = None
         if key is None:
             return self._called(operator, args, kwargs)
         if self._unobserved and operator in WRITTEN_IN_PLACE and torch._C._current_graph_task_id() != -1:
             return args[0]
-        known = self._known.get(key)
         if known is None:
             return self._first(key, way, operator, args, kwargs)
         alone, looks, flops, moved, started = known
@@ -234,8 +268,6 @@ class Operators:
         way = VIEW if aliases and all(each and not each.is_write for each in aliases) else CALL
         if len(aliases) == 1 and aliases[0] and aliases[0].is_write and name.endswith("_") and torch.Tag.inplace_view not in operator.tags:
             way = IN_PLACE if name.split("::")[1] not in ("set_", "resize_", "resize_as_") else CALL
-        elif name in ("aten::_unsafe_view", "aten::empty"):
-            way = VIEW
         elif aliases and not any(aliases) and not schema.is_mutable and all(str(value.type) == "Tensor" for value in returns):
             way = PURE
         self._ways[operator] = way
@@ -243,27 +275,23 @@ class Operators:
 
     @staticmethod
     def _key(operator, args, kwargs):
-        """The operator with what its arguments look like; None where any is no plain meta tensor, number or name."""
+        """The operator with what its arguments look like; None where the first is no meta tensor."""
         first = args[0]
         if not isinstance(first, torch.Tensor):
             first = first[0] if isinstance(first, list) and first else None
-        if not isinstance(first, torch.Tensor) or first.device.type != "meta":
+        if not isinstance(first, torch.Tensor) or not first.is_meta:
             return None
         looks = [operator]
         for value in args:
             if isinstance(value, torch.Tensor):
-                looks.append((value.shape, value.stride(), value.dtype, value.device.type))
+                looks.append((value.shape, value.stride(), value.dtype, value.is_meta))
             elif isinstance(value, (list, tuple)):
                 looks.append(tuple((v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in value))
             else:
                 looks.append(value)
         if kwargs:
             looks += kwargs.items()
-        try:
-            hash(key := tuple(looks))
-        except TypeError:
-            return None
-        return key
+        return tuple(looks)
 
     def _first(self, key, way, operator, args, kwargs):
         """Called for the first time with such arguments. A result that is a view, or is more than its shape tells, is not remembered."""
@@ -273,12 +301,11 @@ class Operators:
         if way is IN_PLACE:
             looks = ()
         elif isinstance(tensors, tuple) and all(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in tensors):
-            given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-            storages = [t.untyped_storage() for t in tensors]
+            given, storages = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
             looks = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
-            plain = all(s.nbytes() == torch.empty_strided(*look[:2], dtype=look[2], device=META).untyped_storage().nbytes()
-                        for s, look in zip(storages, looks))
-            if not plain or given & {s._cdata for s in storages} or len({s._cdata for s in storages}) < len(storages):
+            plain = all(t.untyped_storage().nbytes() == torch.empty_strided(shape, stride, dtype=dtype, device=META).untyped_storage().nbytes()
+                        for t, (shape, stride, dtype) in zip(tensors, looks))
+            if not plain or given & storages or len(storages) < len(tensors):
                 self._ways[operator] = CALL
                 return result
         else:
@@ -294,8 +321,8 @@ class Operators:
             self.copied(host)
             return host
         result = operator(*args, **kwargs)
-        if operator is LAYER_NORM and args[2] is not None:  # in half, where meta has its statistics in float32
-            result = result[0], *(each.to(args[2].dtype) for each in result[1:])
+        if operator in AS_ON_CPU:
+            result = AS_ON_CPU[operator](result, *args)
         self._count(operator, args, kwargs, result)
         return result
 
@@ -305,6 +332,8 @@ class Operators:
         if not made or name.startswith(("empty", "new_empty")):
             return  # nothing that the device does
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_meta]
+        if not operator._schema.is_mutable and storages_of(made) <= storages_of(given):
+            return  # a view that does not say so
         if formula := flop_registry.get(operator.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
         else:
@@ -313,11 +342,22 @@ class Operators:
                 given = given[1:]
             elif name in INDEXED:
                 given = [*given[1:], *made]
+            elif name in SCATTERED:
+                given, written = given[1:], given[-1].nbytes
             self.moved_bytes += written + sum(t.nbytes for t in given)
         self.operators += 1
 
 
-LAYER_NORM = torch.ops.aten.native_layer_norm.default
+def storages_of(values) -> set[int]:
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
+
+
+# Where torch's meta kernel and the CPU's make other storages: the statistics of a norm in half are in half; a mean of squares keeps all.
+AS_ON_CPU = {
+    torch.ops.aten.native_layer_norm.default: lambda result, x, shape, weight, *_: (
+        result[0], *(each.to(x.dtype if weight is None else weight.dtype) for each in result[1:])),
+    torch.ops.aten.mse_loss.default: lambda result, x, *_: x.new_empty(x.numel()).as_strided(result.shape, result.stride()),
+}
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient of a gather.
 WRITTEN_IN_PLACE = {torch.ops.aten.add.Tensor, torch.ops.aten.scatter_add.default}
 

@@ -34,17 +34,19 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
     given = [traces[clock] for clock in CLOCKS if clock in traces]
     first = traces[clock or (run.clock if run and run.clock in traces else given[0].clock)]
     whole = not first.settings.get("unfinished")
-    ended = [] if run is None or run.state == "done" else [table.trouble(run.diagnosis or STILL, run)]
+    ended = [table.trouble(run.diagnosis or STILL, run)] if run and run.state != "done" else []
     style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE])
     script = f'\n{Player._esm}\n{(HERE / "page.js").read_text(encoding="utf-8")}'
     name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
     written = PAGE.substitute(
-        version=__version__, style=style, style_hash=allowed(style), script=script, script_hash=allowed(script),
+        version=__version__, style=style, style_hash=allowed(style),
+        script=script, script_hash=allowed(script),
         title=escape(f"{name}, {counted(first.ranks, 'rank')}"), heading=escape(experiment.question if experiment else name),
         about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
         trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
         tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
-        results=results(given, experiment, whole), told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run)) if run and whole else "", settings=settings(first, experiment),
+        results=results(given, experiment, whole), settings=settings(first, experiment),
+        told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run)) if run and whole else "",
         again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n' if experiment else "",
         data=data(given, first.clock, experiment))
     return written.encode(errors="replace").decode()  # a path may hold half characters, which no file of text can

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import NamedTuple
 
 from .core import Impossible, Mesh
@@ -19,8 +19,8 @@ from .schedule import KINDS, Action, Schedule, Step
 
 
 class Message(NamedTuple):
-    """What a Send carries: its name, the kind and stage by which the Cost prices it, and its bytes where it states them.
-    An Action is a message too, one that states no bytes."""
+    """What a Send carries: its name, the kind and stage by which the Cost prices it, and its
+    bytes where it states them. An Action is a message too, one that states no bytes."""
 
     name: str
     kind: str = "message"
@@ -32,8 +32,8 @@ class Message(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's first action. `beside`: the plan lets it
-    run while another lane of its rank communicates."""
+    """Occupy the lane for cost.duration(step); `version` is the weight version of the step's
+    first action. `beside`: the plan lets it run while another lane of its rank communicates."""
 
     step: Step
     version: int | None = None
@@ -41,7 +41,8 @@ class Compute(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send an Action's result, or a Message, to the lane of the same name on rank `dst`; this lane does not wait."""
+    """Send an Action's result, or a Message, to the lane of the same name on rank `dst`; this
+    lane does not wait."""
 
     dst: int
     message: Action | Message
@@ -67,8 +68,9 @@ class Wait(NamedTuple):
 
 
 class Together(NamedTuple):
-    """A collective of the backend: it ends for all `ranks` at the latest of their issues plus its cost. `bytes` is the whole tensor;
-    of a broadcast the first rank is the source."""
+    """A collective of the backend: it ends for all `ranks` at the latest of their issues plus
+    its cost. `bytes` is the whole tensor; of a broadcast the first rank is the source. One rank
+    alone has nothing to wait for: no event."""
 
     name: str
     kind: str
@@ -76,7 +78,8 @@ class Together(NamedTuple):
     ranks: tuple[int, ...]
 
     def arriving(self, rank: int) -> tuple[int, int] | None:
-        """(src, bytes) of what reaches the rank if the ranks are a ring in order of their numbers; None where nothing does."""
+        """(src, bytes) of what reaches the rank if the ranks are a ring in order of their
+        numbers; None where nothing does."""
         ring = sorted(self.ranks)
         share = ceil(port_share(self.kind, len(ring)) * self.bytes)
         if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
@@ -85,11 +88,13 @@ class Together(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Answer the requests of other ranks by time: next comes that of the smallest (issue, place), once none can still come before it.
-    Each source sends `ask(place, number)`, number 0, 1, ..., and waits for `answer(place, number)`; its place is that in `sources`.
+    """Answer the requests of other ranks by time: next comes that of the smallest (issue, place),
+    once none can still come before it. Each source sends `ask(place, number)`, number 0, 1, ...,
+    and waits for `answer(place, number)`; its place is that in `sources`.
 
     requests   how many each source makes; one that made all has left
-    bound      an answer waits until each source that has not left has made all but `bound` as many requests; None: it never waits
+    bound      an answer waits until each source that has not left has made all but `bound` as
+               many requests; None: it never waits
     """
 
     sources: tuple[int, ...]
@@ -107,25 +112,29 @@ class Serve(NamedTuple):
 
 
 class Turns:
-    """Whose turn it is at a server: the same rule for the simulator and the real one. Source: Chandy and Misra 1979, Distributed
-    Simulation: a message is safe to take once every other sender's clock is known to be past it."""
+    """Whose turn it is at a server: the same rule for the simulator and the real one. Source:
+    Chandy and Misra 1979, Distributed Simulation: a message is safe to take once every other
+    sender's clock is known to be past it."""
 
     def __init__(self, op: Serve):
         self._op = op
         self.made = [0] * len(op.sources)  # requests that were taken, by place
         self._in_hand: dict[int, int] = {}  # place -> the issue of its next request
         self._owed: dict[int, int] = {}  # place -> its request that was not answered yet
-        self._not_before = [0] * len(op.sources)  # when the last answer arrives: no request is issued before
+        self._not_before = [0] * len(op.sources)  # no request is issued before the last answer arrives
 
     @property
     def over(self) -> bool:
         return self.made == list(self._op.requests)
 
     def wanted(self) -> int | None:
-        """The place whose next request must be in hand before any is taken; None where one may be."""
-        live = [p for p, most in enumerate(self._op.requests) if self.made[p] < most and p not in self._in_hand and p not in self._owed]
+        """The place whose next request must be in hand before any is taken; None where one may
+        be."""
+        known = self._in_hand.keys() | self._owed.keys()
+        live = {p for p, most in enumerate(self._op.requests) if self.made[p] < most} - known
         first = min(self._in_hand.values(), default=None)
-        return min((p for p in live if first is None or self._not_before[p] <= first), key=lambda p: (self._not_before[p], p), default=None)
+        earlier = [(self._not_before[p], p) for p in live if first is None or self._not_before[p] <= first]
+        return min(earlier)[1] if earlier else None
 
     def has(self, place: int, issue: int) -> None:
         self._in_hand[place] = issue
@@ -140,8 +149,9 @@ class Turns:
 
     def due(self) -> list[tuple[int, int]]:
         """(place, number) of the answers that need wait no longer."""
-        slowest = min((made for made, most in zip(self.made, self._op.requests) if made < most), default=None)
-        return [(p, n) for p, n in sorted(self._owed.items()) if self._op.bound is None or slowest is None or n + 1 - slowest <= self._op.bound]
+        left = [made for made, most in zip(self.made, self._op.requests) if made < most]
+        ahead = inf if self._op.bound is None or not left else min(left) + self._op.bound
+        return [(place, number) for place, number in sorted(self._owed.items()) if number < ahead]
 
     def answered(self, place: int, arrives: int) -> None:
         del self._owed[place]
@@ -157,33 +167,39 @@ class Plan:
     steps: int = 1
 
     def placed(self, mesh: Mesh, *axes: str) -> "Plan":
-        """The plan along these axes of the mesh, once for each place on the others: one of 2 ranks on each row of Mesh(dp=2, pp=2)
-        by .placed(mesh, "pp"). Impossible where the axes have another number of ranks."""
+        """The plan along these axes of the mesh, once for each place on the others: one of 2
+        ranks on each row of Mesh(dp=2, pp=2) by .placed(mesh, "pp"). Impossible where the axes
+        have another number of ranks."""
         sizes = dict(mesh.axes)
         if unknown := [axis for axis in axes if axis not in sizes]:
-            raise Impossible(f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}.")
-        if prod(sizes[axis] for axis in axes) != self.ranks:
-            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {prod(sizes[axis] for axis in axes)} along "
+            raise Impossible(f"This mesh has no axis {unknown[0]!r}: "
+                             f"place the plan along {', '.join(sizes)}.")
+        if (size := prod(sizes[axis] for axis in axes)) != self.ranks:
+            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {size} along "
                              f"{', '.join(axes) or 'no axis'}: make them equal.")
         others = [axis for axis in sizes if axis not in axes]
         own, lanes = list(places(sizes, axes)), {}
         for elsewhere in places(sizes, others):
             at = [mesh.rank(**elsewhere, **place) for place in own]
-            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops) for (rank, lane), ops in self.lanes.items()}
+            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops)
+                      for (rank, lane), ops in self.lanes.items()}
         return Plan(lanes, mesh.size, self.steps)
 
     def joined(self, *others: "Plan") -> "Plan":
-        """These plans as one: each lane does its part of the first, then of the next. Impossible where they are of different numbers
-        of steps, or two of them have one name for two things."""
+        """These plans as one: each lane does its part of the first, then of the next. Impossible
+        where they are of different numbers of steps, or two of them have one name for two
+        things."""
         plans, seen, lanes = (self, *others), {}, {}
         if len({plan.steps for plan in plans}) > 1:
-            raise Impossible(f"These plans are of {', '.join(str(plan.steps) for plan in plans)} training steps: join plans of as many.")
+            steps = ", ".join(str(plan.steps) for plan in plans)
+            raise Impossible(f"These plans are of {steps} training steps: join plans of as many.")
         for number, plan in enumerate(plans):
             for (rank, lane), ops in plan.lanes.items():
                 for op in ops:
                     for what in names(op, rank, lane):
                         if seen.setdefault(what, number) != number:
-                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: give it another name in one of them.")
+                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: "
+                                             "give it another name in one of them.")
                 lanes[rank, lane] = lanes.get((rank, lane), ()) + tuple(ops)
         return Plan(lanes, max(plan.ranks for plan in plans), self.steps)
 
@@ -208,7 +224,8 @@ def moved(op, at: list[int]):
 
 
 def names(op, rank: int, lane: str) -> Iterator[tuple]:
-    """What an operation calls by a name that a plan may use once, each as a tuple that ends with the name."""
+    """What an operation calls by a name that a plan may use once, each as a tuple that ends with
+    the name."""
     match op:
         case Compute(step):
             yield from ((rank, action) for action in step)

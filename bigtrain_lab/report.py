@@ -159,10 +159,11 @@ def reported(trace: Trace) -> list[str]:
 
 
 def cost_of(run) -> list[str]:
-    """What the ranks of a run reported, what it cost, and how far its machines' clocks were apart: a sentence each."""
+    """What the ranks reported, what the run cost, how far its clocks were apart."""
     from .runtime.offset import told
 
-    return [*reported(run.trace()), summary(run.summary()), *filter(None, [told(run.settings.get("hosts", []))])]
+    clocks = told(run.settings.get("hosts", []))
+    return [*reported(run.trace()), summary(run.summary()), *([clocks] if clocks else [])]
 
 
 def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:

@@ -9,7 +9,9 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 from collections import defaultdict, deque
 
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
-from .plan import Compute, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower
+from .plan import (
+    Compute, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower,
+)
 from .schedule import Action, Schedule, kind_of, name_of
 
 
@@ -45,7 +47,8 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
     def post(what, time):
         if what in posted:
-            raise Impossible(f"Rank {key[0]} sends or launches {what[0]} twice: give each message a name of its own.")
+            raise Impossible(f"Rank {key[0]} sends or launches {what[0]} twice: "
+                             "give each message a name of its own.")
         posted[what] = time
         if what in waiting:
             ready.extend(waiting.pop(what))
@@ -70,8 +73,9 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 if what not in posted:
                     break
                 _, stamp, size = posted[what]
-                arrived = lane.receive(stamp, cost.link(op.src, rank), size)
-                events.append(Transfer(rank, lane_name, op.message.kind, op.message.name, stamp, arrived, op.src, size))
+                arrived = lane.receive(stamp, cost.link(op.src, rank, lane_name), size)
+                about = op.message.kind, op.message.name
+                events.append(Transfer(rank, lane_name, *about, stamp, arrived, op.src, size))
                 continue
             if kind is Wait:
                 what = (op.label, rank)
@@ -80,10 +84,13 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 lane.wait(posted[what])
                 continue
             if kind is Together:
+                if len(op.ranks) == 1:
+                    continue
                 what = (op, lane_name)
                 issues = posted.setdefault(what, {})
                 if rank in issues and issues[rank] is None:
-                    raise Impossible(f"Rank {rank} calls {op.name} twice: give each collective a name of its own.")
+                    raise Impossible(f"Rank {rank} calls {op.name} twice: "
+                                     "give each collective a name of its own.")
                 issues.setdefault(rank, lane.now)
                 if len(issues) < len(op.ranks):
                     break
@@ -91,16 +98,19 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     posted[what, "latest"] = max(issues.values())
                     ready += waiting.pop(what)
                 latest = posted.setdefault((what, "latest"), issues[rank])
-                start, issues[rank], lane.now = issues[rank], None, latest + cost.collective(op.kind, op.bytes, op.ranks)
+                start, issues[rank] = issues[rank], None
+                lane.now = latest + cost.collective(op.kind, op.bytes, op.ranks, lane_name)
                 events.append(Span(rank, lane_name, op.kind, op.name, start, lane.now))
                 if arriving := op.arriving(rank):
-                    events.append(Transfer(rank, lane_name, op.kind, op.name, latest, lane.now, *arriving))
+                    about = op.kind, op.name
+                    events.append(Transfer(rank, lane_name, *about, latest, lane.now, *arriving))
                 continue
             if kind is Serve:
                 turns, place = serving.setdefault(key, (op, Turns(op)))[1], None
                 while not turns.over:
                     if (place := turns.wanted()) is not None:
-                        what = (op.ask(place, turns.made[place]), op.sources[place], rank, lane_name)
+                        message = op.ask(place, turns.made[place])
+                        what = (message, op.sources[place], rank, lane_name)
                         if what not in posted:
                             break
                         turns.has(place, posted[what][0])
@@ -108,21 +118,23 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     place, number = turns.take()
                     message, src = op.ask(place, number), op.sources[place]
                     _, stamp, size = posted[message, src, rank, lane_name]
-                    arrived = lane.receive(stamp, cost.link(src, rank), size)
-                    events.append(Transfer(rank, lane_name, message.kind, message.name, stamp, arrived, src, size))
+                    arrived = lane.receive(stamp, cost.link(src, rank, lane_name), size)
+                    about = message.kind, message.name
+                    events.append(Transfer(rank, lane_name, *about, stamp, arrived, src, size))
                     step = (Action("S", place, number),)
-                    events.append(Span(rank, lane_name, "S", name_of(step), *lane.compute(cost.duration(step, rank))))
+                    start, end = lane.compute(cost.duration(step, rank))
+                    events.append(Span(rank, lane_name, "S", name_of(step), start, end))
                     for place, number in turns.due():
                         message, dst = op.answer(place, number), op.sources[place]
-                        link, size = cost.link(rank, dst), cost.message_bytes(message)
+                        link, size = cost.link(rank, dst, lane_name), cost.message_bytes(message)
                         post((message, rank, dst, lane_name), (*lane.send(link, size), size))
                         turns.answered(place, lane.outgoing + link.alpha)
                 if not turns.over:
                     break
                 del serving[key]
             elif kind is Send:
-                size = cost.message_bytes(op.message)
-                post((op.message, rank, op.dst, lane_name), (*lane.send(cost.link(rank, op.dst), size), size))
+                link, size = cost.link(rank, op.dst, lane_name), cost.message_bytes(op.message)
+                post((op.message, rank, op.dst, lane_name), (*lane.send(link, size), size))
             else:  # Launch
                 post((op.label, rank), lane.now)
         else:
@@ -131,14 +143,15 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
         if position < len(ops):
             waiting[what].append(key)
     if any(position < len(plan.lanes[key]) for key, position in at.items()):
-        raise Impossible(deadlock(plan, at, {key: op.sources[turns.wanted()] for key, (op, turns) in serving.items()}))
+        asked = {key: op.sources[turns.wanted()] for key, (op, turns) in serving.items()}
+        raise Impossible(deadlock(plan, at, asked))
     return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps,
                     settings=settings)
 
 
 def deadlock(plan: Plan, at: dict, asked: dict) -> str:
-    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait that nobody answers. `asked`: the rank
-    whose request each server waits for."""
+    """Who waits for whom, lane by lane: the cycle of waits where there is one, else up to a wait
+    that nobody answers. `asked`: the rank whose request each server waits for."""
     stuck = {key: plan.lanes[key][i] for key, i in at.items() if i < len(plan.lanes[key])}
 
     def holder(key) -> tuple[int, str] | None:
@@ -150,17 +163,25 @@ def deadlock(plan: Plan, at: dict, asked: dict) -> str:
             return asked[key], lane
         if isinstance(op, Together):
             return next((other, lane) for other in op.ranks if stuck.get((other, lane)) != op)
-        later = {k: [each.label for each in plan.lanes[k][at[k]:] if isinstance(each, Launch)] for k in stuck if k[0] == rank}
-        return next((k for k, labels in later.items() if op.label in labels), None)
+        return next((k for k in stuck if k[0] == rank for each in plan.lanes[k][at[k]:]
+                     if isinstance(each, Launch) and each.label == op.label), None)
 
-    path = [min(stuck, key=lambda key: isinstance(stuck[key], Wait))]  # of several a lane that waits for another rank
+    path = [min(stuck, key=lambda key: isinstance(stuck[key], Wait))]  # one that waits for a rank
     while (following := holder(path[-1])) in stuck and following not in path:
         path.append(following)
     said = []
     for rank, lane in path[path.index(following):] if following in path else path:
         op, on = stuck[rank, lane], holder((rank, lane))
-        what = {Recv: lambda: f"{op.message} from rank {op.src}", Together: lambda: f"rank {on[0]} in {op.name}",
-                Serve: lambda: f"a request of rank {on[0]} to {op.name}",
-                Wait: lambda: op.label + ("" if on else ", which nobody launches before")}[type(op)]()  # noqa: B023  (called at once)
-        said.append(f"rank {rank} waits{'' if lane == 'compute' and not isinstance(op, Wait) else f' on lane {lane}'} for {what}")
-    return f"This plan deadlocks: {'; '.join(said)}. Change the order so that one of them can go first."
+        where = "" if lane == "compute" and not isinstance(op, Wait) else f" on lane {lane}"
+        match op:
+            case Recv(src, message):
+                what = f"{message} from rank {src}"
+            case Together():
+                what = f"rank {on[0]} in {op.name}"
+            case Serve():
+                what = f"a request of rank {on[0]} to {op.name}"
+            case Wait(label):
+                what = label + ("" if on else ", which nobody launches before")
+        said.append(f"rank {rank} waits{where} for {what}")
+    return (f"This plan deadlocks: {'; '.join(said)}. "
+            "Change the order so that one of them can go first.")

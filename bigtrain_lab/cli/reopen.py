@@ -1,7 +1,7 @@
-"""Run directories and saved traces, opened again and put side by side: settings that differ, each quantity, what the ranks returned.
+"""Run directories and saved traces, opened again and compared.
 
-What cannot be read is one sentence, and what is whole is shown. Everything is compared with the first run that is named;
-checks/differences.py finds what differs in events and arrays. Nothing here prints: screen.py shows the sentences and rows.
+What cannot be read is one sentence, and what is whole is shown. All are compared with the first run
+that is named; checks/differences.py compares events and arrays. Nothing here prints.
 """
 
 import os
@@ -22,8 +22,8 @@ PREFERRED = ("modelled", "predicted", "measured")
 
 
 class Reopened(NamedTuple):
-    """`run` is None for a trace file; `experiment` where this library does not have it, or not with these settings. `notes`
-    say what was lost, and why there is no experiment; `settings` and `ranks` are what it keeps of itself."""
+    """`run` is None for a trace file; `experiment` where this library does not have it, or not with
+    these settings. `notes` say what was lost, and why there is no experiment."""
 
     run: Run | None
     experiment: Experiment | None
@@ -56,7 +56,8 @@ def reopen(path: Path | None) -> Reopened:
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
-    return Reopened(run, experiment, {trace.clock: trace for trace in traces}, tuple(notes), settings, ranks)
+    by_clock = {trace.clock: trace for trace in traces}
+    return Reopened(run, experiment, by_clock, tuple(notes), settings, ranks)
 
 
 def answering(experiment: Experiment, traces: list[Trace], predict: bool) -> list[Trace]:
@@ -80,7 +81,7 @@ def newest() -> str:
     return f", such as the newest one here, {kept[-1]}" if kept else ""
 
 
-# -- side by side -------------------------------------------------------------------------------------------
+# -- side by side ----------------------------------------------------------------------------------
 
 
 class Side(NamedTuple):
@@ -97,7 +98,8 @@ class Side(NamedTuple):
     @property
     def name(self) -> str:
         """The experiment's."""
-        return self.opened.run.settings["name"] if self.opened.run else str(self.opened.settings.get("experiment", "?"))
+        run = self.opened.run
+        return run.settings["name"] if run else str(self.opened.settings.get("experiment", "?"))
 
     @property
     def about(self) -> str:

@@ -6,6 +6,7 @@ update. All are padded to one length, so that micro-batches cost the same, and d
 """
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -16,16 +17,17 @@ from torch import nn
 
 from ..core import Scalar, Trace, knob
 from ..data import chosen_text
-from ..models import GPT, GPTConfig, built
+from ..models import GPT, GPTConfig
+from ..models.optimizers import OPTIMIZERS
 from ..rates import peak_bytes
-from ..runtime import owned
+from ..recipe import Lens, Recipe, train
 from ..schedule import Action, B, F, Step, U
-from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, update, windows
+from ..techniques.accumulate import RULES, mean_of_means, noise_error, token_counts, windows
+from ..techniques.one_process import Sample
 from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
-from .optimizers import OPTIMIZERS
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens
@@ -128,7 +130,7 @@ class Accumulate(OneDevice):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        time, peak, loss = super().quantities
+        time, peak, _ = super().quantities
         whole, expected = self.activations(min(self.accumulation, self.micro_batches)), noise_error(mean_of_means, self.tokens())
         return (
             time, peak, Quantity("peak memory", "B", peak_bytes), Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
@@ -136,7 +138,12 @@ class Accumulate(OneDevice):
             Quantity("gradient off by, token-weighted", "%", lambda t: self.of_whole_windows(t, "error, token-weighted", 0.0, 100), exact=False),
             Quantity("gradient off by, mean of means", "%", lambda t: self.of_whole_windows(t, "error, mean of means", expected, 100), exact=False),
             Quantity("cosine, mean of means", "", lambda t: self.of_whole_windows(t, "cosine, mean of means", 1 / math.hypot(1, expected)), exact=False),
-            loss)
+            Quantity("loss, last update", "", self.last_loss, exact=False))
+
+    def last_loss(self, trace: Trace) -> float | None:
+        """Of the last update that is done; None where there is none."""
+        losses = self.by_update([event.value for event in trace.where(Scalar, name="loss")])
+        return losses[-1] if losses else None
 
     def of_whole_windows(self, trace: Trace, name: str, expected: float, times: float = 1.0) -> float | None:
         """The mean of what a run logged under a name, of its whole windows where there are any; what to expect, of a prediction."""
@@ -161,72 +168,89 @@ class Accumulate(OneDevice):
 
     # -- reality --------------------------------------------------------------------------------------------
 
-    def micro_batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def micro_batch(self, number: int) -> Sample:
         """(inputs, targets), each (sequences, sequence): the same text whatever the window, its tail left out of the targets."""
         ids, targets = chosen_text(self.text).batch(self.seed, 0, number, self.sequences, self.sequence)
         length = self.lengths(self.spread)[number % self.accumulation]
-        return ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED)
+        return Sample(ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED))
 
-    def start(self, device="cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = built(lambda: GPT(self.config, seed=self.seed), torch.device(device))
-        return model, OPTIMIZERS[self.optimizer][-1](self.learning_rate)(list(model.parameters()))
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(
+            model=lambda stage: GPT(self.config, seed=self.seed), data=self.micro_batch, loss=mean, clip=self.clip or None,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps, samples=self.micro_batches,
+            micro_batches=min(self.accumulation, self.micro_batches), weights=self.shares)
+
+    def shares(self, window: Sequence[Sample]) -> list[float]:
+        """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the rule says."""
+        return shares(self.rule, [counting(sample) for sample in window])
+
+    def by_update(self, losses: Sequence[float]) -> list[float]:
+        """The loss of each update that is done, of those of its micro-batches."""
+        lengths = self.lengths(self.spread)
+        return [sum(share * losses[n] for n, share in zip(window, shares(self.rule, [lengths[n % self.accumulation] for n in window])))
+                for window in self.windows() if window[-1] < len(losses)]
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        (model, optimizer), losses, batch = self.start(rank.device), [], []
-        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": [tensor for pair in batch for tensor in pair]})
-        for window in self.windows():
-            batch[:] = [tuple(tensor.to(rank.device) for tensor in self.micro_batch(n)) for n in window]
-            if self.compare:
-                with rank.aside():
-                    found = compared(model, batch)
-                for name, value in found.items():
-                    rank.log(name, value)
-            losses.append(update(batch, lambda each: summed(model, *each), counting, optimizer, clip=self.clip or None, rule=RULES[self.rule],
-                                 span=lambda action, first=window[0]: rank.span(action._replace(micro_batch=first + action.micro_batch))))
-            rank.log("loss", losses[-1])
-        return result(model, losses)
+        trained = train(self.recipe, rank, BesideLarge(rank) if self.compare else Lens())
+        return self.recipe.arrays(trained.weights, self.by_update(trained.losses))
 
     def reference(self) -> dict[str, np.ndarray]:
         """Each window as one large batch, in one pass; every token weighted as the rule says."""
-        (model, optimizer), losses = self.start(), []
+        model, losses = self.recipe.model(0), []
+        optimizer = self.recipe.optimizer(model.parameters())
         for window in self.windows():
             batch = [self.micro_batch(n) for n in window]
             factors = RULES[self.rule]([counting(each) for each in batch])
-            ids, targets = map(torch.cat, zip(*batch))
-            loss = (summed(model, ids, targets, "none").view(len(batch), -1).sum(1) * torch.tensor(factors, dtype=self.config.dtype)).sum()
+            ids, targets = (torch.cat([each[i] for each in batch]) for i in (0, 1))
+            loss = (mean(model(ids), targets, "none").view(len(batch), -1).sum(1) * torch.tensor(factors, dtype=self.config.dtype)).sum()
             loss.backward()
             if self.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-        return result(model, losses)
+        return self.recipe.arrays({0: dict(model.named_parameters())}, losses)
 
 
-def summed(model: nn.Module, ids_BS, targets_BS, reduction: str = "sum") -> torch.Tensor:
-    """The loss, summed over the tokens that count."""
-    return nn.functional.cross_entropy(model(ids_BS).flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction)
+def shares(rule: str, tokens: Sequence[int]) -> list[float]:
+    return [factor * count for factor, count in zip(RULES[rule](tokens), tokens)]
 
 
-def counting(micro_batch: tuple) -> int:
-    return int((micro_batch[1] != IGNORED).sum())
+def mean(logits_BSV: torch.Tensor, targets_BS: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    """The mean loss over the tokens that count."""
+    return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
-def compared(model: nn.Module, batch: list[tuple]) -> dict[str, float]:
+def counting(sample: Sample) -> int:
+    return int((sample.targets != IGNORED).sum())
+
+
+class BesideLarge(Lens):
+    """Beside the run each window is taken as one large batch too: how far is each rule's gradient from that?"""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def window(self, number, stages, samples):
+        with self.rank.aside():
+            found = compared(stages[0], samples)
+        for name, value in found.items():
+            self.rank.log(name, value)
+        return super().window(number, stages, samples)
+
+
+def compared(model: nn.Module, batch: Sequence[Sample]) -> dict[str, float]:
     """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|, and the cosine between them."""
     def gradient(loss):
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     tokens = [counting(each) for each in batch]
-    large = gradient(summed(model, *map(torch.cat, zip(*batch))) / sum(tokens))
-    parts = [gradient(summed(model, *each)) for each in batch]
+    large = gradient(mean(model(torch.cat([each.inputs for each in batch])), torch.cat([each.targets for each in batch])))
+    parts = [gradient(mean(model(each.inputs), each.targets, "sum")) for each in batch]
     told = {}
     for name, rule in RULES.items():
         found = sum(factor * part for factor, part in zip(rule(tokens), parts))
         told |= {f"error, {name}": float((found - large).norm() / large.norm()),
                  f"cosine, {name}": float(nn.functional.cosine_similarity(found, large, dim=0))}
     return told
-
-
-def result(model: nn.Module, losses: list[float]) -> dict[str, np.ndarray]:
-    return {"loss": np.array(losses), **{name: p.detach().cpu().numpy() for name, p in model.named_parameters()}}

@@ -5,33 +5,38 @@ shows what is kept and what runs again. The plan sees the layers' weights from s
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
-from math import ceil
+from math import ceil, prod
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 
 from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
-from ..models import GPT, GPTConfig, Noise, parameter_bytes, parameter_shapes
-from ..models.chains import UnevenMLP, chain_of, gpt_weights, mlp_weights
-from ..plan import Compute, Plan
+from ..dry_run import Acted, Work
+from ..models import GPTConfig, Noise, parameter_shapes
+from ..models.optimizers import OPTIMIZERS
+from ..models.chains import ChainGPT, UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
 from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
 from ..recompute_compared import compared, work_beside
 from ..recompute_optimum import frontier, smallest_budget
-from ..runtime import owned
+from ..recipe import Lens, Recipe, train
 from ..schedule import Action, Step
 from ..simulate import simulate
 from ..techniques.checkpoint import checkpoint_sequential, selective
+from ..techniques.one_process import Sample
 from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
-from .optimizers import OPTIMIZERS, state_bytes
+
+
+MOST_FOLLOWED = 100  # operations of a plan that a dry run carries out one by one, in a third of a second
 
 
 class Checkpoint(OneDevice):
@@ -95,14 +100,14 @@ class Checkpoint(OneDevice):
     def weighed(self, inside: bool) -> tuple[Chain, dict[str, tuple]]:
         """The chain, priced by the hardware, and the durations of its passes."""
         if self.model == "gpt":
-            chain, *work = gpt_weights(self.config, self.rows, inside)
+            chain, *work = gpt_weights(self.config, self.rows, selective if inside else None)
         else:
-            chain, *work = mlp_weights(self.layers, self.width, self.rows, self.dropout, self.item)
+            chain, *work = mlp_weights(self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype))
         if self.profile.textbook:  # a slot a forward; a backward two, and what it makes again
             forwards = [1] * chain.layers
             backwards = [Fraction(b.flops, f.flops) if f.flops else 2 for f, b in zip(*work)]
         else:
-            forwards, backwards = ([self.profile.seconds(*each, self.dtype) for each in passes] for passes in work)
+            forwards, backwards = ([each.seconds(self.profile, self.dtype) for each in passes] for passes in work)
         return Chain.of(*chain[:2], forwards, backwards, *chain[4:]), {"A": tuple(forwards), "F": tuple(forwards), "B": tuple(backwards)}
 
     @cached_property
@@ -128,11 +133,20 @@ class Checkpoint(OneDevice):
         """The plan of one step."""
         return self.recompute.ops(self.chain, self.budget_bytes)
 
+    @cached_property
+    def weights(self) -> list[list[int]]:
+        """The bytes of each layer's weights, tensor by tensor."""
+        if self.model == "gpt":
+            one = replace(self.config, layers=1)
+            pieces = [[prod(shape) * self.item for shape in parameter_shapes(one, i, i + 1).values()] for i in range(3)]
+            return list(repeated(pieces, self.layers))
+        sizes = uneven_widths(self.layers, self.width)
+        return [[self.item * a * b] for a, b in zip(sizes, sizes[1:])]
+
+    @property
     def weight_bytes(self) -> list[int]:
         """Of each layer."""
-        if self.model == "gpt":
-            return [parameter_bytes(self.config, i, i + 1) for i in range(self.config.pieces)]
-        return [w.numel() * self.item for w in UnevenMLP(self.layers, self.width).parameters()]
+        return list(map(sum, self.weights))
 
     # -- theory ---------------------------------------------------------------------------------------------
 
@@ -144,6 +158,13 @@ class Checkpoint(OneDevice):
     def passes(self) -> Counter:
         return Counter(op.action.stage for op in self.ops if op.action.kind != "B")
 
+    shapes: ClassVar[tuple[str, ...]] = ("plan", "budget", "layers", "model", "rows", "k", "width", "sequence", "heads", "dropout", "optimizer", "dtype")
+
+    def like(self, action: Action) -> Action:
+        passes = 1 if action.kind == "U" else self.passes[action.stage]
+        step, number = divmod(action.micro_batch, passes)
+        return action._replace(micro_batch=min(step, 1) * passes + number)
+
     def order(self) -> Iterator[Step]:
         for step in range(self.steps):
             yield from ((self.numbered(op.action, step),) for op in self.ops)
@@ -152,33 +173,50 @@ class Checkpoint(OneDevice):
     def planned(self) -> list:
         return [list(self.ops), self.recompute.inside]
 
+    @property
+    def slots(self) -> dict:
+        return {**self.weighed(self.recompute.inside)[1], "U": 0}
+
     def durations(self) -> dict:
-        touched = OPTIMIZERS[self.optimizer][2] * sum(self.weight_bytes())
-        return {**self.weighed(self.recompute.inside)[1], "U": 0 if self.profile.textbook else self.profile.seconds(0, touched, self.dtype)}
+        """A pass of a layer takes as long in whichever step, and with or without a record."""
+        if self.profile.textbook:
+            return self.slots
+        update = Work(*(self.of_update(lambda acted, number=number: acted.work[number]) for number in range(3)))
+        return {**self.slots, "U": update.seconds(self.profile, self.dtype, tensors=sum(map(len, self.weights)))}
+
+    def of_update(self, what: Callable[[Acted], int]) -> int:
+        """Something of the last update. A GPT's is found from those of two and three blocks, since all are alike."""
+        depths = (2, 3) if self.model == "gpt" else (self.layers,)
+        found = [what(other.acted(Action("U", 0, self.steps - 1))) for layers in depths
+                 for other in [self.replace(plan="keep-all", layers=layers, fault="none")]]
+        return found[0] + (self.layers - depths[0]) * (found[-1] - found[0])
 
     def resident(self):
-        return [("weights", sum(self.weight_bytes()))]
+        return [("weights", sum(self.weight_bytes))]
 
     def changes(self) -> dict:
         """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
-        The gradient of the loss, one number, is there while the backward runs."""
-        weights, levels, found = self.weight_bytes(), list(held(self.ops, self.chain)), {}
-        tensors = len(parameter_shapes(self.config, 0, self.config.pieces)) if self.model == "gpt" else self.layers
-        first_backward = turn(self.ops, self.chain.layers)
+        In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
+        weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
+        state = self.of_update(lambda acted: acted.after.get("optimizer", 0))
+        first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         for step in range(self.steps):
             before = dict.fromkeys(levels[0], 0)
             for at, (op, now) in enumerate(zip(self.ops, levels)):
-                now = {**now, "temporaries": now["temporaries"] + self.item * (at >= first_backward)}
+                now = {**now, "temporaries": now["temporaries"] + more * (at >= first_backward)}
                 gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
                 found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
                 before = now
-            state = state_bytes(self.optimizer, sum(weights), tensors)
             found[Action("U", 0, step)] = (("gradients", -sum(weights)), ("temporaries", -before["temporaries"]), *[("optimizer", state)] * (state > 0 == step))
         return found
 
+    def looked_into(self, trace: Trace) -> Trace:
+        """Of a long plan the ends of actions are predicted, and not what happens inside them."""
+        return super().looked_into(trace) if len(self.ops) <= MOST_FOLLOWED else trace
+
     def simulated(self) -> Trace:
         """The prediction without what a picture needs beside it, for those who compare many."""
-        return simulate(Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps), self.cost())
+        return simulate(self.lowered, self.cost())
 
     # -- what is told ---------------------------------------------------------------------------------------
 
@@ -219,7 +257,7 @@ class Checkpoint(OneDevice):
                 "budget": self.budget_bytes if self.recompute.needs_budget() else None}
 
     def describe(self) -> str:
-        return (f"{self.chain.layers} layers, {sum(self.weight_bytes()) // self.item / 1e6:.3g} M parameters; keeping all takes "
+        return (f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M parameters; keeping all takes "
                 f"{size(self.everything)}, the largest layer {size(max(map(self.whole.record, range(self.whole.layers))))}")
 
     @property
@@ -229,6 +267,9 @@ class Checkpoint(OneDevice):
 
     def explain(self, trace: Trace) -> list[str]:
         peak, again, (layer, times) = peak_bytes(self.ops, self.chain), advances(self.ops), self.passes.most_common(1)[0]
+        told, most = [], trace.peak_bytes(0)
+        if len(self.ops) > MOST_FOLLOWED and trace.clock == "predicted" and self.capacity_bytes and most <= self.capacity_bytes < 2 * most:
+            told.append("This prediction knows what is held where actions end. A run is limited at the very operator, and may hold more inside an action.")
         said = [f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the {size(self.everything)} that keeping all takes, and runs "
                 f"{again:,} forwards again: {work_beside(self.ops, self.chain, self.whole):.2f} times the work."]
         if again:
@@ -237,54 +278,44 @@ class Checkpoint(OneDevice):
             said.append("No layer advances: inside each block the attention's square is made again, in its backward.")
         if self.plan == "optimal" and (better := [memory for memory, cost in frontier(self.chain) if cost < extra_cost(self.ops, self.chain)]):
             said.append(f"The next better plan needs at most {size(better[0])}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}.")
-        return super().explain(trace) + said
+        return super().explain(trace) + told + said
 
     # -- reality --------------------------------------------------------------------------------------------
 
+    @property
+    def recipe(self) -> Recipe:
+        """Plain training; the chain ends in the loss, so a model's output is its loss."""
+        model = partial(ChainGPT, self.config, self.seed) if self.model == "gpt" else partial(
+            UnevenMLP, self.layers, self.width, self.dropout, self.seed, getattr(torch, self.dtype))
+        return Recipe(model=lambda stage: model(), data=self.sample, loss=lambda output, targets: output, steps=self.steps,
+                      optimizer=OPTIMIZERS[self.optimizer](self.learning_rate))
+
     def program(self, rank) -> dict[str, Any]:
-        model, optimizer, batch, losses = *self.start(rank.device), [], []
-        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": batch})
-        for step in range(self.steps):
-            batch[:] = [tensor.to(rank.device) for tensor in self.sample(step)]
-            losses.append(train(chain_of(model, Noise(self.seed, step, 0), batch[1], selective if self.recompute.inside else None), self.ops, batch[0],
-                                lambda action, step=step: rank.span(self.numbered(action, step))))
-            rank.log("loss", losses[-1])
-            with rank.span(Action("U", 0, step)):
-                optimizer.step()
-                optimizer.zero_grad()
-        return result(model, losses)
+        inside = selective if self.recompute.inside else None
 
-    def reference(self) -> dict[str, Any]:
-        """Plain training: the chain runs as it stands, and autograd keeps all."""
-        (model, optimizer), losses = self.start(), []
-        for step in range(self.steps):
-            x, targets = self.sample(step)
-            for layer in chain_of(model, Noise(self.seed, step, 0), targets):
-                x = layer(x)
-            x.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(x.item())
-        return result(model, losses)
+        def planned(model, x, noise, targets):
+            return checkpoint_sequential(chain_of(model, noise, targets, inside), self.ops, x, span=lambda action: rank.span(
+                self.numbered(action, noise.step), noise.step))
 
-    def start(self, device="cpu") -> tuple:
-        dtype = getattr(torch, self.dtype)
-        model = GPT(self.config, self.seed) if self.model == "gpt" else UnevenMLP(self.layers, self.width, self.dropout, self.seed, dtype)
-        return model.to(device), OPTIMIZERS[self.optimizer][-1](self.learning_rate)(list(model.parameters()))
+        recipe = replace(self.recipe, recompute=planned)
+        trained = train(recipe, rank, Operations(rank))
+        return recipe.arrays(trained.weights, trained.losses)
 
-    def sample(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets): text, or numbers and their sines."""
+    def sample(self, step: int) -> Sample:
+        """Text, or numbers and their sines."""
         if self.model == "gpt":
-            return chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
-        x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
-        return x, x.sin()
+            x, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
+        else:
+            x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
+            targets = x.sin()
+        return Sample(x, targets, (Noise(self.seed, step, 0), targets))
 
 
-def train(layers: list, ops: tuple[Op, ...], x: torch.Tensor, span) -> float:
-    loss = checkpoint_sequential(layers, ops, x, span=span)
-    loss.backward()
-    return loss.item()
+class Operations(Lens):
+    """Each operation of the plan is a span of its own, in place of the forward and the backward that it is part of."""
 
+    def __init__(self, rank):
+        self.rank = rank
 
-def result(model: torch.nn.Module, losses: list[float]) -> dict[str, np.ndarray]:
-    return {"loss": np.array(losses), **{name: p.detach().cpu().numpy() for name, p in model.named_parameters()}}
+    def span(self, step, version):
+        return self.rank.span(step, version) if step[0].kind == "U" else nullcontext()

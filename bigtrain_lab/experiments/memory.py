@@ -5,24 +5,23 @@ The prediction is a dry run of the same program, operator by operator, so it kno
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 
 from ..core import Trace, knob
 from ..core.peak import readings
 from ..data import chosen_text
 from ..dry_run import Account, account
-from ..models import GPT, GPTConfig, Noise, built, cross_entropy
-from ..runtime import owned
+from ..models import GPT, GPTConfig, Noise, cross_entropy
+from ..models.optimizers import OPTIMIZERS
+from ..recipe import Recipe
 from ..schedule import Action, Step
 from ..techniques import one_process
 from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice, last_loss
-from .optimizers import OPTIMIZERS
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -113,32 +112,12 @@ class MemoryExperiment(OneDevice):
 
     @property
     def make_optimizer(self):
-        return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
+        return OPTIMIZERS[self.optimizer](self.learning_rate)
 
-    def program(self, rank) -> dict[str, Any]:
-        model = built(lambda: GPT(self.config, self.seed), rank.device)
-        optimizer = self.make_optimizer(model.parameters())
-        batch: list[torch.Tensor] = []
-        rank.watch(lambda: owned.of((model, optimizer)) | {"inputs": batch})
-        losses = []
-        for step in range(self.steps):
-            inputs, targets, (noise,) = self.sample(step)
-            batch[:] = inputs.to(rank.device), targets.to(rank.device)
-            with rank.span(Action("F", 0, step)):
-                loss = cross_entropy(model(batch[0], noise), batch[1])
-            losses.append(loss.item())
-            rank.log("loss", losses[-1])
-            with rank.span(Action("B", 0, step)):
-                loss.backward()
-            with rank.span(Action("U", 0, step)):
-                optimizer.step()
-                optimizer.zero_grad()
-        return {name: weight.detach().cpu().numpy() for name, weight in model.named_parameters()} | {"loss": np.array(losses)}
-
-    def reference(self) -> dict[str, Any]:
-        batches = [[self.sample(step)] for step in range(self.steps)]
-        training = one_process.synchronous([GPT(self.config, self.seed)], batches, cross_entropy, self.make_optimizer)
-        return {name: weight.numpy() for name, weight in training.weights.items()} | {"loss": np.array(training.losses)}
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(model=lambda stage: GPT(self.config, self.seed), data=self.sample, loss=cross_entropy,
+                      optimizer=self.make_optimizer, steps=self.steps)
 
 
 def place(action: str) -> str:

@@ -16,6 +16,7 @@ from ..core.trace import ACTION
 from ..dry_run import Acted, DryRun, dry_run
 from ..explain import not_finite
 from ..plan import Compute, Plan
+from ..recipe import Recipe
 from ..runtime.faults import Fault
 from ..runtime.log import levels
 from ..schedule import Action, Step
@@ -58,6 +59,11 @@ class OneDevice(OnHardware):
 
     @property
     @abstractmethod
+    def recipe(self) -> Recipe:
+        """The training."""
+
+    @property
+    @abstractmethod
     def slots(self) -> dict:
         """Kind -> time on the textbook profile, in slots."""
 
@@ -90,14 +96,19 @@ class OneDevice(OnHardware):
 
     def cost(self) -> Cost:
         time = {"ticks_per_unit": self.ticks_per_slot} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.dry.start.items())},
+        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.resident())},
                                            capacity_bytes=self.capacity_bytes, **time))
 
     def durations(self) -> dict:
         """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind."""
-        last = {action.kind: action for step in self.order() for action in step}
-        return self.slots if self.profile.textbook else {kind: self.acted(action).work.seconds(self.profile, self.format)
-                                                         for kind, action in last.items()}
+        if self.profile.textbook:
+            return self.slots
+        last = {action.kind: str(self.like(action)) for step in self.order() for action in step}
+        return {kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()}
+
+    def resident(self) -> Iterable[tuple[str, int]]:
+        """(memory kind, bytes) of what is there before the first action."""
+        return self.dry.start.items()
 
     def changes(self) -> dict:
         """Action -> ((memory kind, change in bytes), ...) at its end."""
@@ -109,8 +120,16 @@ class OneDevice(OnHardware):
         return found
 
     def predict(self) -> Trace:
-        plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, ranks=1, steps=self.steps)
-        return self.looked_into(replace(simulate(plan, self.cost()), settings=self.told))
+        return self.looked_into(replace(simulate(self.lowered, self.cost()), settings=self.told))
+
+    @property
+    def lowered(self) -> Plan:
+        """The order, each action on the weights of so many updates."""
+        operations, updates = [], 0
+        for step in self.order():
+            operations.append(Compute(step, updates))
+            updates += step[0].kind == "U"
+        return Plan({(0, "compute"): tuple(operations)}, ranks=1, steps=self.steps)
 
     def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
@@ -138,6 +157,14 @@ class OneDevice(OnHardware):
 
     def explain(self, trace: Trace) -> list[str]:
         return super().explain(trace) + not_finite(trace)
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    def program(self, rank) -> dict[str, Any]:
+        return self.recipe.program(rank)
+
+    def reference(self) -> dict[str, Any]:
+        return self.recipe.reference()
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from ..core import Impossible, Trace, knob
 from ..core.hardware import PROFILES, Hardware
-from ..models import GPTConfig, matmul_flops, split_flops
+from ..models import GPTConfig
+from ..models.theory import forward_flops
 from ..models.timing import of_pieces, piece_seconds, timed_as
 from ..partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
 from ..runtime.calibrate import NAME as MACHINE
@@ -103,15 +104,14 @@ class Partition(PipelineExperiment):
 
     def times(self, first: int, last: int) -> dict:
         """Measured: the sum of the pieces' times, B halved as its products are. On the unit profile: shares of all products."""
-        F, B = matmul_flops(self.config, first, last, self.rows)
-        I, W = split_flops(self.config, first, last, self.rows)
+        flops = {kind: work.flops for kind, work in self.slice_works(first, last).items()}
         if self.profiled == "measured":
             forward, backward = (sum(times) for times in zip(*self.measured[first:last]))
-            late = backward * W / B if B else 0.0
+            late = backward * flops.get("W", 0) / flops["B"] if flops["B"] else 0.0
             return {"F": forward, "B": backward, "I": backward - late, "W": late}
         if self.profile.textbook:
-            whole = matmul_flops(self.config, 0, self.config.pieces, self.rows)[0]
-            return {kind: Fraction(self.ranks * flops, whole) for kind, flops in zip("FBIW", (F, B, I, W))}
+            whole = forward_flops(self.config, self.rows)
+            return {kind: Fraction(self.ranks * own, whole) for kind, own in flops.items()}
         return super().times(first, last)
 
     # -- what is told ---------------------------------------------------------------------------------------

@@ -4,22 +4,22 @@ A byte-level GPT is cut into one stage a rank and trained on real text by the sc
 """
 
 from fractions import Fraction
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import ClassVar, Literal
 
 import torch
 
 from ..core import Impossible, knob
 from ..data import chosen_text
-from ..footprint import StageBytes
-from ..models import (GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, early_gradient_bytes, matmul_flops, moved_bytes,
-                      parameter_bytes, parameter_shapes, queued_bytes, require_cuttable, saved_bytes, split, split_flops)
+from ..dry_run import META, DryRun, Work
+from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split
+from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
 from ..schedule import Schedule
 from ..techniques import one_process
 from .on_hardware import OnHardware, profiles
-from .optimizers import OPTIMIZERS, state_bytes
-from .pipelined import Pipelined
+from .pipelined import Pipelined, of_stage
 
 
 class PipelineExperiment(OnHardware, Pipelined):
@@ -94,7 +94,7 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     @property
     def make_optimizer(self):
-        return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
+        return OPTIMIZERS[self.optimizer](self.learning_rate)
 
     def describe(self) -> str:
         weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
@@ -109,7 +109,8 @@ class PipelineExperiment(OnHardware, Pipelined):
         rows = []
         for at, name in enumerate(self.config.piece_names):
             times = self.times(at, at + 1)
-            rows.append(Piece(name, times["F"] + times["B"], self.message_bytes, parameter_bytes(self.config, at, at + 1)))
+            weights = slice_run(self.config, at, at + 1, self.rows, self.optimizer).start["weights"]
+            rows.append(Piece(name, times["F"] + times["B"], self.message_bytes, weights))
         return rows
 
     @property
@@ -118,18 +119,8 @@ class PipelineExperiment(OnHardware, Pipelined):
         wires = [self.profile.wire(rank, rank + 1) for rank in range(self.ranks - 1)]
         return min((wire.bytes_per_s for wire in wires if wire), default=None)
 
-    @cached_property
-    def stage_bytes(self) -> list[StageBytes]:
-        """Weights, gradients, optimizer state; saved activations, and what is queued between I and W, of one micro-batch."""
-        sizes = []
-        for first, last in self.slices:
-            weights = parameter_bytes(self.config, first, last)
-            tensors = len(parameter_shapes(self.config, first, last))
-            saved = sum(row.bytes for row in saved_bytes(self.config, first, last, self.rows))
-            queued = sum(row.bytes for row in queued_bytes(self.config, first, last, self.rows))
-            early = early_gradient_bytes(self.config, first, last)
-            sizes.append(StageBytes(weights, weights, state_bytes(self.optimizer, weights, tensors), saved, queued, early))
-        return sizes
+    def stage_run(self, number: int, halved: bool = False) -> DryRun:
+        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, halved)
 
     @property
     def message_bytes(self) -> int:
@@ -145,19 +136,29 @@ class PipelineExperiment(OnHardware, Pipelined):
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
         stages = [self.times(first, last) for first, last in self.slices]
-        touched = OPTIMIZERS[self.optimizer][2]
-        updates = [0 if self.profile.textbook else self.profile.seconds(0, touched * sizes.weights, self.dtype) for sizes in self.stage_bytes]
-        return {**{kind: [times[kind] for times in stages] for kind in "FBIW"}, "U": updates}
+        updates = [0 if self.profile.textbook else self.stage_run(number).seconds("0U1", self.profile, self.dtype) for number in range(len(stages))]
+        return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
 
     def times(self, first: int, last: int) -> dict[str, float]:
-        """Seconds of a slice's F and B, and of B's halves: matmul FLOPs at peak plus other bytes at memory speed."""
+        """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of its pieces'."""
         if self.profile.textbook:
             raise Impossible("On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
                              "take other hardware, or partition equal.")
-        moved = moved_bytes(self.config, first, last, self.rows)
-        works = (*matmul_flops(self.config, first, last, self.rows), *split_flops(self.config, first, last, self.rows))
-        traffics = (*moved, moved[1], 0)  # what is no product is done in I
-        return {kind: self.profile.seconds(work, traffic, self.dtype) for kind, work, traffic in zip("FBIW", works, traffics)}
+        return {kind: sum(piece[kind] for piece in self.piece_times[first:last]) for kind in self.piece_times[0]}
+
+    @cached_property
+    def piece_times(self) -> list[dict[str, float]]:
+        """Seconds of each piece by kind of action; blocks are alike."""
+        embedding, block, head = (self.piece_time(at) for at in (0, 1, self.config.pieces - 1))
+        return [embedding, *[block] * self.layers, head]
+
+    def piece_time(self, at: int) -> dict[str, float]:
+        return {kind: work.seconds(self.profile, self.dtype) for kind, work in self.slice_works(at, at + 1).items()}
+
+    def slice_works(self, first: int, last: int) -> dict[str, Work]:
+        """Kind -> what a slice of the model computes and moves for one micro-batch."""
+        runs = [slice_run(self.config, first, last, self.rows, self.optimizer, halved) for halved in (True, False)[1 - self.halves:]]
+        return {name[1]: acted.work for run in runs for name, acted in run.actions.items() if name[1] != "U"}
 
     # -- reality --------------------------------------------------------------------------------------------
 
@@ -171,3 +172,19 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def loss_fn(self, output, target):
         return cross_entropy(output, target)
+
+
+def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, halved: bool = False) -> DryRun:
+    """The dry run of the slice [first, last) of a model. Blocks are alike: so many blocks, with or without ends, are run once."""
+    begins, ends = first == 0, last == config.pieces
+    blocks = last - first - begins - ends
+    start = 0 if begins else 1 if blocks else 2
+    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, halved)
+
+
+@lru_cache(maxsize=256)
+def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, halved: bool) -> DryRun:
+    ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=META)
+    x = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META, requires_grad=True) if first else ids
+    return of_stage(lambda: GPTStage(config, first, last), x, (Noise(0, 0, 0),), (lambda y: cross_entropy(y, ids)) if last == config.pieces else None,
+                    OPTIMIZERS[optimizer](0.1), halved)

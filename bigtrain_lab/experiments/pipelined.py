@@ -4,22 +4,30 @@ A subclass says which model is cut into stages, what a stage holds, computes and
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..dry_run import DryRun, Work, dry_run
 from ..explain import bubbles, not_finite
 from ..footprint import StageBytes, footprint
 from ..plan import lower
+from ..recipe import Recipe
 from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
+from ..models import built
+from ..runtime import owned
 from ..techniques import one_process
-from ..techniques.pipeline import Pipeline
+from ..techniques.split_backward import WeightGradientsLater
 from .experiment import Experiment, Quantity
 
 
@@ -70,10 +78,9 @@ class Pipelined(Experiment):
     def loss_fn(self, output, target):
         """Scalar mean loss of a micro-batch."""
 
-    @property
     @abstractmethod
-    def stage_bytes(self) -> list[StageBytes]:
-        """What each stage holds."""
+    def stage_run(self, number: int, halved: bool = False) -> DryRun:
+        """A stage's actions of one micro-batch, and two updates: see `of_stage`. `halved`: with I and W in place of B."""
 
     @property
     @abstractmethod
@@ -85,6 +92,27 @@ class Pipelined(Experiment):
         """Kind -> time, in slots on the textbook profile and in seconds on any other."""
 
     # -- theory ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def halves(self) -> bool:
+        """Whether the schedule splits any backward in two."""
+        return any(action.kind == "I" for rank in range(self.ranks) for step in self.order.steps(rank) for action in step)
+
+    @cached_property
+    def stage_bytes(self) -> list[StageBytes]:
+        """What each stage holds."""
+        found = []
+        for number in range(self.order.stages):
+            ends = {name[1]: acted.after for name, acted in self.stage_run(number).actions.items()}
+            late = self.stage_run(number, halved=True).actions["0I0"].after if self.halves else {}
+            found.append(StageBytes(ends["F"].get("weights", 0), ends["B"].get("gradients", 0), ends["U"].get("optimizer", 0), ends["F"].get("activations", 0),
+                                    late.get("queued", 0), late.get("gradients", 0)))
+        return found
+
+    def works(self, number: int) -> dict[str, Work]:
+        """Kind -> what an action of a stage computes and moves."""
+        whole, halved = self.stage_run(number).actions, self.stage_run(number, halved=True).actions if self.halves else {}
+        return {name[1]: acted.work for name, acted in (halved | whole).items()}
 
     @property
     def watts(self) -> float | None:
@@ -140,47 +168,47 @@ class Pipelined(Experiment):
 
     # -- reality --------------------------------------------------------------------------------------------
 
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(model=self.stage, data=self.samples, loss=self.loss_fn, optimizer=self.make_optimizer, steps=self.steps,
+                      schedule=self.order, whole_names=True)
+
     def program(self, rank) -> dict[str, np.ndarray]:
-        """Each rank trains its stages; an asynchronous schedule runs all steps as one stream."""
-        schedule, calls = self.order, self.steps
-        if schedule.asynchronous:
-            schedule, calls = schedule.lengthened(self.steps), 1
-        own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
-        stages = [self.stage(s).to(rank.device) for s in own]
-
-        def loss_fn(output, target):  # the run's log shows the losses as they come
-            loss = self.loss_fn(output, target)
-            rank.log("loss", loss.item())
-            return loss
-
-        pipeline = Pipeline(stages, schedule, loss_fn, rank.group(), optimizer=self.make_optimizer,
-                            context=lambda micro_batch: self.samples(micro_batch).context)
-        rank.watch(pipeline.holdings)
-        losses = []
-        for call in range(calls):
-            numbers = range(call * schedule.micro_batches, (call + 1) * schedule.micro_batches)
-            batch = [self.samples(n) for n in numbers] if {0, schedule.stages - 1} & set(own) else []
-            pipeline.step([s.inputs.to(rank.device) for s in batch], [s.targets.to(rank.device) for s in batch])
-            losses += pipeline.losses
-        results = {name: p.detach().cpu().numpy() for stage in stages for name, p in stage.named_parameters()}
-        return results | ({"loss": np.array([loss.item() for loss in losses])} if losses else {})
+        return self.recipe.program(rank)
 
     def reference(self) -> dict[str, np.ndarray]:
         """One process: the mean gradient of each batch, or the published recurrence of delayed weights."""
-        training = self.train_alone()
-        return {"loss": np.array(training.losses), **{name: w.numpy() for name, w in training.weights.items()}}
-
-    def stages(self) -> list[nn.Module]:
-        """All stages, with the weights that a run starts from."""
-        return [self.stage(s) for s in range(self.order.stages)]
+        return self.recipe.reference()
 
     def train_alone(self) -> one_process.Training:
         """The same training in one process, with all that it tells: see techniques/one_process.py."""
-        samples = [self.samples(n) for n in range(self.steps * self.micro_batches)]
-        if not self.order.asynchronous:
-            batches = [samples[i:i + self.micro_batches] for i in range(0, len(samples), self.micro_batches)]
-            return one_process.synchronous(self.stages(), batches, self.loss_fn, self.make_optimizer)
-        stream = self.order.lengthened(self.steps)
-        return one_process.delayed(
-            self.stages(), samples, self.loss_fn, self.make_optimizer, update_size=self.order.update_size,
-            versions=lambda stage, micro_batch: tuple(stream.version(Action(kind, stage, micro_batch)) for kind in "FB"))
+        return self.recipe.alone()
+
+
+def of_stage(make: Callable[[], nn.Module], x: Tensor, context: tuple, loss_of: Callable | None, make_optimizer: Callable, halved: bool) -> DryRun:
+    """What a stage does with one micro-batch, as Pipeline runs it on a rank: F, B (or I and W), U and U again.
+
+    x         on meta: ids, or what the stage before sends        loss_of   output -> loss, on the last stage
+    """
+    later, given = WeightGradientsLater(), [x]
+
+    def program(rank):
+        stage = built(make, rank.device)
+        optimizer = make_optimizer(list(stage.parameters()))
+        rank.watch(lambda: owned.of((stage, optimizer)) | {"inputs": given} | ({"queued": later.tensors()} if halved else {}))
+        with rank.span(Action("F", 0, 0)):
+            with later if halved else nullcontext():
+                y = stage(x, *context)
+            y = loss_of(y) if loss_of else y
+            sent, edge = y.detach(), get_gradient_edge(y)
+            del y
+        given.append(dy := torch.ones_like(sent))
+        with rank.span(Action("I" if halved else "B", 0, 0)):
+            torch.autograd.backward(edge, dy)
+        if halved:
+            with rank.span(Action("W", 0, 0)):
+                later.run()
+        for update in range(2):
+            with rank.span(Action("U", 0, update)):
+                optimizer.step()
+    return dry_run(program)

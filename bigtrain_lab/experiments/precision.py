@@ -15,18 +15,21 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..core import Impossible, Trace, knob
+from ..core import Impossible, Mesh, Trace, knob
 from ..data import Relations, f1, vocabulary
 from ..data.grammar import CLASSES
 from ..data.relations import LONGEST
-from ..models import Encoder, EncoderConfig, built, class_loss, parameters
+from ..models import Encoder, EncoderConfig, class_loss, parameters
+from ..models.optimizers import OPTIMIZERS
 from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate
+from ..recipe import Lens, Recipe, train
+from ..runtime.rank import Rank
 from ..schedule import Action, Step
-from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level, MixedPrecision
+from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level
+from ..techniques.one_process import Sample
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice, last_loss
-from .optimizers import OPTIMIZERS
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -132,7 +135,7 @@ class Precision(OneDevice):
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade),
-            Quantity("peak memory", "B", lambda t: None if t.clock == "predicted" else peak_bytes(t), exact=False),
+            Quantity("peak memory", "B", peak_bytes, apart=lambda t: "a step was skipped" if last(t, "skipped steps") else ""),
             Quantity("activations saved", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("checkpoint", "B", checkpoint_bytes, apart=self.unmade),
             Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
@@ -168,58 +171,61 @@ class Precision(OneDevice):
 
     # -- reality --------------------------------------------------------------------------------------------
 
-    def precision(self) -> MixedPrecision:
+    @property
+    def recipe(self) -> Recipe:
         scaler = DynamicLossScaler(self.loss_scale, growth_interval=self.growth_interval, half_gradients=not self.chosen.masters)
-        return MixedPrecision(self.level, scaler if self.chosen.scaling else None)
+        return Recipe(
+            model=lambda stage: Encoder(self.config, self.seed), data=self.sample, loss=class_loss, steps=self.steps,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), precision=self.level,
+            scaler=scaler if self.chosen.scaling else None, weights=lambda window: [self.loss_weight])
+
+    def sample(self, step: int) -> Sample:
+        ids, keep, marks, labels = self.data.batch(step, self.rows)
+        return Sample(ids, labels, (keep, marks))
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        return self.train(rank.device, rank)
+        """Train, then examine."""
+        lens = Looks(self, rank)
+        trained, answers = train(self.recipe, rank, lens), []
+        for number in range(self.dev_size // READ):
+            lens.batch = tuple(tensor.to(rank.device) for tensor in self.data.dev.at(slice(number * READ, (number + 1) * READ)))
+            with rank.span(Action("A", 0, number), self.steps), torch.no_grad(), trained.precision:
+                answers += trained.stages[0](*lens.batch[:3]).argmax(-1).tolist()
+        found = f1(torch.tensor(answers), self.data.dev.labels_B[:len(answers)], range(1, len(CLASSES)))
+        rank.log("micro F1", found.micro)
+        rank.log("macro F1", found.macro)
+        return self.recipe.arrays(trained.weights, trained.losses) | {"F1": np.array(found[:2])}
 
     def reference(self) -> dict[str, np.ndarray]:
-        """The same training with nobody watching."""
-        return self.train(torch.device("cpu"))
+        """The same program with nobody watching."""
+        return self.program(Rank(0, Mesh(world=1), torch.device("cpu")))
 
-    def train(self, device, rank=None) -> dict[str, np.ndarray]:
-        """Train, then examine. With a rank each action is a span, and what happens is logged."""
-        span = rank.span if rank else lambda step: nullcontext()
-        log = rank.log if rank else lambda name, value: None
-        mp, batch, sentences = self.precision(), (), (*self.data.train, *self.data.dev)
-        model = mp.prepare(built(lambda: Encoder(self.config, self.seed), device))
-        optimizer = OPTIMIZERS[self.optimizer][-1](self.learning_rate)(mp.parameters())
-        if rank:
-            rank.watch(lambda: mp.holdings(optimizer) | {"inputs": (*sentences, *batch)})
-        losses, skipped = [], 0
-        for step in range(self.steps):
-            batch = tuple(tensor.to(device) for tensor in self.data.batch(step, self.rows))
-            looks = rank and self.every and step % self.every == 0
-            with seen_gradients(model, rank) if looks else nullcontext():
-                with span(Action("F", 0, step)), mp:
-                    loss = class_loss(model(*batch[:3]), batch[3])
-                with span(Action("B", 0, step)):
-                    mp.backward(loss * self.loss_weight if self.loss_weight != 1 else loss)
-            losses.append(loss.item())
-            del loss
-            if looks:
-                for name, parameter in mp.named_parameters():
-                    rank.histogram(f"{WEIGHT_GRADIENT} {name}", parameter.grad)
-            with span(Action("U", 0, step)):
-                skipped += not mp.step(optimizer)
-                mp.update()
-                optimizer.zero_grad()
-            log("loss", losses[-1])
-            if mp.scaler:
-                log("loss scale", mp.scaler.get_scale())
-            log("skipped steps", skipped)
-        answers = []
-        for number in range(self.dev_size // READ):
-            batch = tuple(tensor.to(device) for tensor in self.data.dev.at(slice(number * READ, (number + 1) * READ)))
-            with span(Action("A", 0, number)), torch.no_grad(), mp:
-                answers += model(*batch[:3]).argmax(-1).tolist()
-        found = f1(torch.tensor(answers), self.data.dev.labels_B[:len(answers)], range(1, len(CLASSES)))
-        log("micro F1", found.micro)
-        log("macro F1", found.macro)
-        return {"loss": np.array(losses), "F1": np.array(found[:2]),
-                **{name: p.detach().float().cpu().numpy() for name, p in mp.named_parameters()}}
+
+class Looks(Lens):
+    """All gradients every few steps, what the loss scaler does, and the sentences, which are no part of the training."""
+
+    def __init__(self, asked: Precision, rank):
+        self.asked, self.rank, self.skipped, self.batch = asked, rank, 0, ()
+
+    def inputs(self):
+        return (*self.asked.data.train, *self.asked.data.dev, *self.batch)
+
+    def looks(self, number: int) -> bool:
+        return bool(self.asked.every) and number % self.asked.every == 0
+
+    def window(self, number, stages, samples):
+        return seen_gradients(stages[0], self.rank) if self.looks(number) else nullcontext()
+
+    def gradient(self, number, precision):
+        if self.looks(number):
+            for name, parameter in precision.named_parameters():
+                self.rank.histogram(f"{WEIGHT_GRADIENT} {name.removeprefix('0.')}", parameter.grad)
+
+    def updated(self, number, precision, stepped):
+        self.skipped += not stepped
+        if precision.scaler:
+            self.rank.log("loss scale", precision.scaler.get_scale())
+        self.rank.log("skipped steps", self.skipped)
 
 
 @contextmanager

@@ -15,11 +15,11 @@ import torch
 
 from ..core import Impossible, knob
 from ..core.hardware import PROFILES
-from ..footprint import StageBytes
-from ..models import layered_mlp
+from ..dry_run import META, DryRun
+from ..models import MLPStage, layered_mlp
 from ..schedule import Action, Schedule
 from ..techniques import one_process
-from .pipelined import Pipelined
+from .pipelined import Pipelined, of_stage
 
 ITEM = torch.float64.itemsize
 
@@ -51,11 +51,8 @@ class Staleness(Pipelined):
     def make_optimizer(self):
         return lambda parameters: torch.optim.SGD(parameters, self.learning_rate)
 
-    @property
-    def stage_bytes(self) -> list[StageBytes]:
-        """A stage of one layer saves its output, for tanh or for the loss; its input is the message that it was sent."""
-        weights, output = self.width**2 * ITEM, self.rows * self.width * ITEM
-        return [StageBytes(weights, weights, 0, output, 2 * output) for _ in range(self.ranks)]
+    def stage_run(self, number: int, halved: bool = False) -> DryRun:
+        return layer_run(self.width, self.rows, number == 0, number == self.ranks - 1, halved)
 
     @property
     def message_bytes(self) -> int:
@@ -98,3 +95,11 @@ def largest_stable_rate(delay: int) -> float:
 @lru_cache(maxsize=4)
 def teacher_of(layers: int, width: int, seed: int):
     return layered_mlp(layers, width, seed=seed + 100, dtype=torch.float64)[0]
+
+
+@lru_cache(maxsize=64)
+def layer_run(width: int, rows: int, is_first: bool, is_last: bool, halved: bool) -> DryRun:
+    """The dry run of a stage: one layer, which all in between are like."""
+    x, targets = (torch.empty(rows, width, dtype=torch.float64, device=META) for _ in range(2))
+    return of_stage(lambda: MLPStage(1 + (not is_last), width, 0, 1, dtype=torch.float64), x.requires_grad_(not is_first), (),
+                    (lambda y: torch.nn.functional.mse_loss(y, targets)) if is_last else None, lambda weights: torch.optim.SGD(weights, 0.1), halved)

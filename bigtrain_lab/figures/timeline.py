@@ -43,7 +43,8 @@ def look(title: str, height: int) -> dict:
 
 def rows_of(trace: Trace) -> list[tuple[int, str]]:
     """(rank, lane) of each row, a rank's compute lane first; a lane may have messages alone."""
-    lanes = {(e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))} | {(rank, "compute") for rank in range(trace.ranks)}
+    lanes = {(rank, "compute") for rank in range(trace.ranks)}
+    lanes |= {(e.rank, e.lane) for e in trace if isinstance(e, (Span, Transfer))}
     return sorted(lanes, key=lambda row: (row[0], row[1] != "compute", row[1]))
 
 

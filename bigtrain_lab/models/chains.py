@@ -4,47 +4,50 @@
     MLP    x_0 -> tanh(W x) x (L-1) -> W x and loss            widths in a round of SHAPE times the width
 
 A layer here is a function of the state before it, as techniques/checkpoint runs it; the last one ends in the loss, a single
-number. The accounts say what the layers weigh from shapes alone: bytes to the byte, flops of the products, moved bytes by the
-rules of `movements`.
+number. What the layers weigh and cost is found by a dry run of each kind of layer.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bigtrain_lab.dry_run import META, Work, dry_run
 from bigtrain_lab.recompute import Chain
+from bigtrain_lab.schedule import Action
+from bigtrain_lab.techniques.checkpoint import weigh
 
-from .account import boundary_bytes, matmul_flops, matmuls, movements, saved_bytes
 from .blocks import Linear, cross_entropy
 from .config import GPTConfig
 from .dropout import Dropout, Noise
 from .gpt import GPT
-from .seed import normal
+from .seed import built, normal
 
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
-SQUARE = ("attention.probabilities", "attention.dropped_probabilities", "attention.dropout_probabilities.keep")
-AGAIN = ("attention.scale", "attention.causal values", "attention.causal", "attention.softmax", "attention.dropout_probabilities values",
-         "attention.dropout_probabilities keep")
-
 
 def chain_of(model: nn.Module, noise: Noise, targets, inside: Callable | None = None) -> list[Callable]:
     """Either model as a chain of layers that ends in the loss. `inside`: what to make of each block, such as checkpoint's `selective`."""
     return mlp_layers(model, noise, targets) if isinstance(model, UnevenMLP) else gpt_layers(model, noise, targets, inside)
 
 
-class Work(NamedTuple):
-    """What a layer's pass costs: flops of its products, and bytes that its other operators move."""
-
-    flops: int
-    moved_bytes: int
+def loss_of(model: nn.Module, x, noise: Noise, targets) -> Tensor:
+    """The whole chain, run plainly."""
+    for layer in chain_of(model, noise, targets):
+        x = layer(x)
+    return x
 
 
 # -- a GPT ------------------------------------------------------------------------------------------------------
+
+
+class ChainGPT(GPT):
+    """A GPT whose forward goes on to the loss."""
+
+    forward = loss_of
 
 
 def gpt_layers(model: GPT, noise: Noise, targets_BS, inside: Callable | None = None) -> list[Callable]:
@@ -54,27 +57,53 @@ def gpt_layers(model: GPT, noise: Noise, targets_BS, inside: Callable | None = N
     return [partial(embedding, noise=noise), *chosen, lambda x_BSD: cross_entropy(head(x_BSD), targets_BS)]
 
 
-def gpt_weights(config: GPTConfig, rows: int, inside: bool = False) -> tuple[Chain, list[Work], list[Work]]:
-    """(Chain, work of each forward, of each backward). The ids count as nothing: they are the caller's. `inside`: attention's
-    square is not kept, and its backward makes it again."""
-    layers, hidden = range(config.pieces), boundary_bytes(config, rows)
-    saved = [sum(row.bytes for row in saved_bytes(config, i, i + 1, rows) if not (inside and row.name.endswith(SQUARE))) for i in layers]
-    forwards, backwards = [], []
-    for i in layers:
-        flops, moves = matmul_flops(config, i, i + 1, rows), movements(config, i, i + 1, rows)
-        again = [row for row in moves if inside and row.name.endswith(AGAIN)]
-        scores = sum(m.flops for m in matmuls(config, i, i + 1, rows) if inside and m.name.endswith("scores"))
-        forwards.append(Work(flops[0], sum(row.bytes * row.forward for row in moves)))
-        backwards.append(Work(flops[1] + scores, sum(row.bytes * row.backward for row in moves) + sum(row.bytes * row.forward for row in again)))
-    chain = Chain.of([0, *[hidden] * (config.layers + 1), config.dtype.itemsize], saved)
-    return chain, forwards, backwards
+@lru_cache(maxsize=64)
+def gpt_weights(config: GPTConfig, rows: int, inside: Callable | None = None) -> tuple[Chain, list[Work], list[Work]]:
+    """(Chain, work of each forward, of each backward), of a model whose blocks are one. The ids count as nothing: they are the caller's."""
+    if config.layers > 1:
+        chain, *works = gpt_weights(replace(config, layers=1), rows, inside)
+        return Chain(*(repeated(column, config.layers) for column in chain)), *(repeated(each, config.layers) for each in works)
+    ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=META)
+    return weights_of(lambda noise: gpt_layers(built(lambda: GPT(config), META), noise, ids, inside), ids)
+
+
+def repeated(column: Sequence, blocks: int) -> tuple:
+    """Of a chain with one block, as with so many: (embedding, block, head) as (embedding, block, block, ..., head); a state more is alike."""
+    return (*column[:1], *column[1:2] * blocks, *column[2:])
+
+
+def weights_of(layers_of: Callable, x: Tensor, targets: Tensor | None = None) -> tuple[Chain, list[Work], list[Work]]:
+    """What the layers weigh that are made for a noise, when x and the targets, which are the caller's, are not counted; and what each
+    pass costs."""
+    targets = x if targets is None else targets
+
+    def program(rank):
+        with rank.aside():
+            found.append(weigh(layers_of(Noise(0, 0, 0)), x))
+        states, layers = [x], layers_of(Noise(0, 0, 0))
+        for at, layer in enumerate(layers):
+            begin = states[-1].detach().requires_grad_(at > 0)
+            with rank.span(Action("F", at, 0)):
+                y = layer(begin)
+            dy = torch.ones_like(y)
+            with rank.span(Action("B", at, 0)):
+                y.backward(dy)
+            states.append(y)
+
+    found: list[Chain] = []
+    dry, chain = dry_run(program), found[0]
+    chain = chain._replace(states=(0, *chain.states[1:]), saved=(*chain.saved[:-1], chain.saved[-1] - targets.nbytes),
+                           forwards=(1,) * chain.layers, backwards=(2,) * chain.layers)
+    return chain, *([dry.actions[str(Action(kind, at, 0))].work for at in range(chain.layers)] for kind in "FB")
 
 
 # -- an MLP of unequal layers -----------------------------------------------------------------------------------
 
 
 class UnevenMLP(nn.Module):
-    """x <- dropout(tanh(W_i x)), the last without either; W_i ~ N(0, 1/inputs) from (seed, name)."""
+    """x <- dropout(tanh(W_i x)), the last without either, then the loss; W_i ~ N(0, 1/inputs) from (seed, name)."""
+
+    forward = loss_of
 
     def __init__(self, layers: int, width: int, dropout: float = 0.0, seed: int = 0, dtype=torch.float32):
         super().__init__()
@@ -102,14 +131,12 @@ def one_layer(layer: nn.Module, dropout: Dropout, noise: Noise, x):
     return dropout(layer(x).tanh(), noise)
 
 
-def mlp_weights(layers: int, width: int, rows: int, dropout: float, item: int) -> tuple[Chain, list[Work], list[Work]]:
-    """As `gpt_weights`. A layer saves its input for the product and tanh's output, which is the next state where nothing is dropped;
-    the loss saves its difference's two sides."""
-    sizes = uneven_widths(layers, width)
-    values = [rows * size for size in sizes]
-    saved = [count * (item + 1) if dropout else 0 for count in values[1:-1]] + [values[-1] * item]
-    flops = [2 * rows * a * b for a, b in zip(sizes, sizes[1:])]
-    moved = [count * (2 * item + (6 * item + 2 if dropout else 0)) for count in values[1:]]
-    states = [0, *(count * item for count in values[1:])]  # the last: the loss keeps the storage of all its squares
-    chain = Chain.of(states, saved, saves_output=[not dropout] * (layers - 1) + [False])
-    return chain, [Work(f, m) for f, m in zip(flops, moved)], [Work(2 * f, 2 * m) for f, m in zip(flops, moved)]
+@lru_cache(maxsize=64)
+def mlp_weights(layers: int, width: int, rows: int, dropout: float, dtype: torch.dtype) -> tuple[Chain, list[Work], list[Work]]:
+    """As `gpt_weights`, of a model whose layers repeat after a round of SHAPE."""
+    round_ = len(SHAPE)
+    if layers > 2 * round_:
+        chain, *works = mlp_weights(layers - round_, width, rows, dropout, dtype)
+        return Chain(*(column[:round_] + column for column in chain)), *(work[:round_] + work for work in works)
+    x, targets = (torch.empty(rows, width, dtype=dtype, device=META) for _ in range(2))
+    return weights_of(lambda noise: mlp_layers(built(lambda: UnevenMLP(layers, width, dropout, dtype=dtype), META), noise, targets), x, targets)

@@ -166,11 +166,11 @@ def round_step(least: float) -> float:
 
 
 class Graded(widgets.HBox):
-    """A bounded number: a slider over round values, and a box that holds the very number. `value` and `description` as of any control.
+    """A bounded number: a slider over round values, and a box that holds the very number.
 
-    A slider in a browser moves a number that lies beside its steps onto one of them, as soon as it is drawn: opening a panel
-    would make a loss scale of 8,192 one of 7,943. So the slider here counts positions; their values stay in Python, and a
-    number that nobody moved is never touched. What is typed may lie between the positions.
+    A slider in a browser moves a number that lies beside its steps onto one of them when it is
+    drawn: opening a panel would make a loss scale of 8,192 one of 7,943. So the slider here counts
+    positions; their values stay in Python. What is typed may lie between the positions.
     """
 
     value = traitlets.Float()

@@ -66,8 +66,9 @@ def about(directory: Path, own: type) -> Past:
         settings = (run := Run.open(directory)).settings
     except Impossible as error:
         return Past(directory, directory.name, "", "damaged", str(error))
-    end = run.noted_end.state if run.noted_end else "end unknown"  # only its events could tell, and they may be long
-    return Past(directory, settings["name"], settings["started"], end, differing(settings["settings"], own))
+    state = end.state if (end := run.noted_end) else "end unknown"  # its events may be long
+    told = differing(settings["settings"], own)
+    return Past(directory, settings["name"], settings["started"], state, told)
 
 
 def differing(settings: dict, own: type) -> str:

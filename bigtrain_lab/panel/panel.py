@@ -15,12 +15,11 @@ from .. import report, runtime
 from ..core import CLOCKS, Impossible, Trace
 from ..experiments import Experiment
 from . import history, table
-from .bar import Bar
+from .bar import Bar, Press
 from .compared import Compared, reopened
 from .controls import follow_cells
 from .nearest import Prediction, raised
 from .picture import PINNED, TABS, Picture
-from .press import Press
 from .settings import Settings
 
 REPLAY_S = 3.0  # a run shorter than this is played again at its end: nobody saw it
@@ -111,7 +110,9 @@ class Panel(widgets.VBox):
 
     def _show_problem(self) -> None:
         """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
-        self.picture.tell_trouble(table.trouble(self.problem, None if self._refusal else self._failed) if self.problem else "", self._offer, whole=bool(self._refusal))
+        run = None if self._refusal else self._failed
+        html = table.trouble(self.problem, run) if self.problem else ""
+        self.picture.tell_trouble(html, self._offer, whole=bool(self._refusal))
         self._results.layout.display = "none" if self._refusal else None
 
     def _enable(self) -> None:
@@ -238,7 +239,8 @@ class Panel(widgets.VBox):
         with self._lock:
             self._running = False
             try:
-                self._show_end(run, self._compared.ran, run.traces(), f"after {took:.1f} s", replayed=took < REPLAY_S)
+                when, replayed = f"after {took:.1f} s", took < REPLAY_S
+                self._show_end(run, self._compared.ran, run.traces(), when, replayed)
             except Exception as error:  # a class typed by a student may raise anything
                 self._fail(raised(error))
             if self.bar.history.value:
@@ -312,10 +314,10 @@ def progress(trace, expected: int, steps: int, spent_s: float, now: str = "") ->
 
 
 def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threading.Thread:
-    """Call `changed()` while the run goes on, at most ten times a second, and `ended()` once, after it; returns the thread.
+    """The thread that calls `changed()`, at most ten times a second, and `ended()` after the run.
 
-    A thread, since a blocking cell stops the kernel's own callbacks but no thread; and as the browser cannot say that it is
-    behind, a reading that took long is followed by a longer pause.
+    A thread, since a blocking cell stops the kernel's own callbacks but no thread. The browser cannot
+    say that it is behind, so a reading that took long is followed by a longer pause.
     """
     def watch():
         while run.state == "running":

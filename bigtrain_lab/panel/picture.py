@@ -128,16 +128,15 @@ def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
 
 
 def steps_drawn(trace: Trace) -> int:
-    """How many steps of a trace are drawn at once: all, or as many as make DRAWN events. Two hundred steps look alike, and a browser
-    draws what it is sent."""
+    """How many steps are drawn at once: all, or as many as make DRAWN events."""
     return trace.steps if len(trace) <= DRAWN else max(1, DRAWN * trace.steps // len(trace))
 
 
 def window(trace: Trace, first: int, steps: int) -> Trace:
     """The part of a trace from step `first` (the first is 0) on, that many steps.
 
-    It is cut where steps end. Ranks that never wait for a batch's end are then in the next step already, so boxes of a
-    neighbouring step may reach into it; it begins with what its ranks held then. The table tells of the whole trace.
+    It is cut where steps end. Ranks that never wait for a batch's end are in the next step by then, so
+    boxes of a neighbouring step may reach into it; it begins with what its ranks held then.
     """
     if first <= 0 and steps >= trace.steps:
         return trace

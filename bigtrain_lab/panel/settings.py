@@ -101,11 +101,11 @@ class Settings(widgets.GridBox):
 
 
 class Newest:
-    """The newest of several calls: a slider that moves on makes the answer to its last place worthless before it is there.
+    """The newest of several calls: an answer to an earlier one is worth nothing.
 
-    A call that is over soon is answered in the caller's own thread, as if there were none. A long one is left to a daemon
-    thread, and the kernel goes on; a newer one silences it, and of those that wait for its end only the newest begins.
-    `ask` from any thread; `then` of a call that was passed by a newer one is never called.
+    A call that is over soon is answered in the caller's own thread. A long one is left to a daemon
+    thread, and the kernel goes on. A newer one silences it, and of those that wait for its end only
+    the newest begins. `ask` from any thread.
     """
 
     def __init__(self):

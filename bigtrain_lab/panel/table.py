@@ -1,4 +1,4 @@
-"""What a panel and a page say in HTML: the table predicted | modelled | measured | difference, its sentences, what is wrong."""
+"""What a panel and a page say in HTML: the table of the clocks, its sentences, what is wrong."""
 
 from html import escape
 from pathlib import Path
@@ -23,8 +23,8 @@ def heading(question: str) -> str:
 
 
 def html(rows: list[report.Row], sentences: list[str], stale: str = "", pinned: str = "", changes: list[str] = ()) -> str:
-    """Table and sentences; `stale`, what has changed, greys what the last run gave. `pinned` is the clock
-    of the pinned column, if there is one; `changes` say what has changed since."""
+    """Table and sentences; `stale`, what has changed, greys what the last run gave. `pinned`: the
+    clock of the pinned column, if there is one; `changes`: what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
     heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
     heads += f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'

@@ -90,7 +90,8 @@ def few(moments: list, most: int, height: Callable) -> list:
     """At most so many of these moments, in their order, the highest and the lowest among them."""
     if len(moments) <= most:
         return moments
-    step, ends = len(moments) / (most - 2), {best(range(len(moments)), key=lambda i: height(moments[i])) for best in (max, min)}
+    step, heights = len(moments) / (most - 2), [height(moment) for moment in moments]
+    ends = {heights.index(max(heights)), heights.index(min(heights))}
     return [moments[i] for i in sorted({int(i * step) for i in range(most - 2)} | ends)]
 
 

@@ -76,11 +76,10 @@ class Board:
 
     def everyones(self, key: str, value) -> list:
         """Each rank's value, by rank."""
-        self.post(f"{key} {self.index}", value)
-        self.count(key, 1)
-        self.wait(lambda: self.count(key) >= self.size,
-                  lambda rank: self.store.check([f"{key} {rank}"]))
-        return [self.peek(f"{key} {rank}") for rank in range(self.size)]
+        keys = [f"{key} {rank}" for rank in range(self.size)]
+        self.post(keys[self.index], value)
+        self.wait(lambda: self.store.check(keys), lambda rank: self.store.check([keys[rank]]))
+        return [self.peek(each) for each in keys]
 
     def of_rank_0(self, key: str, value=None):
         """Rank 0's value, on every rank."""

@@ -38,9 +38,11 @@ class Clock:
         """The lane's ticks; None when the modelled clock is off."""
         return self._lanes[lane].now if self.modelled else None
 
-    def compute(self, lane: str, step, rank: int, beside: bool = False) -> tuple[int | None, int | None]:
+    def compute(self, lane: str, step, rank: int, beside: bool = False) -> tuple:
         """Advance a lane by what the step costs; (start, end) in ticks."""
-        return self._lanes[lane].compute(self.cost.duration(step, rank, beside)) if self.modelled else (None, None)
+        if not self.modelled:
+            return None, None
+        return self._lanes[lane].compute(self.cost.duration(step, rank, beside))
 
     def wait(self, lane: str, until: int | None) -> None:
         """Let the lane not go on before a time that another one has posted."""

@@ -37,12 +37,15 @@ def deadlock(doings: list[Doing]) -> str | None:
         verb = {"finish": "taking it", "wait": "sending it", "await": "launching it"}[first.last]
         if first.wants and first.wants.src is None:
             verb = "calling it"
-        return f"{_capital(said(doings, first))}, which has finished without {verb}. {_rest(doings, stuck)}".rstrip()
-    return f"Deadlock: {'; '.join(said(doings, at) for at in stuck)}. {_rest(doings, stuck)}".rstrip()
+        told = f"{_capital(said(doings, first))}, which has finished without {verb}."
+    else:
+        told = f"Deadlock: {'; '.join(said(doings, at) for at in stuck)}."
+    return f"{told} {_rest(doings, stuck)}".rstrip()
 
 
 def lane_failure(doings: list[Doing]) -> str | None:
-    """The sentences of a failure on a lane, which its program has not come to ask for; None where there is none."""
+    """The sentences of a failure on a lane, which its program has not come to ask for; None
+    where there is none."""
     failed = [at for doing in doings for at in doing.lanes.values() if at.last == "failed"]
     return "\n".join(filter(None, [failed[0].failure, _rest(doings, failed)])) if failed else None
 
@@ -50,19 +53,21 @@ def lane_failure(doings: list[Doing]) -> str | None:
 def lines(directory: Path, doings: list[Doing]) -> str:
     """Where in its program each lane is, one line a place; stacks were asked for before."""
     places: dict[tuple[str, str], list[int]] = {}
-    for at in (at for doing in doings for at in doing.awake if doing.last != "done" and at.last != "failed"):
-        if line := line_of(directory, at.rank, at.thread):
-            places.setdefault((line, at.lane), []).append(at.rank)
-    return "".join(f"\n  {ranks(who)}{'' if lane == 'compute' else f', lane {lane},'} at {line}" for (line, lane), who in places.items())
+    for at in (at for doing in doings if doing.last != "done" for at in doing.awake):
+        if at.last != "failed" and (line := line_of(directory, at.rank, at.thread)):
+            where = "" if at.lane == "compute" else f", lane {at.lane},"
+            places.setdefault((where, line), []).append(at.rank)
+    return "".join(f"\n  {ranks(who)}{where} at {line}" for (where, line), who in places.items())
 
 
 def line_of(directory: Path, rank: int, thread: int | None = None) -> str:
-    """Where a rank failed, or where it (or one of its threads) was when stacks were asked for; "" where neither is known."""
+    """Where a rank failed, or where it (or one of its threads) was when stacks were asked for;
+    "" where neither is known."""
     if place := status_of(directory, rank).get("place"):
         return str(frames.Place(*place))
     dump = Path(directory) / f"stacks-{rank}.txt"
-    place = frames.of_dump(dump.read_text(encoding="utf-8", errors="replace"), thread) if dump.exists() else None
-    return str(place) if place else ""
+    text = dump.read_text(encoding="utf-8", errors="replace") if dump.exists() else ""
+    return str(frames.of_dump(text, thread) or "")
 
 
 def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str]) -> list[RankState]:
@@ -103,16 +108,19 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
         return failed
     live = [at for doing in doings if doing.last != "done" for at in doing.awake]
     held = [at for at in live if at.rank in kept and at.lane == "compute"]
-    works = [at for at in live if at.last not in (*BLOCKED, "meet") and not (held and at.last is None) and at.rank not in kept]
-    guilty = [at for at in live if at in held or at in works] or [at for at in live if not waited_for(doings, at)] or live
+    works = [at for at in live if at.last not in (*BLOCKED, "meet") and at.rank not in kept
+             and not (held and at.last is None)]
+    ready = [at for at in live if not waited_for(doings, at)]
+    guilty = [at for at in live if at in held or at in works] or ready or live
     lines = []
     for at in guilty:
         if how := kept.get(at.rank):
             lines.append(f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}")
             continue
         place = line_of(directory, at.rank, at.thread)
-        ready = "; all that it waits for was sent" if at.last == "wait" and not waited_for(doings, at) else ""
-        lines.append(f"{_capital(at.who)} hangs: no progress for {stall_s:g} s" + (f" at {place}" if place else "") + f" ({at}{ready}).")
+        where = f" at {place}" if place else ""
+        sent = "; all that it waits for was sent" if at.last == "wait" and at in ready else ""
+        lines.append(f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where} ({at}{sent}).")
     return "\n".join([*lines, _rest(doings, guilty)]).strip()
 
 
@@ -121,8 +129,8 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
     culprit = culprit_of(directory, exits)
     if culprit is None:
         return f"The run ended before its ranks were done. {_rest(doings, ())}".rstrip()
-    told = doings[culprit].lanes.values()
-    return "\n".join(filter(None, [_reason(directory, doings, culprit, exits.get(culprit)), _rest(doings, told)]))
+    reason = _reason(directory, doings, culprit, exits.get(culprit))
+    return "\n".join(filter(None, [reason, _rest(doings, doings[culprit].lanes.values())]))
 
 
 def failed(directory: Path, ranks: int) -> dict[int, Exit]:
@@ -156,7 +164,7 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
             return f"Rank {rank} left its program by sys.exit({status['message']}).{place}"
         if status["victim"]:
             return _unanswered(doings, doing) or f"{status['message']}; that rank ended before."
-        if status["type"] in (OutOfMemory.__name__, LaneFailed.__name__):  # says all, the rank first
+        if status["type"] in (OutOfMemory.__name__, LaneFailed.__name__):  # they name the rank
             return f"{status['message']}{place}"
         return f"Rank {rank} failed: {status['type']}: {status['message']}{place}"
     code, last = exit.code if exit else FAILED, f"; {doing}"
@@ -176,7 +184,8 @@ def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
         if at.wants and at.wants.src is not None and doings[at.wants.src].last == "done":
             return f"{_capital(at)}, which has finished without sending it."
         for (_, dst, channel), _ in untaken(doings, at):
-            return f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, which has finished without taking it."
+            return (f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, "
+                    "which has finished without taking it.")
     return None
 
 

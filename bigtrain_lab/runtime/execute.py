@@ -1,10 +1,15 @@
-"""The executor of a plan on real ranks: each lane of the rank on a thread of its own, operation by operation, by the simulator's rules.
+"""The executor of a plan on real ranks: each lane of the rank on a thread of its own, operation by
+operation, by the simulator's rules.
 
-    Compute   a span around work.compute(action)          Launch, Wait   a signal between lanes
-    Send      the tensor of work.send(message)            Together       work.together(operation, group)
-    Recv      work.receive(message, tensor)                 Serve          work.request(place, number, tensor), work.answer(place, number)
+    Compute        a span around work.compute(action)
+    Send           the tensor of work.send(message)
+    Recv           work.receive(message, tensor)
+    Launch, Wait   a signal between lanes
+    Together       work.together(operation, group)
+    Serve          work.request(place, number, tensor); answers with work.answer(place, number)
 
-Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors hold.
+Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors
+hold.
 """
 
 import threading
@@ -18,7 +23,8 @@ from .group import Group
 
 
 class Work:
-    """What a plan's operations do with tensors on one rank. This one computes nothing and sends zeros of the bytes that are stated."""
+    """What a plan's operations do with tensors on one rank. This one computes nothing and sends
+    zeros of the bytes that are stated."""
 
     def compute(self, action: Action) -> None:
         """What the action computes, inside its span."""
@@ -41,7 +47,8 @@ class Work:
         whole = torch.zeros(op.bytes, dtype=torch.uint8)
         match op.kind:
             case "all_gather":
-                group.all_gather(whole.tensor_split(group.size)[group.rank].clone(), whole, name=op.name)
+                part = whole.tensor_split(group.size)[group.rank].clone()
+                group.all_gather(part, whole, name=op.name)
             case "broadcast":
                 group.broadcast(whole, sorted(op.ranks).index(op.ranks[0]), name=op.name)
             case "barrier":
@@ -66,31 +73,43 @@ class Signal:
 
 
 def execute(plan: Plan, rank, work: Work | None = None) -> None:
-    """Run this rank's lanes of the plan; returns when all are done and what they sent is taken. Every rank calls it with the same plan.
+    """Run this rank's lanes of the plan; returns when all are done and what they sent is taken.
+    Every rank calls it with the same plan.
 
-    Impossible where the plan is for another number of ranks, or waits for what no lane of this rank launches.
+    Impossible where the plan is for another number of ranks, or waits for what no lane of this rank
+    launches.
     """
     if plan.ranks != rank.size:
-        raise Impossible(f"The plan is for {plan.ranks} ranks and there are {rank.size}: launch as many.")
+        raise Impossible(f"The plan is for {plan.ranks} ranks and there are {rank.size}: "
+                         "launch as many.")
     own = {lane: ops for (index, lane), ops in plan.lanes.items() if index == rank.index}
-    signals = {op.label: Signal(lane) for lane, ops in own.items() for op in ops if isinstance(op, Launch)}
-    if missing := [op.label for ops in own.values() for op in ops if isinstance(op, Wait) and op.label not in signals]:
-        raise Impossible(f"Rank {rank.index} waits for {missing[0]}, which none of its lanes launches: launch it before.")
-    lanes = {lane: rank.lane(None, lane) for lane in sorted({lane for _, lane in plan.lanes} - {"compute"})}
+    every = [(lane, op) for lane, ops in own.items() for op in ops]
+    signals = {op.label: Signal(lane) for lane, op in every if isinstance(op, Launch)}
+    for _, op in every:
+        if isinstance(op, Wait) and op.label not in signals:
+            raise Impossible(f"Rank {rank.index} waits for {op.label}, which none of its lanes launches: "
+                             "launch it before.")
+    names = sorted({lane for _, lane in plan.lanes} - {"compute"})
+    lanes = {lane: rank.lane(None, lane) for lane in names}
     groups = {lane: runner.group for lane, runner in lanes.items()} | {"compute": rank.group()}
-    some = {(lane, tuple(sorted(op.ranks))) for (_, lane), ops in plan.lanes.items() for op in ops if isinstance(op, Together)}
+    some = {(lane, tuple(sorted(op.ranks))) for (_, lane), ops in plan.lanes.items() for op in ops
+            if isinstance(op, Together)}
     together = {(lane, ranks): groups[lane] if len(ranks) == rank.size else rank.among(ranks, lane)
                 for lane, ranks in sorted(some) if rank.index in ranks}
     work = work or Work()
-    launched = [lanes[lane].launch(lambda group, lane=lane: run(own[lane], group, work, signals, together), "its part of the plan", timed=False)
-                for lane in sorted(own.keys() - {"compute"})]
-    run(own.get("compute", ()), groups["compute"], work, signals, together)
-    for part in launched:
-        part.wait()
+
+    def part(lane: str):
+        run(own.get(lane, ()), groups[lane], work, signals, together)
+
+    launched = [lanes[lane].launch(lambda _, lane=lane: part(lane), "its part of the plan", timed=False)
+                for lane in names]
+    part("compute")
+    for each in launched:
+        each.wait()
 
 
-def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], together: dict[tuple, Group]) -> None:
-    """One lane's operations, in order."""
+def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], together: dict) -> None:
+    """One lane's operations, in order; `together`: the group of each (lane, ranks)."""
     for op in ops:
         match op:
             case Compute(step, version, beside):
@@ -113,7 +132,8 @@ def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], tog
 
 
 def serve(op: Serve, group: Group, work: Work) -> None:
-    """Answer until all sources have left. Without a modelled clock they take turns, request by request."""
+    """Answer until all sources have left. Without a modelled clock they take turns, request by
+    request."""
     turns, asked = Turns(op), {}
     while not turns.over:
         if (place := turns.wanted()) is not None:
@@ -127,7 +147,8 @@ def serve(op: Serve, group: Group, work: Work) -> None:
         with group.span((Action("S", place, number),)):
             work.request(place, number, tensor)
         for place, number in turns.due():
-            message, answer, dst = op.answer(place, number), work.answer(place, number), op.sources[place]
+            message, dst = op.answer(place, number), op.sources[place]
+            answer = work.answer(place, number)
             group.isend(work.send(message) if answer is None else answer, dst, name=message)
             arrives = group.reaches(dst)
             turns.answered(place, number + 1 if arrives is None else arrives)

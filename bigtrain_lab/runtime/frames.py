@@ -50,8 +50,8 @@ def is_whole(dump: Path) -> bool:
 
 
 def of_dump(text: str, thread: int | None = None) -> Place | None:
-    """Where a process is by what faulthandler wrote last: the thread that crashed, else this one, else the main one, which it lists
-    last."""
+    """Where a process is by what faulthandler wrote last: the thread that crashed, else this
+    one, else the main one, which it lists last."""
     parts = re.split(r"^((?:Current thread|Thread) .*)$", text, flags=re.M)
     stacks = list(zip(parts[1::2], parts[2::2]))
     if "Fatal Python error" in text:

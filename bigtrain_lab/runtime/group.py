@@ -35,8 +35,9 @@ def is_lost(error: BaseException | None) -> bool:
 
 
 class Handle:
-    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the message is in hand, without taking it: the
-    time at which it was issued, None without a modelled clock."""
+    """A receive that was posted; `wait()` returns the tensor. `arrive()` returns once the
+    message is in hand, without taking it: the time at which it was issued, None without a
+    modelled clock."""
 
     def __init__(self, arrive, take):
         self._arrive, self._wait, self._issue, self._tensor = arrive, take, None, None
@@ -71,10 +72,11 @@ class _Announcement(NamedTuple):
 
 
 class Group:
-    """Ranks that talk. `name` names a message (an Action, a Message, or text), `site` the place in the program it comes from; both
-    sides say the same. Messages of one (site, name, tag) are taken in the order they were sent, others in any order.
-    Shapes: the first message of a site announces its dtype and shape, later ones must have the same.
-    Messages go over the host; those that are taken in no buffer arrive on `device`."""
+    """Ranks that talk. `name` names a message (an Action, a Message, or text), `site` the place
+    in the program it comes from; both sides say the same. Messages of one (site, name, tag) are
+    taken in the order they were sent, others in any order. Shapes: the first message of a site
+    announces its dtype and shape, later ones must have the same. Messages go over the host;
+    those that are taken in no buffer arrive on `device`."""
 
     device, axis, name = HOST, "", "compute"  # name: its lane
 
@@ -95,7 +97,8 @@ class Group:
         return group if isinstance(group, Group) else Group(group)
 
     def lane(self, name: str = "") -> LaneRunner:
-        """A lane beside this one: a thread with a group of its own over the same ranks. All of them ask for it, in one order."""
+        """A lane beside this one: a thread with a group of its own over the same ranks. All of
+        them ask for it, in one order."""
         name = name or ("comm:" + self.axis).rstrip(":")
         if name not in self.lanes:
             self.lanes[name] = LaneRunner(self._again(name), name)
@@ -144,13 +147,16 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum", name: str = "all_reduce") -> torch.Tensor:
         """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks; returns it."""
-        with self._together(name, "all_reduce", tensor.nbytes, f"all_reduce ({op}) of {Shape.of(tensor)}"):
+        call = f"all_reduce ({op}) of {Shape.of(tensor)}"
+        with self._together(name, "all_reduce", tensor.nbytes, call):
             dist.all_reduce(tensor, operation(op), group=self._pg)
         return tensor.div_(self.size) if op == "mean" else tensor
 
-    def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum", name: str = "reduce_scatter") -> torch.Tensor:
-        """This rank's part of what `all_reduce` would make. The parts are those of torch.tensor_split along the first dimension (the
-        first ones are a row longer where it does not divide), or a list of tensors, one a rank, of any shapes."""
+    def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum",
+                       name: str = "reduce_scatter") -> torch.Tensor:
+        """This rank's part of what `all_reduce` would make. The parts are those of
+        torch.tensor_split along the first dimension (the first ones are a row longer where it
+        does not divide), or a list of tensors, one a rank, of any shapes."""
         parts = self._parts(tensor, "reduce_scatter")
         own, longest = parts[self.rank], max(part.numel() for part in parts)
         if self._fits(tensor, parts):
@@ -159,14 +165,17 @@ class Group:
             flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
             for row, part in zip(flat, parts):
                 row[:part.numel()] = part.detach().reshape(-1)
-        with self._together(name, "reduce_scatter", sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"):
-            dist.reduce_scatter_tensor(reduced := flat.new_empty(longest), flat.view(-1), operation(op), group=self._pg)
+        size, reduced = sum(part.nbytes for part in parts), flat.new_empty(longest)
+        with self._together(name, "reduce_scatter", size, f"reduce_scatter ({op}) of {of(parts)}"):
+            dist.reduce_scatter_tensor(reduced, flat.view(-1), operation(op), group=self._pg)
         reduced = reduced[:own.numel()].view(own.shape).to(own.device)
         return reduced.div_(self.size) if op == "mean" else reduced
 
-    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | Sequence[torch.Tensor] | None = None, name: str = "all_gather"):
-        """Every rank's tensor, one after the other along the first dimension: in a new tensor where they have one shape, in the parts
-        of `out` (of a tensor those of torch.tensor_split, which undoes `reduce_scatter`; or a list of one tensor a rank). Returns `out`.
+    def all_gather(self, tensor: torch.Tensor,
+                   out: torch.Tensor | Sequence[torch.Tensor] | None = None, name: str = "all_gather"):
+        """Every rank's tensor, one after the other along the first dimension: in a new tensor where
+        they have one shape, in the parts of `out` (of a tensor those of torch.tensor_split, which
+        undoes `reduce_scatter`; or a list of one tensor a rank). Returns `out`.
 
         Impossible where this rank's tensor is not of its part's shape.
         """
@@ -176,14 +185,15 @@ class Group:
         else:
             parts = self._parts(out, "all_gather")
         if Shape.of(tensor) != Shape.of(own := parts[self.rank]):
-            raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part that is {Shape.of(own)}: "
-                             "give out= one tensor of its shape for each rank.")
+            raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part "
+                             f"that is {Shape.of(own)}: give out= one tensor of its shape for each rank.")
         longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
         mine = as_bytes(tensor).to(self._room_on(tensor))
         if len(mine) < longest:
             mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
         flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
-        with self._together(name, "all_gather", sum(part.nbytes for part in parts), f"all_gather of {of(parts)}"):
+        size = sum(part.nbytes for part in parts)
+        with self._together(name, "all_gather", size, f"all_gather of {of(parts)}"):
             dist.all_gather_into_tensor(flat, mine, group=self._pg)
         with torch.no_grad():
             for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
@@ -192,7 +202,8 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0, name: str = "broadcast") -> torch.Tensor:
         """Replace the tensor on every rank by that of rank `src`; returns it."""
-        with self._together(name, "broadcast", tensor.nbytes, f"broadcast from rank {src} of {Shape.of(tensor)}", src):
+        call = f"broadcast from rank {src} of {Shape.of(tensor)}"
+        with self._together(name, "broadcast", tensor.nbytes, call, src):
             dist.broadcast(tensor, group_src=src, group=self._pg)
         return tensor
 
@@ -202,18 +213,23 @@ class Group:
             dist.barrier(group=self._pg)
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
-        """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension to be cut along."""
+        """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
+        to be cut along."""
         if isinstance(tensors, torch.Tensor):
             if not tensors.dim():
-                raise Impossible(f"{what} cannot cut a single number into {self.size} parts: give it a tensor with a first dimension.")
+                raise Impossible(f"{what} cannot cut a single number into {self.size} parts: "
+                                 "give it a tensor with a first dimension.")
             return tensors.tensor_split(self.size)
         if len(tensors) != self.size:
-            raise Impossible(f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank.")
+            raise Impossible(f"{what} got {len(tensors)} tensors for {self.size} ranks: "
+                             "give one a rank.")
         return tensors
 
     def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
-        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal parts, on its device."""
-        return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous() and tensors.device == self._room_on(tensors)
+        """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal
+        parts, on its device."""
+        return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous()
+                and tensors.device == self._room_on(tensors)
                 and len({part.numel() for part in parts}) == 1)
 
     def _room_on(self, tensor: torch.Tensor) -> torch.device:
@@ -223,26 +239,30 @@ class Group:
     # -- what a recording group does as well ----------------------------------------------------------------
 
     def span(self, step, version: int | None = None, beside: bool = False):
-        """Around the work of a step (a tuple of actions) on weights of this version; `beside`: while another lane may be busy."""
+        """Around the work of a step (a tuple of actions) on weights of this version; `beside`:
+        while another lane may be busy."""
         return nullcontext()
 
     def enter(self):
         """The thread that asks is this group's lane from now on."""
 
     def post(self, signal: str) -> int | None:
-        """Tell the rank's other lanes that this thread has come here; returns its lane's time, for `after`."""
+        """Tell the rank's other lanes that this thread has come here; returns its lane's time,
+        for `after`."""
 
-    def after(self, signal: str, by: str, arrived: Callable[[], int | None], idle: bool = False) -> None:
-        """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the thread that asks goes on no earlier.
-        `idle`: there is nothing to do before."""
+    def after(self, signal: str, by: str, arrived: Callable[[], int | None],
+              idle: bool = False) -> None:
+        """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the
+        thread that asks goes on no earlier. `idle`: there is nothing to do before."""
         arrived()
 
     def reaches(self, dst: int) -> int | None:
-        """The earliest time at which the message that was sent last arrives at rank `dst`; None without a modelled clock."""
+        """The earliest time at which the message that was sent last arrives at rank `dst`; None
+        without a modelled clock."""
 
     def failed(self, error: BaseException, sentence: str) -> BaseException:
-        """A function on this lane failed: note it, for nobody may ask; returns what to raise where somebody does. A lost connection
-        and a lack of memory name their rank themselves."""
+        """A function on this lane failed: note it, for nobody may ask; returns what to raise
+        where somebody does. A lost connection and a lack of memory name their rank themselves."""
         return error if is_lost(error) or isinstance(error, OutOfMemory) else LaneFailed(sentence)
 
     def world_rank(self, rank: int) -> int:
@@ -279,7 +299,8 @@ class Group:
         if not 0 <= peer < self.size or peer == self.rank:
             raise Impossible(f"Rank {self.rank} cannot exchange {name or 'a message'} with rank {peer}: "
                              f"name another of the ranks 0 to {self.size - 1}.")
-        site = site or ("" if isinstance(name, str) else f"{name.stage}{name.kind}{name.bytes or ''}")
+        if not site and not isinstance(name, str):
+            site = f"{name.stage}{name.kind}{name.bytes or ''}"
         return site, channel(site, str(name), tag)
 
     def _posted(self, src: int, name, site: str, tag: int, like) -> Handle:
@@ -323,7 +344,8 @@ class Group:
             receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
     def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
-        """Wait until the receive's wire is filled. Impossible where the message is unlike what was expected."""
+        """Wait until the receive's wire is filled. Impossible where the message is unlike what
+        was expected."""
         if coming := self._coming.get((src, site)):
             coming.work.wait()
             self._heard[src, site] = Shape.decode(coming.code)
@@ -338,6 +360,41 @@ class Group:
 
     def _watching(self, peer: int | None, name):
         return _Watching(self, peer, name)
+
+
+class Alone(Group):
+    """A group of one rank, without a process group: it has nobody to talk to, and a collective
+    changes nothing."""
+
+    def __init__(self, device: torch.device = HOST, span: Callable | None = None):
+        self.rank, self.size, self.device, self.lanes, self._outbox = 0, 1, device, {}, Outbox()
+        self.span = span or super().span
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        operation(op)
+        return tensor
+
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
+        return self._parts(tensor, name)[0].detach().clone()
+
+    def all_gather(self, tensor, out=None, name="all_gather"):
+        if out is None:
+            return tensor.detach().clone().reshape(tensor.shape or (1,))
+        with torch.no_grad():
+            self._parts(out, name)[0].copy_(tensor)
+        return out
+
+    def broadcast(self, tensor, src=0, name="broadcast"):
+        return tensor
+
+    def _again(self, lane):
+        return Alone(self.device)
+
+    def barrier(self, name="barrier"):
+        pass
+
+    def world_rank(self, rank):
+        return rank
 
 
 class _Watching:
@@ -359,7 +416,8 @@ class _Watching:
 def operation(op: str) -> dist.ReduceOp:
     """torch's word for a reduction; of a mean its sum. Impossible where there is none."""
     if op not in (*OPERATIONS, "mean"):
-        raise Impossible(f"There is no reduction {op!r}: choose one of {', '.join(OPERATIONS)}, mean.")
+        raise Impossible(f"There is no reduction {op!r}: "
+                         f"choose one of {', '.join(OPERATIONS)}, mean.")
     return OPERATIONS["sum" if op == "mean" else op]
 
 
@@ -371,4 +429,5 @@ def of(parts: Sequence[torch.Tensor]) -> str:
 
 def again(process_group, lane: str) -> dist.ProcessGroup:
     """A new process group of the ranks of this one."""
-    return dist.new_group(dist.get_process_group_ranks(process_group), use_local_synchronization=True, group_desc=lane)
+    ranks = dist.get_process_group_ranks(process_group)
+    return dist.new_group(ranks, use_local_synchronization=True, group_desc=lane)

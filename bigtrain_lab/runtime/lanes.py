@@ -1,11 +1,13 @@
-"""A lane of a rank: a thread with a process group of its own that runs what is launched on it, first in, first out.
+"""A lane of a rank: a thread with a process group of its own that runs what is launched on it,
+first in, first out.
 
     handle = lane.launch(lambda group: group.all_reduce(bucket), "bucket 0")
     ...                             # the program goes on meanwhile
     handle.wait()                   # returns the sum
 
-On the modelled clock a launched function starts at max(lane's time, issuer's time), and wait() moves the waiter to its end: the rules
-of CUDA's streams. Without a recorder a lane is the thread alone. On a GPU all lanes of a rank share its default stream.
+On the modelled clock a launched function starts at max(lane's time, issuer's time), and wait()
+moves the waiter to its end: the rules of CUDA's streams. Without a recorder a lane is the thread
+alone. On a GPU all lanes of a rank share its default stream.
 """
 
 import threading
@@ -20,7 +22,8 @@ class LaneFailed(RuntimeError):
 
 
 class Launched:
-    """What was launched on a lane. `wait()` returns the function's result, or raises its failure in a sentence."""
+    """What was launched on a lane. `wait()` returns the function's result, or raises its failure
+    in a sentence."""
 
     def __init__(self, lane: "LaneRunner", name: str, number: int, timed: bool):
         self.lane, self.name, self._timed = lane, name, timed
@@ -51,7 +54,8 @@ class Launched:
 
 
 class LaneRunner:
-    """The lane `name`; `group` is what its functions talk through, and nobody else. After a failure nothing more is run."""
+    """The lane `name`; `group` is what its functions talk through, and nobody else. After a
+    failure nothing more is run."""
 
     def __init__(self, group, name: str):
         self.group, self.name = group, name
@@ -62,19 +66,21 @@ class LaneRunner:
         self._thread: threading.Thread | None = None
 
     def launch(self, function: Callable, name: str = "", timed: bool = True) -> Launched:
-        """Run `function(group)` on the lane, after what was launched before; returns at once. Not `timed`: neither the launch nor a
-        wait for it moves a modelled clock, as of a plan, which says by itself what waits for what."""
+        """Run `function(group)` on the lane, after what was launched before; returns at once.
+        Not `timed`: neither the launch nor a wait for it moves a modelled clock, as of a plan,
+        which says by itself what waits for what."""
         launched = Launched(self, name, self._count, timed)
         issued = self.group.post(begin_of(self.name, self._count))
         self._queue.put((launched, function, issued if timed else 0, torch.is_grad_enabled()))
-        if self._thread is None:  # which would compute with as many threads as there are cores, and round otherwise
-            self._thread = threading.Thread(target=self._run, args=(self._count, torch.get_num_threads()), daemon=True, name=f"lane {self.name}")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(self._count,), daemon=True)
             self._thread.start()
         self._count += 1
         return launched
 
     def finish(self) -> None:
-        """Return when all that was launched is done, and what it sent is taken. Raises the lane's failure unless a wait() did."""
+        """Return when all that was launched is done, and what it sent is taken. Raises the
+        lane's failure unless a wait() did."""
         if self._thread is None:
             return
         last = self.launch(lambda group: group.finish(), "the end", timed=False)
@@ -85,13 +91,12 @@ class LaneRunner:
 
     def fail(self, error: BaseException, name: str) -> None:
         rank = self.group.world_rank(self.group.rank)
-        sentence = f"Rank {rank} failed on lane {self.name}{f', in {name}' if name else ''}: {type(error).__name__}: {error}"
-        self.error = self.group.failed(error, sentence)
+        where = f"on lane {self.name}" + (f", in {name}" if name else "")
+        self.error = self.group.failed(error, f"Rank {rank} failed {where}: {type(error).__name__}: {error}")
         if self.error is not error:
             self.error.__cause__ = error
 
-    def _run(self, number: int, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def _run(self, number: int) -> None:
         if self.group.device.type == "cuda":
             torch.cuda.set_device(self.group.device)
         self.group.enter()

@@ -95,8 +95,9 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         if not record:
             raise Impossible(f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
     clock &= record and cost is not None
-    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed, "clock": clock, "ledger": ledger,
-             "record": record, "stall_s": stall_s, "jitter_s": jitter_s, "threads": threads, "device": device,
+    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed,
+             "clock": clock, "ledger": ledger, "record": record, "stall_s": stall_s,
+             "jitter_s": jitter_s, "threads": threads, "device": device,
              **({"fault": asdict(fault)} if fault else {})}
 
     def settle(hosts: list[dict], devices: Devices) -> Callable[[], Job]:
@@ -115,8 +116,8 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
 
         def begin() -> Job:
             place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
-            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, record, jitter_s, os.getcwd(), fault,
-                       devices.of, devices.backend, limit, relief, ledger)
+            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, record,
+                       jitter_s, os.getcwd(), fault, devices.of, devices.backend, limit, relief, ledger)
 
         return begin
 
@@ -172,7 +173,8 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
         why = error.strerror or error if isinstance(error, OSError) else "no file can have this name"
         raise Impossible(f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory.") from error
     if full:
-        raise Impossible(f"{path} is not empty: choose another directory, or open the run that is there with Run.open.")
+        raise Impossible(f"{path} is not empty: choose another directory, or open the run that is "
+                         "there with Run.open.")
     try:
         write_whole(path / "settings.json", kept)
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))

@@ -151,7 +151,7 @@ class Ledger:
             if isinstance(module, nn.Module):
                 self._places.name(module)
         with self._seen.start() as stack:
-            for handle in owned.hooks(self._watched, self._became_gradient, self._update_begins, self._update_ends):
+            for handle in owned.hooks(self._watched, self.became_gradient, self._update_begins, self._update_ends):
                 stack.callback(handle.remove)
             if self._record:
                 self._record.start()
@@ -183,19 +183,20 @@ class Ledger:
 
     # -- kinds that are declared ----------------------------------------------------------------------------
 
-    def _settled(self) -> Balance:
-        """The balance of all that has happened. A storage that is found declared counts as that since the last such look."""
+    def _settled(self, look: bool = True) -> Balance:
+        """The balance of all that has happened. A storage that is found declared counts as that since the last such look; without a
+        look, all are taken to be declared as they were."""
         if self._settling:
             return self._balance
         self._settling = True
         try:
-            balance, moved, declared = self._balance, [], self._declared()
+            balance, moved, declared = self._balance, [], self._declared() if look else []
             for storage, kind, name in declared:
                 self._declare(storage, kind, name, moved)
             while self._seen.events:
                 storage, own, count, wall = self._seen.events.popleft()
                 balance.change(storage, None if count is None else (storage.declared or own, count), wall)
-            now = {storage for storage, _, _ in declared}
+            now = {storage for storage, _, _ in declared} if look else self._held
             moved += [(storage, "") for storage in self._held - now]
             self._held, self._looked = now, self._wall()
             for storage, kind in moved:
@@ -238,7 +239,13 @@ class Ledger:
         if self._seen.known.get(storage.key) is storage:
             self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))
 
-    def _became_gradient(self, name: str, gradient: torch.Tensor) -> None:
+    @property
+    def pending(self) -> bool:
+        """Whether anything was made or let go since the last look at all that happened."""
+        return bool(self._seen.events)
+
+    def became_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        """It is this weight's from now on; the next look will find it declared."""
         for part in owned.plain(gradient):
             known = self._seen.known.get(part.untyped_storage()._cdata)
             if known is not None and not known.declared:
@@ -260,16 +267,16 @@ class Ledger:
 
     # -- in a run, in place of a Meter ----------------------------------------------------------------------
 
-    def begin(self, action: str = ""):
-        """At an action's start: nothing more is to be active during it."""
-        self._settled()
+    def begin(self, action: str = "", look: bool = True):
+        """At an action's start: nothing more is to be active during it. `look`: whether what is declared may have changed."""
+        self._settled(look)
         self._seen.action = action
         self._balance.listen()
         return nullcontext()
 
-    def end(self) -> dict[str, list[tuple[int, int]]]:
+    def end(self, look: bool = True) -> dict[str, list[tuple[int, int]]]:
         """At an action's end: kind -> [(wall ns, bytes)] as it rose and fell inside."""
-        self._settled()
+        self._settled(look)
         self._seen.action, self._ended = "", True
         return self._balance.readings()
 

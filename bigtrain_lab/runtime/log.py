@@ -32,7 +32,7 @@ from zlib import crc32
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from ..core import Alive, Impossible, Memory, Span, Transfer
+from ..core import Alive, Impossible, Memory, Span
 from ..core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ..core.files import clean_json, clean_line, open_regular
 
@@ -113,24 +113,30 @@ MARKS = {  # what each kind of mark says after its time; any may end with the na
 }
 
 
+# What the wall's clock says of an event; what a line holds that tells of several moments or storages.
+WALLS = {"span": ("start", "end"), "transfer": ("start", "end", "bytes"),
+         **dict.fromkeys(("memory", "scalar", "histogram"), ("start",))}
+STORAGE = tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]
+READ = {"inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
+        "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
+        "alive": (Tick, Rank, Lane, Tick | None, list[STORAGE])}
+
+
 @cache
 def types_of(what: str) -> TypeAdapter:
     """What holds a line to its types: (what, value, ...). KeyError where there is no such line."""
-    def timed(event: type, *wall) -> tuple:
-        return *wall, *(of for name, of in fields_of(event, timed=False).items() if name != "inside")
-
-    events = {"span": timed(Span, Tick, Tick), "transfer": timed(Transfer, Tick, Tick, Bytes),
-              "inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
-              "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
-              "alive": (Tick, Rank, Lane, Tick | None, list[tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]]),
-              **{name: timed(EVENTS[name], Tick) for name in ("memory", "scalar", "histogram")}}
-    if what.startswith("@"):
+    if what in WALLS:
+        fields = fields_of(EVENTS[what], timed=False)
+        fields.pop("inside", None)
+        found = [(*[Tick, Tick, Bytes][:len(WALLS[what])], *fields.values())]
+    elif what.startswith("@"):
         lanes = ((),) if what in ("@meet", "@met", "@done") else ((), (Lane,))
         found = [(Tick, *types, *lane) for lane in lanes for types in MARKS[what[1:]]]
     else:
-        found = [events[what]]
+        found = [READ[what]]
     shapes = [tuple[(Literal[what], *types)] for types in found]
-    return TypeAdapter(Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0], config=ConfigDict(strict=True))
+    either = Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0]
+    return TypeAdapter(either, config=ConfigDict(strict=True))
 
 
 def read(line: bytes, rank: int | None = None, ranks: int = TRACE_RANKS) -> list:
@@ -162,15 +168,9 @@ def items(what: str, *values) -> Iterator:
         wall, *about = values
         own = len(about) in map(len, MARKS[what[1:]])
         yield Mark(what[1:], wall, tuple(about if own else about[:-1]), "compute" if own else about[-1])
-    elif what == "span":
-        wall_start, wall_end, *fields = values
-        span = Span(*fields)
-        yield Logged(span if span.start is not None else None, span._replace(start=wall_start, end=wall_end))
-    elif what == "transfer":
-        wall_start, wall_end, wall_bytes, *fields = values
-        transfer = Transfer(*fields)
-        measured = transfer._replace(start=wall_start, end=wall_end, bytes=wall_bytes)
-        yield Logged(transfer if transfer.start is not None else None, measured)
+    elif what in WALLS:
+        walls = dict(zip(WALLS[what], values))
+        yield on_both(EVENTS[what](*values[len(walls):]), **walls)
     elif what == "inside":
         *fields, readings = values
         for wall, size in readings:
@@ -180,12 +180,12 @@ def items(what: str, *values) -> Iterator:
     elif what == "alive":
         wall, rank, lane, at, rows = values
         for kind, name, *rest in rows:
-            event = Alive(rank, lane, kind, name, wall, *rest)
-            yield Logged(event._replace(start=at) if at is not None else None, event)
-    else:
-        wall, *fields = values
-        event = EVENTS[what](*fields)
-        yield Logged(event if event.start is not None else None, event._replace(start=wall))
+            yield on_both(Alive(rank, lane, kind, name, at, *rest), start=wall)
+
+
+def on_both(event, **walls) -> Logged:
+    """An event of a lane's clock, which may be off, and what the wall's clock says of it."""
+    return Logged(event if event.start is not None else None, event._replace(**walls))
 
 
 def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) -> Iterator[Logged]:
@@ -196,8 +196,7 @@ def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) 
     for wall, at, *now in rows:
         for kind, size, was in zip(kinds, now, last):
             if size != was or moments[at] > 1:
-                event = Memory(rank, lane, kind, name, wall, size, True)
-                yield Logged(event._replace(start=at) if at is not None else None, event)
+                yield on_both(Memory(rank, lane, kind, name, at, size, True), start=wall)
         last = now
 
 
@@ -275,8 +274,8 @@ def tells_of_peak(item) -> bool:
     return isinstance(item, Logged) and isinstance(item.measured, Alive)
 
 
-LOST = {"damaged": "is damaged", "changed": "was changed after its run", "too long": "is too long to be read", "cut off": "is cut off",
-        "missing": "is missing"}
+LOST = {"damaged": "is damaged", "changed": "was changed after its run", "missing": "is missing",
+        "too long": "is too long to be read", "cut off": "is cut off"}
 
 
 class Log(NamedTuple):
@@ -295,10 +294,12 @@ class Log(NamedTuple):
         return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))
 
     def lost(self, done: bool) -> str:
-        """What it has lost, in words; what comes before a lost line still counts, and nothing after it. "" where it is whole: the log
-        of a rank that was `done` ends with "@done", any other may be cut off."""
+        """What it has lost, in words; "" where it is whole. What comes before a lost line still
+        counts, and nothing after it. The log of a rank that was `done` ends with "@done"."""
         if self.state not in LOST or not done and self.state in ("cut off", "missing"):
             return ""
-        last = next((item.measured.name for item in reversed(self.items) if isinstance(getattr(item, "measured", None), Span)), "")
-        ends = "" if self.state in ("missing", "changed") else f" after {last}" if last else " before its first step"
-        return LOST[self.state] + ends
+        if self.state in ("missing", "changed"):
+            return LOST[self.state]
+        events = (getattr(item, "measured", None) for item in reversed(self.items))
+        last = next((f"after {event.name}" for event in events if isinstance(event, Span)), "")
+        return f"{LOST[self.state]} {last or 'before its first step'}"

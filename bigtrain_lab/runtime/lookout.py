@@ -3,7 +3,8 @@
 Under `launch` one watch owns all processes (watch.py). Here nobody does, so each rank looks out for itself, by the board
 that all share; what has happened is decided once, by whoever says it first:
 
-    every rank   the other processes of its machine, torchrun that started it, signals, the end that another one has told
+    every rank   the other ranks of its machine, torchrun that started it, signals, the end that
+                 another one has told
     rank 0       the logs of all, in the shared directory: a deadlock, or no progress for the stall limit
 
 A main thread that is caught in gloo cannot be called back: its lookout says one sentence and ends the process.
@@ -27,7 +28,8 @@ from .progress import Counted, Progress
 from .pulse import Beats, Pulse
 
 GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
-LAST_S, OTHERS_S = 5.0, 0.5  # for the end of a rank whose connections are closed; for others' notes once this one has seen how
+LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
+OTHERS_S = 0.5  # for another rank's note, once this one has seen how rank 0 ended
 
 
 class Lookout:
@@ -38,8 +40,10 @@ class Lookout:
         self._board, self._own_board = team.board.clone(), team.board
         self._job, self._directory = job, Path(job.directory)
         self._mates = {rank: Pulse.of(process).open() for rank, process in team.mates.items()}
-        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"), {**self._mates, self.index: Pulse(os.getpid())})
-        self._outputs, self._beats, self._signs = (Counted(sys.stdout), Counted(sys.stderr)), Beats(), (0, 0)
+        pulses = {**self._mates, self.index: Pulse(os.getpid())}
+        self._progress = Progress(job, stall_s, lambda: self._board.count("signs"), pulses)
+        self._outputs = Counted(sys.stdout), Counted(sys.stderr)
+        self._beats, self._signs = Beats(), (0, 0)
         self._exits: dict[int, Exit] = {}  # of ranks on this machine whose processes have ended
         self._parent = os.getppid() if team.place.agent else None
         self._came, self._known = threading.Event(), threading.Event()
@@ -79,8 +83,9 @@ class Lookout:
 
     def give_up(self, why: str) -> End:
         """End the run: this rank can keep no record of it."""
+        end = self._progress.failed(why, {})._replace(teller=self.index)
         with suppress(RuntimeError):
-            self._own_board.first("end", self._progress.failed(why, {})._replace(teller=self.index).told())
+            self._own_board.first("end", end.told())
         return self.end(FAILED)
 
     # -- the thread -----------------------------------------------------------------------------------------
@@ -137,9 +142,10 @@ class Lookout:
                 self._dump()
 
     def _listen(self) -> set:
-        """Wait a moment; the signals that came meanwhile. How a rank of this machine ended is noted at once."""
+        """Wait a moment; the signals that came meanwhile. Ranks that end here are noted at once."""
         alive = {rank: mate for rank, mate in self._mates.items() if rank not in self._exits}
-        ready = wait([self._read, *(mate.fd for mate in alive.values() if mate.fd is not None)], LOOK_S)
+        fds = [mate.fd for mate in alive.values() if mate.fd is not None]
+        ready = wait([self._read, *fds], LOOK_S)
         for rank, mate in alive.items():
             if mate.fd in ready or mate.fd is None and not mate.is_alive():
                 self._exits[rank] = Exit(mate.exit_code(), time.monotonic_ns() - self._job.zero_ns)
@@ -148,7 +154,8 @@ class Lookout:
 
     def _silent(self) -> dict[int, Exit]:
         """The ranks of this machine whose processes have ended without a word."""
-        return {rank: exit for rank, exit in self._exits.items() if not diagnose.status_of(self._directory, rank)}
+        return {rank: exit for rank, exit in self._exits.items()
+                if not diagnose.status_of(self._directory, rank)}
 
     def _tell_of_signs(self) -> None:
         """Rank 0 cannot see what this rank prints or computes: it hears of both on the board."""
@@ -168,18 +175,20 @@ class Lookout:
         if since_s < (0.05 if known else VICTIMS_S) + (0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S):
             return None
         if not exits:
-            return self._publish(End("stopped", f"Rank {self.index} was ended from outside (SIGTERM)."))
-        end, teller = self._progress.failure(exits, lambda: self._stacks_of_all(silent)), diagnose.culprit_of(self._directory, exits)
+            why = f"Rank {self.index} was ended from outside (SIGTERM)."
+            return self._publish(End("stopped", why))
+        end = self._progress.failure(exits, lambda: self._stacks_of_all(silent))
+        teller = diagnose.culprit_of(self._directory, exits)
         return self._publish(end if teller == silent else end._replace(teller=teller))
 
     def _publish(self, end: End) -> End:
-        """Say how the run ended, unless another rank has; how it ended then. This rank tells it where no other is to."""
+        """Say how the run ended, unless another rank has; how it ended then."""
         end = end if end.teller is not None else end._replace(teller=self.index)
         found = End.of(self._board.first("end", end.told()))
         return end.note(self._directory, self.index) if found == end else found
 
     def _without_board(self) -> End:
-        """The machine of rank 0 has ended: how, by what the directory says and what has ended here."""
+        """The machine of rank 0 has ended: how, by the directory and by what has ended here."""
         until = time.monotonic() + LAST_S
         while not (end := End.noted(self._directory)) and time.monotonic() < until:
             self._listen()  # its connections close before it has ended
@@ -193,8 +202,9 @@ class Lookout:
         elif exits := self._silent():
             end = self._progress.failure(exits, lambda: None)
         else:
-            end = self._progress.failed(f"Rank {self.index} lost the connection to the machine of rank 0, "
-                                        f"{self._team.members[0].host}: see what torchrun says there.", {})
+            host = self._team.members[0].host
+            why = f"Rank {self.index} lost the connection to the machine of rank 0, {host}"
+            end = self._progress.failed(f"{why}: see what torchrun says there.", {})
         return end._replace(teller=self.index).note(self._directory, self.index)
 
     def _is_orphan(self) -> bool:

@@ -95,7 +95,8 @@ class Meter:
     def end(self) -> dict[str, list[tuple[int, int]]]:
         """At a span's end: (wall ns, bytes) of "activations", at most READINGS of them, the highest and lowest among them."""
         self._settle()
-        readings, self._readings = few(self._readings or [], READINGS, lambda reading: reading[1]), None
+        readings = few(self._readings or [], READINGS, lambda reading: reading[1])
+        self._readings = None
         return {"activations": readings} if readings else {}
 
     def _read(self, address: int, change: int) -> None:

@@ -41,8 +41,8 @@ def offset(times) -> Offset:
 
 
 def namespace(kind: str) -> str:
-    """The same in two processes exactly where they read the same monotonic clock ("time"), and share a network ("net") or a table of
-    processes ("pid") too."""
+    """The same in two processes exactly where they read the same monotonic clock ("time"), and share
+    a network ("net") or a table of processes ("pid") too."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return boot + os.readlink("/proc/self/ns/time") + os.readlink(f"/proc/self/ns/{kind}")

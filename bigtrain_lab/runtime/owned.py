@@ -4,7 +4,7 @@ program of an experiment declares to the one of its rank.
     weights, buffers   a module's parameters and buffers            gradients   every parameter's .grad
     master             an optimizer's own parameters that are float32 copies of a module's of lower precision
     optimizer          all tensors of an optimizer's state, also those in lists, tuples and dictionaries there
-Names are those of the prediction (models/peak.py): "mlp.up.weight", "mlp.up.weight gradient", "mlp.up.weight exp_avg".
+Names: "mlp.up.weight", "mlp.up.weight gradient", "mlp.up.weight exp_avg".
 """
 
 from collections import deque

@@ -77,7 +77,7 @@ def main(index: int, job: Job, program: bytes) -> None:
             os.chdir(job.work_directory)
         border.set_local(job.threads)
         torch.set_num_threads(job.threads)
-        code = work(index, job, lambda: cloudpickle.loads(program), Meeting(index, job))
+        code = work(index, job, lambda: cloudpickle.loads(program), meet)
     except (OSError, LogUnwritable):
         traceback.print_exc()
     finally:
@@ -115,24 +115,18 @@ def capture_output(job: Job, index: int) -> None:
     faulthandler.register(signal.SIGUSR1, stacks)
 
 
-class Meeting:
-    """Meets the other ranks in a file: no port listens for it, and it goes with its directory."""
-
-    def __init__(self, index: int, job: Job):
-        self.index, self.size, self.path, self.backend, self.store = index, job.mesh.size, job.store, job.backend, None
-
-    def begin(self) -> None:
-        self.store = dist.FileStore(self.path, self.size)
-        dist.init_process_group(self.backend, store=self.store, rank=self.index, world_size=self.size, timeout=timedelta(days=7))
-        self.store.add("connected", 1)
-
-    def end(self) -> None:
-        """Return when all ranks are connected: one that left earlier would break the meeting of those still at it."""
-        while self.store.add("connected", 0) < self.size:
-            time.sleep(0.002)
+def meet(index: int, job: Job) -> None:
+    """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All are
+    connected then: one that left earlier would break the meeting of those still at it."""
+    store, size = dist.FileStore(job.store, job.mesh.size), job.mesh.size
+    dist.init_process_group(job.backend, store=store, rank=index, world_size=size,
+                            timeout=timedelta(days=7))
+    store.add("connected", 1)
+    while store.add("connected", 0) < size:
+        time.sleep(0.002)
 
 
-def work(index: int, job: Job, load, meeting=None) -> int:
+def work(index: int, job: Job, load, meet=None) -> int:
     """Load the program, meet the other ranks (unless they have met), run, keep results and status; returns the exit code."""
     log = EventLog(job.file("events", index, "jsonl"), index) if job.record else None
     device = job.device(index)
@@ -144,10 +138,10 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         program = load()
-        if meeting:
+        if meet:
             if log:
                 log.write("@meet", clock.wall())
-            meeting.begin()
+            meet(index, job)
             if log:
                 log.write("@met", clock.wall())
         recorder = record_of(index, job, clock, log) if log else None
@@ -157,8 +151,6 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         with recorder.meter if recorder and job.ledger else nullcontext():
             results = program(rank)
             rank.finish()
-        if meeting:
-            meeting.end()
         save(job.file("result", index, "npz"), results)
         if log:
             recorder.finish()
@@ -167,7 +159,7 @@ def work(index: int, job: Job, load, meeting=None) -> int:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
         code = FAILED
-        if meeting:  # into the rank's log; under torchrun a sentence follows, and the status keeps the rest
+        if meet:  # into the rank's log; under torchrun a sentence follows, the status keeps the rest
             traceback.print_exc()
         status |= failure(error)
         with suppress(Exception):  # what failed is the news

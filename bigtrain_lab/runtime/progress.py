@@ -34,7 +34,8 @@ class Progress:
     """
 
     def __init__(self, job, stall_s: float, signs: Callable[[], object] = lambda: 0, pulses: Mapping[int, Pulse] | None = None):
-        self._directory, self._record, self._stall_s, self._signs = Path(job.directory), job.record, stall_s, signs
+        self._directory, self._record = Path(job.directory), job.record
+        self._stall_s, self._signs = stall_s, signs
         self._pulses = {} if pulses is None else pulses
         self._logs, self._outputs = ([job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
                                      for kind, suffix in (("events", "jsonl"), ("rank", "log")))
@@ -57,12 +58,14 @@ class Progress:
         return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
 
     def failed(self, diagnosis: str, exits: Mapping[int, Exit]) -> End:
-        """The end of a run that failed so, with what each rank was at; `exits`: of those that have ended."""
-        waits = diagnose.states(self._directory, self.doings(), exits, self.kept()) if self._record else ()
+        """The end of a run that failed so, with what each rank was at; `exits`: who has ended."""
+        if not self._record:
+            return End("failed", diagnosis)
+        waits = diagnose.states(self._directory, self.doings(), exits, self.kept())
         return End("failed", diagnosis, tuple(waits))
 
     def failure(self, exits: Mapping[int, Exit], ask_for_stacks: Callable[[], None]) -> End:
-        """The end of a run in which a process ended without finishing; the others are asked for their stacks."""
+        """The end of a run in which a process ended without finishing."""
         told = diagnose.failure(self._directory, self.doings(), exits)
         ask_for_stacks()  # of those that wait for it
         return self.failed(told, exits)

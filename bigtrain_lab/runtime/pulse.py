@@ -1,20 +1,21 @@
-"""A process as others see it: whether it lives, computes or is kept from it, how it ended; and its end.
+"""A process as others see it: whether it lives, computes or is kept from it, and how it ended.
 
     computes   it used at least WORK_S of processor within WITHIN_S
     waits      it used less: a rank that waits for another, in a message, a collective or a meeting,
                was measured at 0.5 % at most
     is kept    somebody has stopped it, or a disk does not answer
 
-How a process ended that is not a child of this one is seen in the moment of its end, before its parent asks. Linux
-keeps it until then, and shows its exit code to others of the same user (proc_pid_stat(5), field 52). A descriptor of
-the process (pidfd_open(2)) is readable from its end on, so whoever waits for that comes before torchrun, which asks
-ten times a second: nearly always. Elsewhere nobody knows.
+How a process ended that is no child of this one is seen in the moment of its end. Linux keeps it
+until its parent asks, and shows its exit code to the same user meanwhile (proc_pid_stat(5), field
+52). A descriptor of it (pidfd_open(2)) is readable from its end on, so whoever waits for that nearly
+always comes before torchrun, which asks ten times a second. Elsewhere nobody knows.
 """
 
 import os
 import platform
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -55,13 +56,14 @@ class Beats:
 
 
 class Pulse:
-    """A process as others see it; one that is gone does nothing. With its `start`, one that was given its number since is not it."""
+    """A process as others see it; one that is gone does nothing. With its `start`, what has its
+    number since is not it."""
 
     def __init__(self, pid: int, start: float | None = None):
         self.pid, self.fd, self._process = pid, None, None
         with suppress(*GONE):
             process = psutil.Process(pid)
-            if start is None or abs(process.create_time() - start) < 2:  # clocks are set now and then
+            if start is None or abs(process.create_time() - start) < 2:  # clocks are set
                 self._process = process
         self._beats = Beats(self._cpu_s())
 
@@ -109,8 +111,9 @@ class Pulse:
 
     def exit_code(self) -> int | None:
         """Of a process that has ended: its code, negative for a signal; None where that cannot be known any more."""
-        with suppress(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
+        with suppress(OSError, ValueError, IndexError):
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+            state, *fields = text.rpartition(")")[2].split()
             return os.waitstatus_to_exitcode(int(fields[CODE - 1])) if state == "Z" else None
         return None
 

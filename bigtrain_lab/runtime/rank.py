@@ -8,14 +8,15 @@ import torch.distributed as dist
 
 from ..core import Mesh
 from .exponents import exponents
-from .group import Group
+from .group import Alone, Group
 from .lanes import LaneRunner
 from .recorder import Recorder
 from .recording import RecordingGroup
 
 
 class Rank:
-    """`index` of `size` ranks. With no recorder every group is a plain one, and spans, logs and watches do nothing."""
+    """`index` of `size` ranks. With no recorder every group is a plain one, and spans, logs and
+    watches do nothing: a program runs on Rank(0, Mesh(world=1), device) in this very process."""
 
     def __init__(self, index: int, mesh: Mesh, device: torch.device, seed: int = 0, recorder: Recorder | None = None):
         self.index, self.size, self.mesh, self.device, self.seed = index, mesh.size, mesh, device, seed
@@ -33,26 +34,30 @@ class Rank:
         return self._groups[axis]
 
     def lane(self, axis: str | None = None, name: str = "") -> LaneRunner:
-        """A lane beside "compute", which is the program's own, for messages among the ranks of the axis; it is called "comm:dp" after
-        it. All of them ask for it, in one order."""
+        """A lane beside "compute", which is the program's own, for messages among the ranks of
+        the axis; it is called "comm:dp" after it. All of them ask for it, in one order."""
         return self.group(axis).lane(name)
 
     def among(self, ranks: tuple[int, ...], lane: str = "compute") -> Group:
-        """A group of these ranks, of which this is one, for what runs on `lane`. All of them ask for it, in one order."""
+        """A group of these ranks, of which this is one, for what runs on `lane`. All of them ask
+        for it, in one order."""
         if (key := (tuple(sorted(ranks)), lane)) not in self._some:
             self._some[key] = self._of(*key)
         return self._some[key]
 
     def _of(self, peers: tuple[int, ...], lane: str, axis: str = "") -> Group:
+        if self.size == 1 and not dist.is_initialized():
+            return Alone(self.device)
         whole = len(peers) == self.size and lane == "compute"
-        members = None if whole else dist.new_group(list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
+        members = None if whole else dist.new_group(
+            list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
         group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
         group.device, group.axis, group.name = self.device, axis, lane
         return group
 
     def span(self, step, version: int | None = None, beside: bool = False):
-        """Around work that occupies this rank: a step (tuple of actions), an Action, or a name. `beside`: its plan lets another lane be
-        busy meanwhile."""
+        """Around work that occupies this rank: a step (tuple of actions), an Action, or a name.
+        `beside`: its plan lets another lane be busy meanwhile."""
         return self._recorder.span(step, version, beside=beside) if self._recorder else nullcontext()
 
     def rng(self, axis: str | None = None) -> torch.Generator:
@@ -84,8 +89,10 @@ class Rank:
             self._recorder.watch(holdings)
 
     def finish(self) -> None:
-        """Return when all lanes have done what was launched, and every message that this rank posted has been taken."""
-        groups = [*self._groups.values(), *(group for (_, lane), group in self._some.items() if lane == "compute")]
+        """Return when all lanes have done what was launched, and every message that this rank
+        posted has been taken."""
+        some = [group for (_, lane), group in self._some.items() if lane == "compute"]
+        groups = [*self._groups.values(), *some]
         for group in groups:
             for lane in group.lanes.values():
                 lane.finish()

@@ -1,7 +1,9 @@
-"""The recorder of a rank ties clock, log and meter together: groups and spans tell it what happens, and only it writes.
+"""The recorder of a rank ties clock, log and meter together: groups and spans tell it what happens,
+and only it writes.
 
-Each lane of the rank has a thread of its own (lanes.py), one open span and one clock. Memory is read, and a fault strikes, in the
-spans of the lane "compute" alone: what other lanes keep is part of what the program says it holds.
+Each lane of the rank has a thread of its own (lanes.py), one open span and one clock. Memory is
+read, and a fault strikes, in the spans of the lane "compute" alone: what other lanes keep is part
+of what the program says it holds.
 """
 
 import random
@@ -58,13 +60,16 @@ class Recorder:
     def refuse_taken(self, lane: str) -> None:
         """Impossible where the rank has a lane of this name."""
         if lane in self._lanes:
-            raise Impossible(f"Rank {self.rank} has a lane {lane} of another group: give this one a name of its own.")
+            raise Impossible(f"Rank {self.rank} has a lane {lane} of another group: "
+                             "give this one a name of its own.")
         self._lanes.add(lane)
 
     def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
-        """Write what a lane (this thread's) is about to do, for the diagnosis; or note it, before the rank next blocks or works."""
+        """Write what a lane (this thread's) is about to do, for the diagnosis; or note it,
+        before the rank next blocks or works."""
         lane = lane or self.lane
-        (self.log.write if now else self.log.note)("@" + what, self.clock.wall(), *about, *([] if lane == "compute" else [lane]))
+        own = () if lane == "compute" else (lane,)
+        (self.log.write if now else self.log.note)("@" + what, self.clock.wall(), *about, *own)
 
     def jitter(self) -> None:
         if self._jitter_s:
@@ -74,7 +79,8 @@ class Recorder:
 
     @contextmanager
     def span(self, step, version: int | None = None, lane: str | None = None, beside: bool = False):
-        """Work that occupies the lane (this thread's): a step (tuple of actions), one action, or a name for work outside a schedule."""
+        """Work that occupies the lane (this thread's): a step (tuple of actions), one action, or
+        a name for work outside a schedule."""
         if isinstance(step, str):
             kind = name = step
             step = (Action(step, 0, 0),)
@@ -85,7 +91,8 @@ class Recorder:
             raise TypeError(f"The weight version of span {name} is {version!r}: give a whole number, or none.")
         lane = lane or self.lane
         if lane in self._inside:
-            raise RuntimeError(f"Span {name} begins inside span {self._inside[lane]}: end the first before.")
+            raise RuntimeError(f"Span {name} begins inside span {self._inside[lane]}: "
+                               "end the first before.")
         main = lane == "compute"
         meter, strike = (self.meter, self.strike) if main else (None, None)
         self.jitter()
@@ -206,7 +213,8 @@ class Recorder:
 
     @contextmanager
     def waiting(self, lane: str, *about):
-        """Around a call that may block, for (rank, channel, label) of a message, or (None, 0, label, group, members) of a collective."""
+        """Around a call that may block, for (rank, channel, label) of a message, or (None, 0,
+        label, group, members) of a collective."""
         self.mark("wait", *about, lane=lane)
         yield
         self.mark("got", about[1], lane=lane)

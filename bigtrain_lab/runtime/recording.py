@@ -1,14 +1,16 @@
-"""The group that the runtime hands out: the same messages, each with its sender's virtual time in front.
+"""The group that the runtime hands out: the same messages, each with its sender's virtual time in
+front.
 
     isend   issue, stamp = lane.send(link, bytes)            travel with the data
     recv    arrival = lane.receive(stamp, link, bytes)       logged as a Transfer from stamp to arrival
     a backend's own collective: the issues are exchanged, and it ends for all at the latest issue + its cost; so is what
             each rank calls, and a mismatch is a sentence
 
-Under a modelled clock the bytes that are charged are those of the tensor; for a message that the Cost prices at nothing
-they are 0, as in the prediction. The measured Transfer says the tensor's bytes always. A collective is a Span of its lane and, where
-it moves bytes, the Transfer of a ring: what a rank gets from the one before it; a backend may go other ways. With the clock off there
-is no header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
+Under a modelled clock the bytes that are charged are those of the tensor; for a message that the
+Cost prices at nothing they are 0, as in the prediction. The measured Transfer says the tensor's
+bytes always. A collective is a Span of its lane and, where it moves bytes, the Transfer of a ring:
+what a rank gets from the one before it; a backend may go other ways. With the clock off there is no
+header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
 """
 
 import threading
@@ -31,7 +33,8 @@ CALL_BYTES = 256  # of the words for a collective
 
 
 class RecordingGroup(Group):
-    """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane `name`."""
+    """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane
+    `name`."""
 
     def __init__(self, recorder: Recorder, process_group=None, name: str = "compute"):
         super().__init__(process_group)
@@ -58,8 +61,9 @@ class RecordingGroup(Group):
 
     def _on_lane(self, what) -> None:
         if self.recorder.lane != self.name:
-            raise Impossible(f"Rank {self.recorder.rank} calls {what or 'a message'} of lane {self.name} from lane {self.recorder.lane}: "
-                             "let a lane's group be used by what is launched on it, and no other.")
+            raise Impossible(
+                f"Rank {self.recorder.rank} calls {what or 'a message'} of lane {self.name} from lane "
+                f"{self.recorder.lane}: let a lane's group be used by what is launched on it, and no other.")
 
     def _charged(self, message: Message, size_bytes: int) -> int:
         return size_bytes if self.recorder.clock.cost.message_bytes(message) else 0
@@ -72,8 +76,9 @@ class RecordingGroup(Group):
             self.recorder.not_finite("sent", str(name) or "a message", self.name)
         if not clock.modelled:
             return super()._wire(tensor, dst, name, way)
-        link = clock.cost.link(self.recorder.rank, to)
-        issue, stamp = clock.lane(self.name).send(link, self._charged(message(name, tensor.nbytes), tensor.nbytes))
+        link = clock.cost.link(self.recorder.rank, to, self.name)
+        charged = self._charged(message(name, tensor.nbytes), tensor.nbytes)
+        issue, stamp = clock.lane(self.name).send(link, charged)
         return pack(tensor, issue, stamp, clock.wall())
 
     def _room(self, shape: Shape):
@@ -90,9 +95,11 @@ class RecordingGroup(Group):
             tensor, _, start, wall_start = unpack(wire, shape)
             size = tensor.nbytes
             charged = self._charged(message(name, size), size)
-            done = clock.lane(self.name).receive(start, clock.cost.link(src, rank), charged)
+            link = clock.cost.link(src, rank, self.name)
+            done = clock.lane(self.name).receive(start, link, charged)
         kind = message(name, size).kind
-        self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.name, kind, str(name), start, done, src, charged)
+        self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.name, kind,
+                                str(name), start, done, src, charged)
         return tensor.to(self.device)
 
     def _issued(self, wire):
@@ -101,14 +108,16 @@ class RecordingGroup(Group):
     def reaches(self, dst):
         clock = self.recorder.clock
         if clock.modelled:
-            return clock.lane(self.name).outgoing + clock.cost.link(self.recorder.rank, self.members[dst]).alpha
+            link = clock.cost.link(self.recorder.rank, self.members[dst], self.name)
+            return clock.lane(self.name).outgoing + link.alpha
 
     @contextmanager
     def _waiting(self, src, way, name, site):
         self._on_lane(name)
         self.recorder.jitter()
         self._began = self.recorder.clock.wall()
-        with self.recorder.waiting(self.name, self.members[src], way, str(name) or site), super()._waiting(src, way, name, site):
+        about = self.members[src], way, str(name) or site
+        with self.recorder.waiting(self.name, *about), super()._waiting(src, way, name, site):
             yield
 
     # -- other lanes ----------------------------------------------------------------------------------------
@@ -146,24 +155,33 @@ class RecordingGroup(Group):
     @contextmanager
     def _together(self, name, kind, size_bytes, call, src=None):
         self._on_lane(name)
+        if self.size == 1:  # nobody to wait for, and nothing to send
+            yield
+            return
         recorder, clock, self._call = self.recorder, self.recorder.clock, call
         recorder.jitter()
-        members = self.members if src is None else (self.members[src], *self.members[:src], *self.members[src + 1:])
+        members = self.members
+        if src is not None:
+            members = (members[src], *members[:src], *members[src + 1:])
         about = Together(name, kind, size_bytes, members)
         wall_start = clock.wall()
-        with recorder.waiting(self.name, None, 0, name, self._pg.group_name, self.members), super()._together(name, kind, size_bytes, call):
+        waited = None, 0, name, self._pg.group_name, self.members
+        with (recorder.waiting(self.name, *waited),
+              super()._together(name, kind, size_bytes, call)):
             start, end = clock.now(self.name), None
             latest = self._agree(start or 0)
             wall_latest = clock.wall()
             yield
             if clock.modelled:
-                end = clock.lane(self.name).now = latest + clock.cost.collective(kind, size_bytes, members)
+                end = latest + clock.cost.collective(kind, size_bytes, members, self.name)
+                clock.lane(self.name).now = end
         wall_end, rank = clock.wall(), recorder.rank
-        recorder.log.note("span", wall_start, wall_end, rank, self.name, kind, name, start, end, None)
+        where = rank, self.name, kind, name
+        recorder.log.note("span", wall_start, wall_end, *where, start, end, None)
         if arriving := about.arriving(rank):
             other, size = arriving
             times = (latest, end) if clock.modelled else (None, None)
-            recorder.log.note("transfer", wall_latest, wall_end, size, rank, self.name, kind, name, *times, other, size)
+            recorder.log.note("transfer", wall_latest, wall_end, size, *where, *times, other, size)
         recorder.log.write()
 
     def _agree(self, start: int) -> int:

@@ -70,7 +70,8 @@ def read(path: Path, rank: int) -> dict[str, np.ndarray]:
 
 
 def replicas_differ(results: list[dict[str, np.ndarray]]) -> list[str]:
-    """A sentence on each name of which several ranks returned arrays that are not equal to the bit: which ranks, and how far apart."""
+    """A sentence on each name of which several ranks returned arrays that are not equal to the
+    bit: which ranks, and how far apart."""
     found = []
     for name in dict.fromkeys(name for arrays in results for name in arrays):
         alike: dict[tuple, list[int]] = {}  # what is equal to the bit -> its ranks
@@ -95,7 +96,9 @@ def apart(arrays: list[np.ndarray]) -> str:
     wide = complex if arrays[0].dtype.kind == "c" else float
     with np.errstate(invalid="ignore"):
         far = max(np.abs(array.astype(wide) - arrays[0].astype(wide)).max() for array in arrays[1:])
-    return f", {far:.3g} apart at most" if far > 0 else ", of which not all is a finite number" if far != 0 else ", apart in the signs of zeros"
+    if far == 0:
+        return ", apart in the signs of zeros"
+    return f", {far:.3g} apart at most" if far > 0 else ", of which not all is a finite number"
 
 
 class Bounded(io.BufferedIOBase):

@@ -49,7 +49,7 @@ class Run:
 
     @classmethod
     def open(cls, directory) -> "Run":
-        """A run from its directory, without its processes, also while another process goes on with it.
+        """A run from its directory, without its processes, also while another one goes on with it.
         Impossible where that is no run, or of another version."""
         return cls(directory)
 
@@ -88,11 +88,13 @@ class Run:
         """What the directory of a run that has ended has lost since, in a sentence; None where it is whole."""
         if (state := self.state) == "running":
             return None
-        told = [f"the log of rank {rank} {words}" for rank, log in enumerate(self._logs()) if (words := log.lost(state == "done"))]
+        lost = [log.lost(state == "done") for log in self._logs()]
+        told = [f"the log of rank {rank} {words}" for rank, words in enumerate(lost) if words]
         if state == "done":
-            results = [self.directory / f"result-{rank}.npz" for rank in range(self.ranks)]
-            told += [f"the result of rank {rank} is missing" for rank, path in enumerate(results) if not path.exists()]
-            told += [] if End.noted(self.directory) else ["the note of its end (end.json) is missing or damaged"]
+            told += [f"the result of rank {rank} is missing" for rank in range(self.ranks)
+                     if not (self.directory / f"result-{rank}.npz").exists()]
+            if not End.noted(self.directory):
+                told.append("the note of its end (end.json) is missing or damaged")
         text = " and ".join(filter(None, [", ".join(told[:-1]), *told[-1:]]))
         return f"{text[0].upper()}{text[1:]}: what is whole is shown." if told else None
 
@@ -153,10 +155,11 @@ class Run:
         """The events so far on one clock, also of a run that has failed or still goes on, or whose logs were damaged."""
         clock = self._clock(clock)
         over, logs = self.state == "done", self._logs()  # the state is asked before reading
-        events = [event for log in logs for item in log.items if (event := getattr(item, clock, None))]
+        items = (item for log in logs for item in log.items)
+        events = [event for item in items if (event := getattr(item, clock, None))]
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
-            # Its steps are those that it has done, and its numbers are not those of the run that was asked for.
+            # Its steps are those that it has done; its numbers are not those of what was asked for.
             header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]),
                        "settings": {**header["settings"], "unfinished": True}}
         return Trace.of(events, clock, **header)
@@ -190,15 +193,18 @@ class Run:
 
     def _logs(self) -> list[Log]:
         """All of each rank's log; read again only where a file has changed."""
-        stamp = tuple((path, about.st_size, about.st_mtime_ns) for path, *_ in self._asked() if (about := stat(path)))
+        stamp = tuple((path, about.st_size, about.st_mtime_ns) for path, *_ in self._asked()
+                      if (about := stat(path)))
         if self._read[0] != stamp or not stamp:
             self._read = stamp, [Log.read(*of) for of in self._asked()]
         return self._read[1]
 
     def _asked(self) -> list[tuple[Path, int, int, int]]:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read at most."""
-        return [(self.directory / f"events-{rank}.jsonl", rank, self.ranks, MOST_ITEMS // self.ranks)
-                for rank in range(self.ranks if self.settings["record"] else 0)]
+        recorded = range(self.ranks if self.settings["record"] else 0)
+        most = MOST_ITEMS // self.ranks
+        return [(self.directory / f"events-{rank}.jsonl", rank, self.ranks, most)
+                for rank in recorded]
 
     # -- results --------------------------------------------------------------------------------------------
 
@@ -210,12 +216,14 @@ class Run:
 
     @cached_property
     def replicas(self) -> list[str]:
-        """A sentence on each name of which several ranks returned other values: none where all replicas are equal to the bit."""
+        """A sentence on each name of which several ranks returned other values: none where all
+        replicas are equal to the bit."""
         return results.replicas_differ(self.results)
 
     @property
     def result(self) -> dict[str, np.ndarray]:
-        """What all ranks returned, as one dict; of a name that several returned, the lowest rank's, and a warning where they differ."""
+        """What all ranks returned, as one dict; of a name that several returned, the lowest
+        rank's, and a warning where they differ."""
         for told in self.replicas:
             warnings.warn(told, stacklevel=2)
         return {name: array for arrays in reversed(self.results) for name, array in arrays.items()}

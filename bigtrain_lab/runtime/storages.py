@@ -112,6 +112,8 @@ class Storages:
             stack.enter_context(self._places.following())
             stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
             stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
+            if self._meta:
+                stack.enter_context(replaced(torch, "tensor", self._filling))
             stack.enter_context(self._observer)
             stack.enter_context(self._mode)
             return stack.pop_all()
@@ -213,6 +215,15 @@ class Storages:
                 self._returned(tensor, "set_")
             return result
         return set_
+
+    def _filling(self, original):
+        """torch.tensor on meta, which no operator returns."""
+        def tensor(*args, **kwargs):
+            result = original(*args, **kwargs)
+            if result.is_meta and self._looking():
+                self._returned(result, "lift_fresh")
+            return result
+        return tensor
 
     # -- what autograd saves --------------------------------------------------------------------------------
 

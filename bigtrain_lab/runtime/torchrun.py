@@ -1,4 +1,4 @@
-"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started: each runs its own program here, in its process.
+"""A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own program.
 
     meet        on the board (board.py); each rank introduces itself
     compare     all must have been asked the same: settings, ranks, versions, the program's code
@@ -13,13 +13,12 @@
 import hashlib
 import inspect
 import json
-import os
 import platform
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -34,7 +33,7 @@ import torch.distributed as dist
 from ..core import Cost, Impossible, Link, Mesh, write_whole
 from ..schedule import Action
 from . import border, peers
-from .board import Board, run_of, say
+from .board import Board, run_of
 from .border import Place
 from .devices import Devices, Node, choose, nccl_here, visible
 from .end import INTERRUPTED, forget
@@ -108,7 +107,8 @@ class Member(NamedTuple):
             address = peers.own_address(peers.resolve(border.meeting_point()))
         except peers.Unreachable:
             address = "127.0.0.1"
-        return cls(platform.node(), namespace("time"), namespace("net"), namespace("pid"), this_process(), address, beyond_the_wall(), cores(),
+        spaces = (namespace(kind) for kind in ("time", "net", "pid"))
+        return cls(platform.node(), *spaces, this_process(), address, beyond_the_wall(), cores(),
                    visible(), asked)
 
 
@@ -199,12 +199,23 @@ class Team:
         where = f"Rank {self.index} on {self.me.host} cannot connect to the other ranks over {name or 'its network'}"
         mend = ("let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to the interface that "
                 "`bigtrain doctor --peer` names there.")
-        store = dist.PrefixStore("gloo", self.board.store)
-        try:
-            with watched(self.board, mend):
-                dist.init_process_group(self.devices.backend, store=store, rank=self.index, world_size=self.place.ranks, timeout=timedelta(days=7))
-        except (RuntimeError, ValueError) as error:
-            raise Impossible(f"{where} ({str(error).splitlines()[0][:160]}): {mend}") from error
+        own, failed = self.board.clone(), []  # a store serves one caller at a time
+        store = dist.PrefixStore("gloo", own.store)
+
+        def connect():  # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
+            try:
+                dist.init_process_group(self.devices.backend, store=store, rank=self.index,
+                                        world_size=self.place.ranks, timeout=timedelta(days=7))
+                own.post(f"connected {self.index}", True)
+            except (RuntimeError, ValueError) as error:
+                failed.append(str(error).splitlines()[0][:160])
+
+        connecting = threading.Thread(target=connect, daemon=True)
+        connecting.start()
+        self.board.wait(lambda: not connecting.is_alive(),
+                        lambda rank: self.board.peek(f"connected {rank}"), CONNECT_S, mend)
+        if failed:
+            raise Impossible(f"{where} ({failed[0]}): {mend}")
 
     def _offsets(self, when: str) -> dict[str, Offset]:
         own = offsets(self.index, [member.clock for member in self.members])
@@ -239,32 +250,7 @@ def readable(path: Path) -> bool:
         return False
 
 
-@contextmanager
-def watched(board: Board, mend: str):
-    """Around the connecting of all ranks: no call of gloo's can be interrupted, so where a rank ends or
-    does not come, say so and end this process."""
-    connected = threading.Event()
-
-    def watch():
-        own = board.clone()
-        try:
-            own.wait(connected.is_set, lambda rank: own.peek(f"connected {rank}"), CONNECT_S, mend)
-        except Impossible as error:
-            say(str(error))
-            own.job.stay(waits=False)
-            os._exit(2)
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-        board.post(f"connected {board.index}", True)
-    finally:
-        connected.set()
-        watching.join()
-
-
-# -- what ranks tell each other -----------------------------------------------------------------------------
+# -- what ranks tell each other ----------------------------------------------------------------
 
 
 def digest(program) -> str:
@@ -291,8 +277,8 @@ def compiled(value):
 
 # A job as a note on the board: {name of a value's kind: its parts}. Numbers stay exact.
 KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a value is, the first
-    **{kind.__name__: (kind, lambda value: [getattr(value, field.name) for field in fields(value)], lambda parts, kind=kind: kind(*parts))
-       for kind in (Cost, Fault, Job)},
+    **{kind.__name__: (kind, lambda value: [getattr(value, field.name) for field in fields(value)],
+                       lambda parts, kind=kind: kind(*parts)) for kind in (Cost, Fault, Job)},
     **{kind.__name__: (kind, tuple, lambda parts, kind=kind: kind(*parts)) for kind in (Action, Link)},
     "Fraction": (Fraction, Fraction.as_integer_ratio, lambda parts: Fraction(*parts)),
     "Mesh": (Mesh, lambda mesh: mesh.axes, lambda parts: Mesh(**dict(parts))),
@@ -302,7 +288,7 @@ KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a v
 
 
 def note(value):
-    """A job, or a value in it, as JSON holds it. Impossible where it holds what is neither a number nor one of KINDS."""
+    """A job, or a value in it, as JSON holds it. Impossible where it is none of KINDS."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -312,7 +298,8 @@ def note(value):
             return {name: [note(part) for part in parts(value)]}
     if hasattr(value, "item"):  # a number of numpy's or torch's
         return note(value.item())
-    raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers.")
+    raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: "
+                     "let it hold numbers.")
 
 
 def of_note(told):

@@ -1,11 +1,14 @@
-"""Who waits for whom: what each lane of each rank is at by its log, and the graph of waits between lanes.
+"""Who waits for whom: what each lane of each rank is at by its log, and the graph of waits between
+lanes.
 
-    lane -> lane    a message that it waits for comes from the lane of its name on another rank; or that one has yet to take what it
-                    sent, or to enter the collective that it is in; or another lane of its rank has yet to post what it waits for
+    lane -> lane    a message that it waits for comes from the lane of its name on another rank; or
+                    that one has yet to take what it sent, or to enter the collective that it is in;
+                    or another lane of its rank has yet to post what it waits for
 
-Each log is written before a lane blocks. So when every lane waits, is idle or has finished, and nothing that one waits for is on
-its way, none will ever go on: a deadlock that is certain, without a time limit. Source: Holt 1972, Some Deadlock Properties
-of Computer Systems (ACM Computing Surveys 4.3): a deadlock is a knot of the general resource graph.
+Each log is written before a lane blocks. So when every lane waits, is idle or has finished, and
+nothing that one waits for is on its way, none will ever go on: a deadlock that is certain, without
+a time limit. Source: Holt 1972, Some Deadlock Properties of Computer Systems (ACM Computing Surveys
+4.3): a deadlock is a knot of the general resource graph.
 """
 
 from collections import Counter
@@ -22,7 +25,8 @@ ENDED = ("done", "failed")
 
 
 class Wanted(NamedTuple):
-    """What a lane waits for: a message of `channel` from rank `src`, or (src None) a collective of the members of a group."""
+    """What a lane waits for: a message of `channel` from rank `src`, or (src None) a collective
+    of the members of a group."""
 
     src: int | None
     channel: int
@@ -92,7 +96,8 @@ class Doing:
     """What the lanes of a rank are at by its log, kept up to date with `follow`."""
 
     def __init__(self, directory: Path, rank: int):
-        self.rank, self._tail = rank, Tail(Path(directory) / f"events-{rank}.jsonl", most=inf)  # it keeps none of them
+        self.rank = rank
+        self._tail = Tail(Path(directory) / f"events-{rank}.jsonl", most=inf)  # it keeps none of them
         self.main = At(rank, "compute")
         self.lanes = {"compute": self.main}
         self.sent, self.got = Counter(), Counter()  # (lane, peer, channel) -> messages
@@ -130,7 +135,8 @@ class Doing:
 
     def idle(self, at: At) -> bool:
         """Whether a lane has nothing to do before another one launches something."""
-        return at is not self.main and at.last in (None, "begin", "idle") and (at.signal or begin_of(at.lane, 0)) not in self.signals
+        launched = (at.signal or begin_of(at.lane, 0)) in self.signals
+        return at is not self.main and at.last in (None, "begin", "idle") and not launched
 
     @property
     def last(self) -> str | None:
@@ -154,7 +160,8 @@ class Doing:
 
 
 def waited_for(doings: list[Doing], at: At) -> list[At]:
-    """The lanes without which this one cannot go on; none where it works, or where what it waits for is on its way."""
+    """The lanes without which this one cannot go on; none where it works, or where what it waits
+    for is on its way."""
     def of(rank: int) -> At:
         """The lane of its name on another rank; of one that is idle there the rank's own."""
         other = doings[rank]
@@ -170,30 +177,33 @@ def waited_for(doings: list[Doing], at: At) -> list[At]:
         return [] if at.signal in own.signals else [own.main if own.idle(by) else by]
     if at.last != "wait":
         return []
-    src, channel, _, group, members = at.wants
+    (src, channel, _, group, members), own = at.wants, doings[at.rank]
     if src is None:
-        return [of(rank) for rank in members if doings[rank].joined[group] < doings[at.rank].joined[group]]
-    return [] if doings[src].sent[at.lane, at.rank, channel] > doings[at.rank].got[at.lane, src, channel] else [of(src)]
+        return [of(rank) for rank in members if doings[rank].joined[group] < own.joined[group]]
+    came = doings[src].sent[at.lane, at.rank, channel] > own.got[at.lane, src, channel]
+    return [] if came else [of(src)]
 
 
 def untaken(doings: list[Doing], at: At) -> list[tuple]:
     """((lane, rank, channel), messages) of what a lane has sent and another rank has not taken."""
-    left = ((way, count - doings[way[1]].got[at.lane, at.rank, way[2]]) for way, count in doings[at.rank].sent.items() if way[0] == at.lane)
+    left = ((way, count - doings[way[1]].got[at.lane, at.rank, way[2]])
+            for way, count in doings[at.rank].sent.items() if way[0] == at.lane)
     return [(way, count) for way, count in left if count > 0]
 
 
 def knot(doings: list[Doing]) -> list[At]:
-    """The lanes of a deadlock that is certain, each waiting for the next one: a cycle, or a chain to one that has ended.
-    Empty where there is none. Follow the logs before."""
+    """The lanes of a deadlock that is certain, each waiting for the next one: a cycle, or a
+    chain to one that has ended. Empty where there is none. Follow the logs before."""
     lanes = [at for doing in doings for at in doing.awake]
     if any(at.last not in (*BLOCKED, *ENDED) for at in lanes):
         return []
     edges = {at: waited_for(doings, at) for at in lanes if at.last in BLOCKED}
-    first = next((at for at in edges if at.last == "wait"), None) or next((at for at in edges if at.last == "await"), None)
-    launched = any(on not in edges and on.last not in ENDED for others in edges.values() for on in others)  # it has not begun yet
-    if not all(edges.values()) or first is None or launched:
+    first = [at for last in ("wait", "await") for at in edges if at.last == last]
+    goals = [at for others in edges.values() for at in others]
+    launched = any(at not in edges and at.last not in ENDED for at in goals)  # and not begun yet
+    if not all(edges.values()) or not first or launched:
         return []
-    path = [first]
+    path = first[:1]
     while True:
         following = min(edges[path[-1]], key=lambda at: (at.last not in ENDED, at.rank))
         if following in path:
@@ -208,7 +218,8 @@ def said(doings: list[Doing], at: At) -> str:
     on = list(dict.fromkeys(other.rank for other in waited_for(doings, at)))
     if at.last == "finish" and on:
         (_, _, channel), _ = untaken(doings, at)[0]
-        return f"{at.who} waits until rank {on[0]} takes {doings[at.rank].labels[channel] or 'a message'}"
+        label = doings[at.rank].labels[channel] or "a message"
+        return f"{at.who} waits until rank {on[0]} takes {label}"
     if at.last == "wait" and at.wants.src is None and on:
         return f"{at.who} waits in {at.wants.label} for {ranks(on)}"
     if at.last == "meet" and on:
@@ -241,17 +252,18 @@ class RankState(NamedTuple):
 
 
 def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[At]) -> RankState:
-    """A rank that has not failed itself, as its log says: of its lanes the one that is part of a deadlock, or that the program's own
-    waits for."""
+    """A rank that has not failed itself, as its log says: of its lanes the one that is part of a
+    deadlock, or that the program's own waits for."""
     at = next((at for at in in_knot if at.rank == doing.rank), doing.main)
-    while at.last == "await" and (by := doing.lane(at.by)) is not at and not doing.idle(by) and by.last != "await":
+    if at.last == "await" and not doing.idle(by := doing.lane(at.by)) and by.last != "await":
         at = by
     on = tuple(dict.fromkeys(other.rank for other in waited_for(doings, at)))
     match at.last:
         case "wait":
             src, _, label, _, members = at.wants
-            others = on or ([rank for rank in members if rank != doing.rank] if src is None else [src])
-            state = "waits", label or "a message", tuple(others)
+            rest = tuple(rank for rank in members if rank != doing.rank)
+            others = on or (rest if src is None else (src,))
+            state = "waits", label or "a message", others
         case "await":
             state = "waits", f"{at.signal} on lane {at.by}", on
         case "finish":

@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from ..core import Impossible
 from ..runtime import owned
 from .loss_scaler import DynamicLossScaler
-from .precision_levels import LEVELS, Level
+from .precision_levels import AS_IT_IS, LEVELS, Level
 from .precision_misuse import Arrivals
 from .precision_policy import Policy
 from .prepared_model import adapt, load, to_master
@@ -58,7 +58,8 @@ class MixedPrecision:
     A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is saved by state_dict().
     """
 
-    def __init__(self, level: str | Level = "fp16", scaler: DynamicLossScaler | None = None, group=None):
+    def __init__(self, level: str | Level | None = "fp16", scaler: DynamicLossScaler | None = None, group=None):
+        level = AS_IT_IS if level is None else level
         if not isinstance(level, Level) and level not in tuple(LEVELS):
             raise Impossible(f"There is no level of precision called {level!r}: choose one of {', '.join(LEVELS)}, or make a Level.")
         self.level = level if isinstance(level, Level) else LEVELS[level]
@@ -94,6 +95,9 @@ class MixedPrecision:
             raise Impossible(f"prepare() got a {type(model).__name__}: give it the model, an nn.Module, before the optimizer is made.")
         if self._model is not None:
             raise Impossible("This MixedPrecision has a model: put several into one nn.ModuleDict, or make another.")
+        if self.level is AS_IT_IS:
+            self._model = model
+            return model
         for name, weight in model.named_parameters():
             if weight.is_floating_point() and weight.dtype != torch.float32:
                 raise Impossible(f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32 weights, so pass the model "

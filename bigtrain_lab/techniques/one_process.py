@@ -18,11 +18,16 @@ from torch.func import functional_call
 
 
 class Training(NamedTuple):
-    """Loss of each micro-batch in order, final weights by name, and each update's relative gradient error."""
+    """Loss of each micro-batch in order, the stages with their final weights, and each update's relative gradient error."""
 
     losses: list[float]
-    weights: dict[str, Tensor]
+    stages: Sequence[nn.Module]
     gradient_errors: list[float]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """By name, of all stages."""
+        return {name: p.detach() for stage in self.stages for name, p in stage.named_parameters()}
 
 
 class Sample(NamedTuple):
@@ -33,22 +38,26 @@ class Sample(NamedTuple):
     context: tuple = ()
 
 
-def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable) -> Training:
-    """Each batch's micro-batches make one update by their mean gradient."""
+def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable,
+                weights: Callable | None = None, clip: float | None = None) -> Training:
+    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their losses times `weights(batch)`."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
     for batch in batches:
-        for sample in batch:
+        factors = weights(batch) if weights else [1 / len(batch)] * len(batch)
+        for sample, factor in zip(batch, factors):
             x = sample.inputs
             for stage in stages:
                 x = stage(x, *sample.context)
             loss = loss_fn(x, sample.targets)
-            (loss / len(batch)).backward()
+            (loss * factor).backward()
             losses.append(loss.item())
+        if clip:
+            nn.utils.clip_grad_norm_([p for stage in stages for p in stage.parameters()], clip)
         for update in updates:
             update.step()
             update.zero_grad()
-    return Training(losses, named_weights(stages), [])
+    return Training(losses, stages, [])
 
 
 def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Callable, optimizer: Callable, stashing: bool = True,
@@ -83,7 +92,7 @@ def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Cal
                 newest = (t + 1) // update_size
                 history[s][newest] = snapshot(stage)
                 history[s].pop(newest - len(stages) - 1, None)  # nothing looks further back
-    return Training(losses, named_weights(stages), errors)
+    return Training(losses, stages, errors)
 
 
 def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, loss_fn) -> tuple[float, list[dict[str, Tensor]]]:
@@ -117,7 +126,3 @@ def relative_error(used: list[dict[str, Tensor]], true: list[dict[str, Tensor]])
 
 def snapshot(stage: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in stage.named_parameters()}
-
-
-def named_weights(stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-    return {name: p.detach() for stage in stages for name, p in stage.named_parameters()}

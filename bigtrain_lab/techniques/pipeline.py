@@ -52,6 +52,12 @@ class Pipeline:
                   `step` (synchronous schedules only)
     context       micro-batch number -> tuple of further arguments of the stage's forward
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
+    update        stage -> None, called at U in place of `optimizer`, when all gradients of this rank
+                  are whole (synchronous schedules only)
+    forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
+                  recompute plan
+    span          (step, version) -> context manager around it, in place of the group's span
+    after         the pipeline whose run this one goes on with: a last batch may be smaller
     tied          name -> {stage: the weight's name there}, the same on every rank: a weight of
                   which several stages hold copies
     """
@@ -66,6 +72,10 @@ class Pipeline:
         optimizer: Callable | None = None,
         context: Callable[[int], tuple] = lambda micro_batch: (),
         scale: Callable[[Tensor], Tensor] | None = None,
+        update: Callable[[int], None] | None = None,
+        forward: Callable | None = None,
+        span: Callable | None = None,
+        after: "Pipeline | None" = None,
         tied: Mapping[str, Mapping[int, str]] = {},
     ):
         self.group = group = Group.of(group)
@@ -73,16 +83,20 @@ class Pipeline:
         self.operations = lower(schedule).lanes[group.rank, "compute"]
         self.order = [op.step for op in self.operations if isinstance(op, Compute)]
         self.modules = guard.stages_of(group.rank, self.order, stage_module)
-        guard.refuse(group, schedule, self.order, self.modules, optimizer, scale, tied)
+        guard.refuse(group, schedule, self.order, self.modules, optimizer, scale, tied, update)
         self.schedule, self.loss_fn, self.context = schedule, loss_fn, context
-        self.scale = scale or (lambda loss: loss)
+        self.scale, self.update = scale or (lambda loss: loss), update
+        self.span = span or group.span
         self.optimizers = {stage: optimizer(weights) for stage, module in self.modules.items()
                            if optimizer and (weights := list(module.parameters()))}
         guard.refuse_optimizers(self.optimizers, self.modules)
         self.masters = masters_of(self.modules.values())
         self.tied = self._copies(tied)
-        self.versions = {stage: WeightVersions(self.modules[stage], holds_copies(schedule))
-                         for stage in self.optimizers if schedule.asynchronous}
+        self.calls = {stage: partial(forward, module) if forward else module
+                      for stage, module in self.modules.items()}
+        self.versions = {
+            stage: WeightVersions(self.modules[stage], holds_copies(schedule), self.calls[stage])
+            for stage in self.optimizers if schedule.asynchronous}
         self.later = {action[1:]: WeightGradientsLater()  # (stage, micro-batch) -> what W will do
                       for step in self.order for action in step if action.kind == "W"}
         self.values: dict[tuple, Tensor] = {}  # `made`: received or our own, until used or sent
@@ -91,7 +105,8 @@ class Pipeline:
         self.targets: list[Tensor] = []
         self.weights: list[float] = []
         self.losses: list[Tensor] = []
-        self.steps_done = 0
+        self.done = after.done if after else 0  # micro-batches, and updates, of the run so far
+        self.updates_done = after.updates_done if after else 0
 
     def step(self, inputs=None, targets=None, weights=None) -> Tensor | None:
         """Run one batch; returns its loss where the last stage is, None elsewhere.
@@ -118,7 +133,8 @@ class Pipeline:
                     result = self.values.pop(made(op.message))
                     self.group.isend(result, op.dst, **self._message(op.message))
         self.group.finish()
-        self.steps_done += 1
+        self.done += self.schedule.micro_batches
+        self.updates_done += self.schedule.micro_batches // self.schedule.update_size
         return self._batch_loss()
 
     def _forward(self, action: Action) -> None:
@@ -131,7 +147,7 @@ class Pipeline:
             y = module(x, *self.context(self._numbered(action).micro_batch))
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
-        guard.refuse_output(action, y, self.modules[stage], {} if self.steps_done else self.later)
+        guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
         if not is_last:
             self.values[made(action)] = y.detach()
         # The edge, not y: the output may be freed. A first stage that is frozen has no backward.
@@ -158,6 +174,8 @@ class Pipeline:
         elif optimizer:
             optimizer.step()
             optimizer.zero_grad()
+        elif self.update:
+            self.update(action.stage)
 
     def _loss(self, y: Tensor, micro_batch: int) -> Tensor:
         loss = self.loss_fn(y, self.targets[micro_batch])
@@ -171,7 +189,7 @@ class Pipeline:
 
     def _begin(self, inputs, targets, weights) -> None:
         """Its micro-batches, how often each weight version will be used, the first receives."""
-        guard.refuse_late(self.steps_done, self.optimizers, self.modules)
+        guard.refuse_late(self.done, self.optimizers, self.modules)
         cut = partial(guard.micro_batches, self.schedule, self.group.rank)
         last = self.schedule.stages - 1 in self.modules
         self.inputs = cut("inputs", inputs) if 0 in self.modules else []
@@ -184,7 +202,7 @@ class Pipeline:
         if self.versions:
             for (stage, version), uses in uses_of_versions(self.schedule, self.order).items():
                 if stage in self.versions:
-                    self.versions[stage].uses[version + self.first_version] += uses
+                    self.versions[stage].uses[version + self.updates_done] += uses
         for tie in self.tied:
             tie.begin()
         self.unsummed = list(self.tied)
@@ -210,19 +228,14 @@ class Pipeline:
 
     # -- weights ---------------------------------------------------------------------------------
 
-    @property
-    def first_version(self) -> int:
-        """The updates that the steps before have made."""
-        return self.steps_done * (self.schedule.micro_batches // self.schedule.update_size)
-
     @contextmanager
     def _weights(self, action: Action):
         """The stage of an action on the weights that it uses, and needs no longer afterwards."""
         versions = self.versions.get(action.stage)
         if versions is None:
-            yield self.modules[action.stage]
+            yield self.calls[action.stage]
         else:
-            version = self.schedule.version(action) + self.first_version
+            version = self.schedule.version(action) + self.updates_done
             yield lambda *arguments: versions.call(versions[version], *arguments)
             versions.release(version)
 
@@ -246,18 +259,19 @@ class Pipeline:
 
     # -- names -----------------------------------------------------------------------------------
 
-    def holdings(self) -> dict[str, dict[str, Tensor]]:
+    def holdings(self, *optimizers) -> dict[str, dict[str, Tensor]]:
         """The tensors that this rank holds now, by kind and name. What autograd saved belongs to
-        the graphs and is not listed."""
+        the graphs and is not listed. `optimizers`: the caller's own."""
         of = {stage: f" of stage {stage}" * (len(self.modules) > 1) for stage in self.modules}
         held = owned.named({of[stage]: module for stage, module in self.modules.items()},
-                           self.optimizers.values(), self.masters)
+                           (*self.optimizers.values(), *optimizers), self.masters)
         held["stashed"] = {name + of[stage]: weight for stage, versions in self.versions.items()
                            for name, weight in versions.stashed().items()}
         held["queued"] = {f"{name} of {Action('W', *place)}": value
                           for place, later in self.later.items()
                           for name, value in later.tensors().items()}
         return held | {"inputs": {
+            **{f"loss {i}": x for i, x in enumerate(self.losses) if x is not None},
             **{f"inputs {i}": x for i, x in enumerate(self.inputs)},
             **{f"targets {i}": y for i, y in enumerate(self.targets)},
             **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
@@ -266,12 +280,11 @@ class Pipeline:
 
     def _span(self, op: Compute):
         step = tuple(map(self._numbered, op.step))
-        return self.group.span(step, op.version + self.first_version)
+        return self.span(step, op.version + self.updates_done)
 
     def _numbered(self, action: Action) -> Action:
         """The action with its micro-batch numbered on through the whole run."""
-        before = self.steps_done * self.schedule.micro_batches
-        return action._replace(micro_batch=action.micro_batch + before)
+        return action._replace(micro_batch=action.micro_batch + self.done)
 
     def _message(self, action: Action) -> dict:
         """How a result is announced: its name, its place in the program, a tag of its own."""

@@ -22,3 +22,4 @@ LEVELS = {level.name: level for level in (
     Level("bf16-no-masters", torch.bfloat16, masters=False, scaling=False),
     Level("fp16-pure", torch.float16, policy=False, masters=False, scaling=False),  # "just call .half()"
 )}
+AS_IT_IS = Level("as it is", torch.float32, policy=False, masters=False, scaling=False)  # whatever formats the model has

@@ -11,6 +11,7 @@ Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,9 @@ class AtVersion(torch.autograd.Function):
 class WeightVersions:
     """The versions of one stage's weights. The module's parameters are always the newest."""
 
-    def __init__(self, module: nn.Module, stashing: bool = True):
-        self.module, self.stashing, self.newest = module, stashing, 0
+    def __init__(self, module: nn.Module, stashing: bool = True, run: Callable | None = None):
+        """`run`: what `call` runs with a version's weights in the module; without it the module itself."""
+        self.module, self.run, self.stashing, self.newest = module, run or module, stashing, 0
         self.held: dict[int, dict[str, Tensor]] = {}
         self.uses: Counter = Counter()  # version -> computations to come that need it
         self.refresh()
@@ -57,7 +59,7 @@ class WeightVersions:
         try:
             for place, key, name in self.places:
                 place[key] = weights[name]
-            return self.module(*arguments)
+            return self.run(*arguments)
         finally:
             for place, key, name in self.places:
                 place[key] = self.parameters[name]

@@ -231,6 +231,29 @@ def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("fault, told", [
+    ("os.kill(os.getpid(), 9)", r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed"),
+    ("raise RuntimeError('no such interface')", r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\): let the nodes")])
+def test_who_keeps_all_from_connecting_is_told_by_the_other_rank(fault, told, tmp_path):
+    words = script(tmp_path, f"""
+        import os, sys
+        import torch.distributed as dist
+        from bigtrain_lab.core import Impossible
+        from bigtrain_lab.runtime import launch
+        def begin(*_, **__):
+            {fault}
+        if os.environ["RANK"] == "1":
+            dist.init_process_group = begin
+        try:
+            launch(lambda rank: None, 2, directory="run")
+        except Impossible as error:
+            sys.exit(f"refused: {{error}}")
+    """)
+    (code, output), _ = ranks_by_hand(tmp_path, words, 2)
+    assert code == 1 and re.search(f"^refused: .*{told}", output, flags=re.M), output
+    assert not (tmp_path / "run").exists()
+
+
 def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_path):
     words = script(tmp_path, """
         import torch

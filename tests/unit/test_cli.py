@@ -215,7 +215,7 @@ def test_run_compares_the_three_clocks(cli):
 
 def test_run_tells_device_hours_and_energy_of_a_profile_that_states_watts(cli):
     out = cli("run", "pipeline", *SMALL, "--hardware", "a100-nvlink", "--directory", "here")[1]
-    assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.]+ µs of device time, [\d.]+ m?J\.$", out, re.M)
+    assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.]+ ms of device time, [\d.]+ m?J\.$", out, re.M)
     assert row(out, "step time")[-1] == "✓ equal", "an A100 and this CPU compare in no ratio"
 
 

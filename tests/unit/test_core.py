@@ -126,6 +126,11 @@ def test_durations_are_exact_and_rounded_up_once():
     assert Cost({"F": 1, "B": 2}).duration(both, 0) == 3000 and Cost({"F": 1, "B": 2, "F+B": 2.5}).duration(both, 0) == 2500
     assert Cost({"F": 1}, slowdown={1: 1.5}).duration(step, 1) == 1500
     assert Cost({"F": np.float64(0.1)}).duration(step, 0) == 100
+    shared = Cost({}, links={(0, 1): Link(5, 2, 1), (1, 0): Link(5, 2, 1)}, shares={"comm:dp": "0.25"})
+    assert (shared.link(0, 1).gap(10), shared.link(0, 1, "comm:dp").gap(10), shared.link(0, 1, "comm:dp").alpha) == (20, 80, 5)
+    assert [shared.collective("all_reduce", 10, (0, 1), lane) for lane in ("compute", "comm:dp")] == [30, 90]
+    with pytest.raises(Impossible, match="shares of the links are .*: give each more than 0, and all together at most 1"):
+        Cost({}, shares={"a": "0.6", "b": "0.5"})
     for wrong in (float("inf"), float("nan"), "x"):
         with pytest.raises(Impossible, match="is no cost"):
             Cost({"F": wrong})

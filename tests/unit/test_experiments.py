@@ -8,8 +8,8 @@ import torch
 
 from bigtrain_lab.core import Impossible, Span, Trace
 from bigtrain_lab.experiments import Experiment
-from bigtrain_lab.experiments.optimizers import OPTIMIZERS, state_bytes
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
+from bigtrain_lab.models.theory import block_flops
 from bigtrain_lab.report import rows, strip
 from bigtrain_lab.runtime import owned
 from bigtrain_lab.schedule import B, F, Schedule
@@ -45,6 +45,21 @@ def test_what_cannot_be_is_one_sentence(settings, words):
     assert str(refused.value).count("\n") == 0
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_tiny_stage_takes_the_time_of_its_launches(dropout):
+    """On an A100 5 us each: an embedding and two blocks are 38 operators, which were charged 3.2 us."""
+    lab = PipelineExperiment(hardware="a100-nvlink", dropout=dropout, schedule="zb-h1")
+    embedding, block, head = ({kind: work.operators for kind, work in lab.slice_works(at, at + 1).items()} for at in (0, 1, lab.config.pieces - 1))
+    assert (embedding["F"], block["F"]) == ((2, 18) if not dropout else (5, 18 + 3 * 3))  # each dropout draws, keeps and scales
+    assert all(each["F"] <= each["B"] < each["I"] + each["W"] for each in (embedding, block, head))
+    for kind, (first, *_, last) in lab.durations().items():
+        if kind != "U":
+            assert first == pytest.approx(5e-6 * (embedding[kind] + 2 * block[kind])), kind
+            assert last == pytest.approx(5e-6 * (2 * block[kind] + head[kind])), kind
+    large = lab.replace(width=1024, sequence=512, rows=8)
+    assert large.durations()["F"][0] > 2 * block_flops(large.config, 8) / (0.859 * 19.5e12) > 5e-6 * 2 * block["F"]
+
+
 @pytest.mark.parametrize("experiment", ["accumulate", "checkpoint", "staleness", "faults", "memory", "partition", "precision"])
 def test_every_menu_is_held_and_other_words_are_one_sentence(experiment):
     chosen = Experiment.named(experiment)
@@ -54,15 +69,6 @@ def test_every_menu_is_held_and_other_words_are_one_sentence(experiment):
         own = {"fault": "There is no fault 'x'", "schedule": "There is no schedule called 'x'"}.get(name, f"{name} is 'x'")
         with pytest.raises(Impossible, match=f"^{own}: choose one of {re.escape(chosen.knobs()[name].menu()[0])}"):
             chosen(**{name: "x"})
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_s_state_is_as_large_as_the_table_says(name):
-    model = torch.nn.Linear(3, 5)
-    optimizer = OPTIMIZERS[name][-1](0.1)(model.parameters())
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    assert state_bytes(name, 4 * (15 + 5), 2) == sum(t.nbytes for t in owned.of((model, optimizer))["optimizer"].values())
 
 
 def test_a_short_text_is_refused_before_anything_runs(tmp_path):
@@ -133,8 +139,7 @@ def test_halves_of_a_backward_are_priced_by_their_products():
     asked = PipelineExperiment(schedule="zb-h1", hardware="a100-nvlink")
     time = asked.durations()
     for stage in range(4):
-        assert time["I"][stage] + time["W"][stage] == pytest.approx(time["B"][stage], rel=1e-12)
-        assert time["W"][stage] < time["I"][stage]
+        assert time["W"][stage] < time["I"][stage] < time["B"][stage] < time["I"][stage] + time["W"][stage]  # the halves start more operators
 
 
 def test_sizes_from_a_tenth_of_a_million_to_a_hundred_million():

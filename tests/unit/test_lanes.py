@@ -1,6 +1,7 @@
 """Two lanes of a rank busy at once: what real ranks model is what the simulator predicts, and a failure on a lane is told."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ class Gradients(Work):
 def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     """Though ranks and lanes sleep at random; and the gradients are the sums of all ranks, on every rank."""
     plan = overlapped(how)
-    cost = Cost({"F": 1, "B": ["1.3", 2, 1], "U": 1}, links=LINKS if links else {}, slowdown={1: 1.5}, overlap_slowdown="1.13")
+    cost = Cost({"F": 1, "B": ["1.3", 2, 1], "U": 1}, links=LINKS if links else {}, slowdown={1: 1.5}, overlap_slowdown="1.13", shares={"comm:dp": "0.6"})
 
     def program(rank):
         work = Gradients(rank.index)
@@ -89,6 +90,7 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     backwards = [s for s in modelled.spans(0) if s.kind == "B"]
     assert not links or any(e.start < s.end and s.start < e.end for e in modelled.where(rank=0, lane="comm:dp") for s in backwards)
     assert modelled.bytes_sent(0) == BUCKETS * 2 * 3 / 4 * 8 * NUMBERS
+    assert not links or modelled.makespan > simulate(plan, replace(cost, shares={})).makespan
     for layer in range(BUCKETS):
         expected = RANKS * torch.arange(NUMBERS, dtype=torch.float64) + 1000 * (layer + 1)
         assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
@@ -105,11 +107,13 @@ def test_a_pipeline_on_each_row_of_a_mesh_is_as_predicted_step_after_step(tmp_pa
         own = {key: ops[marks[key][0] + 1 if n else 0:marks[key][n]] for key, ops in rows.lanes.items()}
         update = {key: (Wait(f"sum {n}"), ops[marks[key][n]]) for key, ops in rows.lanes.items()}
         sums = {(r, "compute"): (Launch(f"gradients {n}"),) for r in range(4)} | {
-            (r, "comm:dp"): (Wait(f"gradients {n}"), Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}")) for r in range(4)}
+            (r, "comm:dp"): (Together(f"begin {n}", "barrier", 0, (0, 1, 2, 3)), Wait(f"gradients {n}"),
+                             Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}"), Together(f"end {n}", "barrier", 0, (0, 1, 2, 3)))
+            for r in range(4)}
         return Plan(own, 4).joined(Plan(sums, 4), Plan(update, 4))
 
     steps = [step(0), step(1)]
-    cost = Cost({"F": [1, 2], "B": [2, 3], "U": 1}, {"F": 40, "B": 60}, links=LINKS)
+    cost = Cost({"F": [1, 2], "B": [2, 3], "U": ["0.1", 9]}, {"F": 40, "B": 60}, links=LINKS)  # now the one lane ends first, now the other
 
     class Sized(Work):
         def send(self, message):
@@ -153,6 +157,8 @@ def test_servers_that_answer_by_time_are_as_predicted(bound, shards, links, tmp_
     trace = launch(lambda rank: execute(plan, rank), RANKS, cost=cost, jitter_s=0.003, directory=tmp_path / "run").wait()
     assert lanes_of(trace) == lanes_of(simulate(plan, cost))
     order = [s.name for s in trace.spans(RANKS - shards)]
+    asked = [(t.start, t.src) for t in trace.where(rank=RANKS - shards, kind="ask")]
+    assert [int(name[0]) for name in order] == [src for _, src in sorted(asked)]  # by the time of asking
     assert len(order) == 4 * (RANKS - shards) - 2 and (order != sorted(order, key=lambda name: name[-1])) == (bound != 0)
 
 

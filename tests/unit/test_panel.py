@@ -16,7 +16,7 @@ from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, n
 from bigtrain_lab.panel.controls import Graded, positions
 from bigtrain_lab.panel.panel import progress
 from bigtrain_lab.panel.nearest import attempt, nearest
-from bigtrain_lab.panel.press import Press
+from bigtrain_lab.panel.bar import Press
 from bigtrain_lab.recompute import Recompute
 from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.schedule import B, F, Schedule
@@ -321,7 +321,7 @@ def test_run_starts_where_no_player_is_drawn_or_its_page_was_closed(pressed, mon
     panel = show(Waves)
     panel.run_button.click()
     assert len(pressed) == 1
-    monkeypatch.setattr("bigtrain_lab.panel.press.ECHO_S", 0.0)
+    monkeypatch.setattr("bigtrain_lab.panel.bar.ECHO_S", 0.0)
 
     async def in_a_kernel():
         echoes(panel, 0)

@@ -1,4 +1,4 @@
-"""The README's script for one device does what it says."""
+"""The README's scripts do what they say."""
 
 import contextlib
 import io
@@ -16,3 +16,13 @@ def test_the_script_for_one_device_runs():
     assert len(names["losses"]) == 2 and "at the peak, in" in said.getvalue()
     ledger = names["ledger"]
     assert ledger.now("master") == 2 * ledger.now("weights") > 0 and ledger.peak("recomputed") > 0
+
+
+def test_the_recipe_of_ten_lines_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Recipe" in block]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(script, {})
+    first, last = map(float, said.getvalue().split())
+    assert last < 0.8 * first

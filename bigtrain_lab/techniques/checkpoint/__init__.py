@@ -10,10 +10,10 @@ and `weigh` tells what those weigh; `inside` recomputes a part of a module only.
 Sources: Griewank and Walther 2000 (ACM TOMS 26(1)); Chen et al. 2016 (arXiv:1604.06174).
 """
 
-from .chain import checkpoint_sequential
+from .chain import checkpoint_sequential, recomputed
 from .idea import checkpoint_by_function
 from .inside import selective
 from .region import checkpoint
 from .weigh import weigh
 
-__all__ = ["checkpoint", "checkpoint_by_function", "checkpoint_sequential", "selective", "weigh"]
+__all__ = ["checkpoint", "checkpoint_by_function", "checkpoint_sequential", "recomputed", "selective", "weigh"]

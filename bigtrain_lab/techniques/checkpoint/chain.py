@@ -22,7 +22,7 @@ from functools import partial
 from threading import RLock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.autograd import Variable
 
@@ -60,6 +60,20 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
     execution = _Execution(layers, plan_of(plan, chain, budget_bytes), isinstance(x, Tensor), span or nullcontext)
     outputs = execution.forward(tensors_of(x, "x is"))
     return outputs[0] if execution.bare[len(layers)] else outputs
+
+
+def recomputed(plan) -> Callable:
+    """(stage, x, *context) -> the stage's output, run again in the backward by the plan: a name, or a Recompute. The layers of a
+    stage are those of a Sequential, or what it calls `layers`, each called with the context too."""
+    plan = named(plan) if isinstance(plan, str) else plan
+
+    def forward(stage, x, *context):
+        if plan.inside:
+            return selective_layers([stage])[0](x, *context)
+        layers = getattr(stage, "layers", stage)
+        layers = layers.values() if isinstance(layers, nn.ModuleDict) else layers if isinstance(layers, Iterable) else [layers]
+        return checkpoint_sequential([lambda x, layer=layer: layer(x, *context) for layer in layers], plan, x)
+    return forward
 
 
 class _Execution:

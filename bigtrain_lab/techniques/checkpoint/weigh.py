@@ -44,7 +44,7 @@ def recorded(layer: Callable, x) -> tuple[object, dict[int, int], int]:
 
     def pack(tensor: Tensor) -> Tensor:
         owner = tensor if tensor._base is None else tensor._base
-        address = tensor.untyped_storage().data_ptr()
+        address = tensor.untyped_storage()._cdata
         if address in inputs or address not in own and not (owner.is_leaf and owner.requires_grad):
             record.update(storages(tensor))
         return tensor.detach()
@@ -66,9 +66,10 @@ def tensors_in(x) -> tuple[Tensor, ...]:
 
 
 def storages(x) -> dict[int, int]:
-    """{address: bytes} of the distinct storages that a state lies in."""
-    sizes = ((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors_in(x))
-    return {address: size for address, size in sizes if address}
+    """{address: bytes} of the distinct storages that a state lies in. The address is that of torch's record of a storage, which a meta
+    tensor's has too."""
+    sizes = ((t.untyped_storage()._cdata, t.untyped_storage().nbytes()) for t in tensors_in(x))
+    return {address: size for address, size in sizes if size}
 
 
 def tensors_of(state, what: str) -> tuple[Tensor, ...]:

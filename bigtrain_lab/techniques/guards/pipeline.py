@@ -33,11 +33,17 @@ def stages_of(rank: int, order: list, given) -> dict[int, nn.Module]:
 
 
 def refuse(group: Group, schedule: Schedule, order: list, modules: Mapping[int, nn.Module],
-           optimizer, scale, tied) -> None:
+           optimizer, scale, tied, update=None) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
     if schedule.asynchronous and optimizer is None:
         raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such "
                          "as lambda p: torch.optim.SGD(p, 0.1).")
+    if update and (schedule.asynchronous or optimizer):
+        raise Impossible("update= is for a synchronous schedule without optimizer=: give "
+                         + ("one of the two." if optimizer else "optimizer= in its place."))
+    if update and backward_after_update(order, modules):
+        raise Impossible(f"{schedule.name} updates on rank {group.rank} before its last backward, "
+                         "and update= needs all gradients: put its updates at the end.")
     for stage, module in modules.items():
         refuse_module(group.rank, schedule, stage, module)
     if optimizer:
@@ -121,12 +127,16 @@ def refuse_tie(rank: int, schedule: Schedule, order: list, modules: Mapping[int,
     if len({parameters[places[stage]] for stage, parameters in own.items()}) < len(own):
         raise Impossible(f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight "
                          f"{name!r}, so its gradients add up there: name one of them.")
-    updated = False
-    for action in (action for step in order for action in step):
-        if updated and action.stage in own and action.kind in "BIW":
-            raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of "
-                             f"tied weight {name!r}: put its updates at the end.")
-        updated |= action.kind == "U"
+    if backward_after_update(order, own):
+        raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of "
+                         f"tied weight {name!r}: put its updates at the end.")
+
+
+def backward_after_update(order: list, stages) -> bool:
+    """Whether a backward of any of these stages comes after an update of the rank in a batch."""
+    actions = [action for step in order for action in step]
+    first = next((at for at, action in enumerate(actions) if action.kind == "U"), len(actions))
+    return any(a.kind in "BIW" and a.stage in stages for a in actions[first:])
 
 
 def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn.Module]) -> None:

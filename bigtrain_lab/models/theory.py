@@ -1,0 +1,67 @@
+"""The papers' closed forms, to be compared with what a dry run finds; they price nothing.
+
+    GPT                 12 L D^2 + 13 L D + (2 V + S + 2) D weights, V once if tied
+    block, forward      24 B S D^2 + 4 B S^2 D FLOPs; the backward twice that
+    block, saved        (16 B S D + 4 B S + B H S^2) z bytes, with dropout also B H S^2 (z + 1) + 2 B S D
+    training, float32   16 bytes a weight with Adam at the end of a backward; 12 and three tensors of logits at the loss
+
+z bytes a value. Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1, count 34 B S D + 5 B H S^2 bytes for 16-bit values and
+another attention: z = 2 here gives 34 + 5 too, if the statistics are left out. Rajbhandari et al. 2020, ZeRO
+(arXiv:1910.02054), section 3 and 5, count the bytes a weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
+"""
+
+from .config import GPTConfig
+from .encoder import EncoderConfig
+
+
+def gpt_weights(config: GPTConfig) -> int:
+    L, D, V, S = config.layers, config.width, config.vocabulary, config.sequence
+    return 12 * L * D**2 + 13 * L * D + ((2 - config.tied) * V + S + 2) * D
+
+
+def encoder_weights(config: EncoderConfig) -> int:
+    """A head of C classes in place of the output layer."""
+    L, D, V, S, C = config.layers, config.width, config.vocabulary, config.sequence, config.classes
+    return 12 * L * D**2 + 13 * L * D + (V + S + 2) * D + (2 * D + 1) * C
+
+
+def block_flops(config: GPTConfig, batch: int) -> int:
+    """Of a forward. The attention is computed in full, its masked half too."""
+    S, D = config.sequence, config.width
+    return 24 * batch * S * D**2 + 4 * batch * S**2 * D
+
+
+def forward_flops(config: GPTConfig, batch: int) -> int:
+    """Of the whole: its blocks and the output layer. The backward does two products for each."""
+    return config.layers * block_flops(config, batch) + 2 * batch * config.sequence * config.width * config.vocabulary
+
+
+def block_saved_bytes(config: GPTConfig, batch: int) -> int:
+    """What autograd keeps of a block for its backward, its input among it."""
+    S, D, H, z = config.sequence, config.width, config.heads, config.dtype.itemsize
+    hidden, square = batch * S * D, batch * H * S**2
+    dropped = square * (z + 1) + 2 * hidden if config.dropout else 0
+    return (16 * hidden + 4 * batch * S + square) * z + dropped
+
+
+def logits_bytes(config: GPTConfig, batch: int) -> int:
+    return batch * config.sequence * config.vocabulary * config.dtype.itemsize
+
+
+def boundary_bytes(config: GPTConfig, batch: int) -> int:
+    """The message between two stages, forward (hidden) or backward (its gradient): B S D values."""
+    return batch * config.sequence * config.width * config.dtype.itemsize
+
+
+def adam_bytes(weights: int, tensors: int) -> int:
+    """State in float32 at the end of a backward: weight, gradient, both moments; and a count of steps for each tensor."""
+    return 16 * weights + 4 * tensors
+
+
+def zero_bytes(weights: int, devices: int, stage: int, optimizer: int = 12) -> float:
+    """Bytes a device of mixed precision with Adam (2 + 2 + 12 a weight), where ZeRO's stage shards the optimizer's state (1), also
+    gradients (2), also weights (3)."""
+    shares = [2, 2, optimizer]
+    for at in range(stage):
+        shares[2 - at] /= devices
+    return weights * sum(shares)

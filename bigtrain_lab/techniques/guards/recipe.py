@@ -1,0 +1,41 @@
+"""Parts of a recipe that contradict each other: refused in one sentence before a process starts."""
+
+from dataclasses import replace
+from operator import index
+
+from ...core import Impossible
+from ...recompute import named
+from ...schedule import Schedule
+from ..mixed_precision import MixedPrecision
+
+
+def refuse(recipe) -> None:
+    for name in ("model", "data", "loss", "optimizer"):
+        if not callable(getattr(recipe, name)):
+            raise Impossible(f"{name} is {getattr(recipe, name)!r}: give a function (the docstring of Recipe says of what).")
+    for name in ("steps", "micro_batches", "ranks", *(["samples"] if recipe.samples is not None else [])):
+        value = getattr(recipe, name)
+        if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
+            raise Impossible(f"{name} is {value!r}: give a whole number of at least 1.")
+    if recipe.clip is not None and not recipe.clip > 0:
+        raise Impossible(f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above 0, or None.")
+    if isinstance(recipe.recompute, str):
+        named(recipe.recompute)
+    elif recipe.recompute is not None and not callable(recipe.recompute):
+        raise Impossible(f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function (stage, x, *context) -> output.")
+    precision, order = MixedPrecision(recipe.precision, recipe.scaler), recipe.order
+    if isinstance(recipe.schedule, Schedule):
+        for name in ("ranks", "micro_batches"):
+            if getattr(recipe, name) not in (1, getattr(recipe.schedule, name)):
+                raise Impossible(f"{name} is {getattr(recipe, name)} and the schedule has {getattr(recipe.schedule, name)}: leave {name} out.")
+    if order.asynchronous:
+        given = [name for name, value in (("clip", recipe.clip), ("weights", recipe.weights), ("samples", recipe.samples), ("tied", recipe.tied),
+                                          ("precision", precision.masters or precision.scaler or precision.level.masters)) if value]
+        if given:
+            raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of a whole window for {given[0]}: leave "
+                             f"{given[0]} out, or take a synchronous schedule.")
+    if rest := len(recipe.windows[-1]) % order.micro_batches:
+        try:
+            replace(order, micro_batches=rest)
+        except Impossible as error:
+            raise Impossible(f"The last window has {rest} micro-batches, for which there is no such schedule: {error}") from error

@@ -1,0 +1,147 @@
+"""A recipe: what it trains, what it refuses, and that a lab's program is its loop."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bigtrain_lab import Recipe
+from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab.dry_run import dry_run
+from bigtrain_lab.recipe import Lens, train
+from bigtrain_lab.runtime import Ledger
+from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab.schedule import Schedule
+
+
+def stage(number):
+    torch.manual_seed(number)
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double()
+
+
+def data(number):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number)).double()
+    return x, x.sin()
+
+
+PLAIN = Recipe(model=stage, data=data, loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.Adam(p, 1e-2), steps=3, micro_batches=4, samples=10)
+
+
+def here(recipe, lens=Lens()):
+    return train(recipe, Rank(0, Mesh(world=1), torch.device("cpu")), lens)
+
+
+def differ(one, other):
+    return [name for name in one.keys() | other.keys() if not np.allclose(one[name], other[name], rtol=1e-12, atol=1e-14)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"clip": 0.1}, {"recompute": "sqrt"}, {"weights": lambda window: [n + 1.0 for n in range(len(window))]},
+                                     {"schedule": "gpipe", "clip": 0.1, "recompute": "keep-none"}], ids=lambda changes: ", ".join(changes) or "plain")
+def test_one_device_is_plain_training_and_its_last_window_is_short(changes):
+    recipe = replace(PLAIN, **changes)
+    assert [len(window) for window in recipe.windows] == [4, 4, 2]
+    found, expected = recipe.program(Rank(0, Mesh(world=1), torch.device("cpu"))), recipe.reference()
+    assert differ(found, expected) == [] and len(found["loss"]) == 10 and found.keys() > {"0.weight", "2.bias"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"clip": 0.1}, {"schedule": "pipedream", "samples": None}], ids=["1f1b, clipped, short window", "pipedream"])
+def test_two_ranks_are_plain_training(changes, tmp_path):
+    recipe = replace(PLAIN, ranks=2, **changes)
+    run = recipe.run(directory=tmp_path / "run")
+    run.wait()
+    assert differ(run.result, recipe.reference()) == [] and {"0.0.weight", "1.2.bias"} < run.result.keys()
+
+
+def test_its_dry_run_is_the_ledger_of_its_loop():
+    """At and inside every action, with masters, recompute and a short window."""
+    recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16", recompute="sqrt",
+                     clip=1.0)
+    ends, kinds = {}, ("weights", "master", "gradients", "optimizer", "activations")
+
+    class Watched(Rank):
+        def watch(self, holdings):
+            ledger.holdings = holdings
+
+        def group(self, axis=None, lane="compute"):
+            group = super().group(axis, lane)
+            group.span = self.span
+            return group
+
+        def span(self, step, version=None, beside=False):
+            from contextlib import contextmanager
+
+            @contextmanager
+            def around():
+                yield
+                ends["+".join(map(str, step))] = {kind: ledger.now(kind) for kind in kinds}
+            return around()
+
+    ledger = Ledger(device=torch.device("cpu"))
+    with ledger:
+        train(recipe, Watched(0, Mesh(world=1), torch.device("cpu")))
+    dry = dry_run(recipe.program)
+    assert {name: {kind: acted.after.get(kind, 0) for kind in kinds} for name, acted in dry.actions.items()} == ends
+    assert dry.actions["0U9"].work.operators > dry.actions["0F9"].work.operators > 0
+
+
+def test_a_lens_looks_on():
+    seen = []
+
+    class Look(Lens):
+        def window(self, number, stages, samples):
+            seen.append(("window", number, len(samples)))
+            return super().window(number, stages, samples)
+
+        def gradient(self, number, precision):
+            seen.append(("gradient", number, all(p.grad is not None for p in precision.parameters())))
+
+        def updated(self, number, precision, stepped):
+            seen.append(("updated", number, stepped, all(p.grad is None for p in precision.parameters())))
+
+    here(PLAIN, Look())
+    assert seen[:3] == [("window", 0, 4), ("gradient", 0, True), ("updated", 0, True, True)] and seen[6] == ("window", 2, 2)
+
+
+REFUSED = [
+    (dict(steps=0), "steps is 0: give a whole number of at least 1."),
+    (dict(clip=-1.0), "clip is -1.0: give the largest norm"),
+    (dict(model=nn.Linear(2, 2)(torch.zeros(2))), "model is tensor"),
+    (dict(schedule="gpip"), "There is no schedule called 'gpip'"),
+    (dict(precision="fp8"), "There is no level of precision called 'fp8'"),
+    (dict(recompute="some"), "There is no recompute called 'some'"),
+    (dict(recompute=3), "recompute is 3: give the name of a plan"),
+    (dict(schedule="pipedream", ranks=2, clip=1.0), "pipedream updates each stage at times of its own, with no gradient of a whole window for clip"),
+    (dict(schedule="pipedream", ranks=2, samples=None, precision="bf16"), "for precision: leave precision out, or take a synchronous schedule."),
+    (dict(schedule=Schedule.of("0F0 0B0"), micro_batches=3, samples=None), "micro_batches is 3 and the schedule has 1: leave micro_batches out."),
+    (dict(schedule="interleaved", ranks=2), None),
+]
+
+
+@pytest.mark.parametrize("changes, told", REFUSED, ids=lambda each: each if isinstance(each, str) else ", ".join(each) if each else "fits")
+def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
+    if told is None:
+        assert replace(PLAIN, **changes).order.stages == 4
+        return
+    with pytest.raises(Impossible) as refused:
+        replace(PLAIN, **changes)
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
+    with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Interleaving"):
+        replace(PLAIN, schedule="interleaved", ranks=2, samples=9)
+
+
+def test_a_module_on_two_devices_is_refused():
+    def split(number):
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
+
+    class Stays(nn.Sequential):
+        def to(self, *args, **kwargs):
+            return self
+
+    with pytest.raises(Impossible, match="weights on cpu and meta: move the whole stage to one device"):
+        here(replace(PLAIN, model=lambda number: Stays(*split(number))))
