@@ -35,10 +35,9 @@ from .core import MEMORY_KINDS, Alive
 from .runtime.balance import APART, Balance, together
 from .runtime.group import Alone
 from .runtime.ledger import Ledger, words
-from .schedule import Action, name_of
+from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
-PLAIN = {"weights", "master", "gradients", "optimizer", "buffers", "inputs"}  # what modules and optimizers hold, and a batch
 
 
 class Work(NamedTuple):
@@ -51,9 +50,11 @@ class Work(NamedTuple):
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(sum, zip(self, other)))
 
-    def seconds(self, hardware, dtype: str) -> float:
-        """On this hardware, with products in this format."""
-        return hardware.seconds(self.flops, self.moved_bytes, dtype, self.operators)
+    def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
+        """On this hardware, with products in this format. `tensors`: of an update, in which torch on a GPU launches each operator
+        once for all of them (foreach)."""
+        launched = -(-self.operators // max(1, tensors)) if hardware.launches_ahead else self.operators
+        return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
 
 
 class Acted(NamedTuple):
@@ -98,11 +99,9 @@ class DryRun:
         return sum((self.actions[name].work for name in names), Work())
 
     def seconds(self, name: str, hardware, dtype: str) -> float:
-        """Of an action on this hardware. On a GPU torch launches each operator of an update once for all weights (foreach)."""
-        work = self.actions[name].work
-        if "U" in name and hardware.launches_ahead:
-            work = work._replace(operators=-(-work.operators // max(1, sum(row.kind == "weights" for row in self.alive))))
-        return work.seconds(hardware, dtype)
+        """Of an action on this hardware."""
+        tensors = sum(row.kind == "weights" for row in self.alive) if "U" in name else 1
+        return self.actions[name].work.seconds(hardware, dtype, tensors)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))
@@ -160,12 +159,13 @@ class DryRank:
 
     @contextmanager
     def span(self, step, version: int | None = None):
-        name = step if isinstance(step, str) else name_of((step,) if isinstance(step, Action) else tuple(step))
+        step = (step,) if isinstance(step, (str, Action)) else tuple(step)
+        kind, name = (step[0], step[0]) if isinstance(step[0], str) else (kind_of(step), name_of(step))
         ledger, journal, before = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name, ledger.pending or not self._hooked)
+        ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
         yield
-        read = ledger.end(not self._hooked or "U" in name)
+        read = ledger.end(look=not self._hooked or kind not in "AB")
         journal.action = ""
         walls = sorted({wall for readings in read.values() for wall, _ in readings})
         now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
@@ -187,10 +187,10 @@ class DryRank:
         return self._before
 
     def watch(self, holdings) -> None:
-        """Each look at what is held takes as long as an action of a small model. Where only weights, their gradients and an optimizer
-        hold anything, hooks tell of gradients, so that only updates and what happens between actions need looks."""
+        """Each look at what is held takes as long as an action of a small model. An advance makes nothing that is declared, and a
+        backward only gradients, of which hooks tell where weights have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
-        if not set(declared) - PLAIN and not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+        if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:

@@ -18,6 +18,7 @@ from torch import nn
 from ..core import Scalar, Trace, knob
 from ..data import chosen_text
 from ..models import GPT, GPTConfig
+from ..models.optimizers import OPTIMIZERS
 from ..rates import peak_bytes
 from ..recipe import Lens, Recipe, train
 from ..schedule import Action, B, F, Step, U
@@ -27,7 +28,6 @@ from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
-from .optimizers import OPTIMIZERS
 
 IGNORED = -100  # torch's ignore_index
 MOST_LISTED = 8  # micro-batches, by their tokens
@@ -178,7 +178,7 @@ class Accumulate(OneDevice):
     def recipe(self) -> Recipe:
         return Recipe(
             model=lambda stage: GPT(self.config, seed=self.seed), data=self.micro_batch, loss=mean, clip=self.clip or None,
-            optimizer=OPTIMIZERS[self.optimizer][-1](self.learning_rate), steps=self.steps, samples=self.micro_batches,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps, samples=self.micro_batches,
             micro_batches=min(self.accumulation, self.micro_batches), weights=self.shares)
 
     def shares(self, window: Sequence[Sample]) -> list[float]:

@@ -14,6 +14,7 @@ from ..core.peak import readings
 from ..data import chosen_text
 from ..dry_run import Account, account
 from ..models import GPT, GPTConfig, Noise, cross_entropy
+from ..models.optimizers import OPTIMIZERS
 from ..recipe import Recipe
 from ..schedule import Action, Step
 from ..techniques import one_process
@@ -21,7 +22,6 @@ from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice, last_loss
-from .optimizers import OPTIMIZERS
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -112,7 +112,7 @@ class MemoryExperiment(OneDevice):
 
     @property
     def make_optimizer(self):
-        return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
+        return OPTIMIZERS[self.optimizer](self.learning_rate)
 
     @property
     def recipe(self) -> Recipe:

@@ -14,11 +14,11 @@ from ..core import Impossible, knob
 from ..data import chosen_text
 from ..dry_run import META, DryRun, Work
 from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split
+from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
 from ..schedule import Schedule
 from ..techniques import one_process
 from .on_hardware import OnHardware, profiles
-from .optimizers import OPTIMIZERS
 from .pipelined import Pipelined, of_stage
 
 
@@ -94,7 +94,7 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     @property
     def make_optimizer(self):
-        return OPTIMIZERS[self.optimizer][-1](self.learning_rate)
+        return OPTIMIZERS[self.optimizer](self.learning_rate)
 
     def describe(self) -> str:
         weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
@@ -187,4 +187,4 @@ def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: st
     ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=META)
     x = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META, requires_grad=True) if first else ids
     return of_stage(lambda: GPTStage(config, first, last), x, (Noise(0, 0, 0),), (lambda y: cross_entropy(y, ids)) if last == config.pieces else None,
-                    OPTIMIZERS[optimizer][-1](0.1), halved)
+                    OPTIMIZERS[optimizer](0.1), halved)

@@ -24,11 +24,10 @@ from .config import GPTConfig, require_count, require_floating
 from .dropout import Noise
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTStage
+from .optimizers import OPTIMIZERS
 from .seed import built
 from .translator import Translator, TranslatorConfig
 
-OPTIMIZERS = {"sgd": lambda weights: torch.optim.SGD(weights, 0.1), "momentum": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9),
-              "adam": torch.optim.Adam}
 
 
 def gpt_steps(config: GPTConfig, batch: int, optimizer: str = "adam", steps: int = 2, watched: bool = True) -> Account:
@@ -79,7 +78,7 @@ def training(make: Callable[[], nn.Module], given: tuple, loss_of: Callable, opt
 
     def program(rank):
         model = built(make, rank.device)
-        update = OPTIMIZERS[optimizer](model.parameters())
+        update = OPTIMIZERS[optimizer](0.1)(model.parameters())
         rank.watch(lambda: owned.of((model, update)) | {"inputs": given})
         for step in range(steps):
             with rank.span(Action("F", 0, step)):
