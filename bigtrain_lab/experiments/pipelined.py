@@ -96,7 +96,7 @@ class Pipelined(Experiment):
     @cached_property
     def halves(self) -> bool:
         """Whether the schedule splits any backward in two."""
-        return any(action.kind == "I" for rank in range(self.ranks) for step in self.order.steps(rank) for action in step)
+        return bool(self.order.halved)
 
     @cached_property
     def stage_bytes(self) -> list[StageBytes]:
