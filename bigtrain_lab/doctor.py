@@ -76,13 +76,11 @@ def peer_findings(peer) -> Iterator[Finding]:
 
 
 def constants() -> list[Constant]:
-    """Each number that prices a plan: of every profile, of the collectives, of the optimizers."""
-    from .experiments.optimizers import COUNTED, OPTIMIZERS
+    """Each number that prices a plan: of every profile, and of the collectives."""
     from .runtime import this_machine
 
     profiles = [*Hardware.all().values(), *filter(None, [this_machine(measure=False)])]
-    counts = [(name, "values of state, bytes of state a tensor, values moved", numbers[:3], COUNTED) for name, numbers in OPTIMIZERS.items()]
-    counts += [("collectives", f"{name}: passes, (n - 1) / n, wholes", tuple(counts), told) for name, (*counts, told) in COLLECTIVES.items()]
+    counts = [("collectives", f"{name}: passes, (n - 1) / n, wholes", tuple(counts), told) for name, (*counts, told) in COLLECTIVES.items()]
     return [row for each in profiles for row in each.constants()] + [Constant(*row, *told.split(": ", 1)) for *row, told in counts]
 
 

@@ -5,7 +5,7 @@ shows what is kept and what runs again. The plan sees the layers' weights from s
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
@@ -18,8 +18,9 @@ import torch
 
 from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
-from ..dry_run import Work
+from ..dry_run import Acted, Work
 from ..models import GPTConfig, Noise, parameter_shapes
+from ..models.optimizers import OPTIMIZERS
 from ..models.chains import ChainGPT, UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
 from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
 from ..recompute_compared import compared, work_beside
@@ -33,7 +34,6 @@ from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
-from .optimizers import OPTIMIZERS, state_bytes
 
 
 MOST_FOLLOWED = 100  # operations of a plan that a dry run carries out one by one, in a third of a second
@@ -179,15 +179,17 @@ class Checkpoint(OneDevice):
 
     def durations(self) -> dict:
         """A pass of a layer takes as long in whichever step, and with or without a record."""
-        return self.slots if self.profile.textbook else {**self.slots, "U": self.update.seconds(self.profile, self.dtype)}
+        if self.profile.textbook:
+            return self.slots
+        update = Work(*(self.of_update(lambda acted, number=number: acted.work[number]) for number in range(3)))
+        return {**self.slots, "U": update.seconds(self.profile, self.dtype, tensors=sum(map(len, self.weights)))}
 
-    @property
-    def update(self) -> Work:
-        """Of the last update. A GPT's is found from those of two and three blocks, since all are alike."""
+    def of_update(self, what: Callable[[Acted], int]) -> int:
+        """Something of the last update. A GPT's is found from those of two and three blocks, since all are alike."""
         depths = (2, 3) if self.model == "gpt" else (self.layers,)
-        found = [other.acted(Action("U", 0, self.steps - 1)).work for layers in depths
+        found = [what(other.acted(Action("U", 0, self.steps - 1))) for layers in depths
                  for other in [self.replace(plan="keep-all", layers=layers, fault="none")]]
-        return Work(*(few + (self.layers - depths[0]) * (more - few) for few, more in zip(found[0], found[-1])))
+        return found[0] + (self.layers - depths[0]) * (found[-1] - found[0])
 
     def resident(self):
         return [("weights", sum(self.weight_bytes))]
@@ -196,6 +198,7 @@ class Checkpoint(OneDevice):
         """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
         In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
         weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
+        state = self.of_update(lambda acted: acted.after.get("optimizer", 0))
         first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         for step in range(self.steps):
             before = dict.fromkeys(levels[0], 0)
@@ -204,7 +207,6 @@ class Checkpoint(OneDevice):
                 gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
                 found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
                 before = now
-            state = state_bytes(self.optimizer, sum(weights), sum(map(len, self.weights)))
             found[Action("U", 0, step)] = (("gradients", -sum(weights)), ("temporaries", -before["temporaries"]), *[("optimizer", state)] * (state > 0 == step))
         return found
 
@@ -286,7 +288,7 @@ class Checkpoint(OneDevice):
         model = partial(ChainGPT, self.config, self.seed) if self.model == "gpt" else partial(
             UnevenMLP, self.layers, self.width, self.dropout, self.seed, getattr(torch, self.dtype))
         return Recipe(model=lambda stage: model(), data=self.sample, loss=lambda output, targets: output, steps=self.steps,
-                      optimizer=OPTIMIZERS[self.optimizer][-1](self.learning_rate))
+                      optimizer=OPTIMIZERS[self.optimizer](self.learning_rate))
 
     def program(self, rank) -> dict[str, Any]:
         inside = selective if self.recompute.inside else None

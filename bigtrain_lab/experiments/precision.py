@@ -20,6 +20,7 @@ from ..data import Relations, f1, vocabulary
 from ..data.grammar import CLASSES
 from ..data.relations import LONGEST
 from ..models import Encoder, EncoderConfig, class_loss, parameters
+from ..models.optimizers import OPTIMIZERS
 from ..rates import checkpoint_bytes, last, peak_bytes, reading_rate
 from ..recipe import Lens, Recipe, train
 from ..runtime.rank import Rank
@@ -28,8 +29,7 @@ from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level
 from ..techniques.one_process import Sample
 from .experiment import Quantity
 from .on_hardware import profiles
-from .one_device import OneDevice, last_loss
-from .optimizers import OPTIMIZERS
+from .one_device import OneDevice
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -135,13 +135,13 @@ class Precision(OneDevice):
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade),
-            Quantity("peak memory", "B", lambda t: None if t.clock == "predicted" else peak_bytes(t), exact=False),
+            Quantity("peak memory", "B", peak_bytes, apart=lambda t: "a step was skipped" if last(t, "skipped steps") else ""),
             Quantity("activations saved", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("checkpoint", "B", checkpoint_bytes, apart=self.unmade),
             Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
             Quantity("macro F1", "", lambda t: last(t, "macro F1"), exact=False),
             Quantity("skipped steps", "", lambda t: last(t, "skipped steps"), exact=False),
-            Quantity("loss, last", "", last_loss, exact=False))
+            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
 
     def unmade(self, trace: Trace) -> str:
         """Why a run may hold less than was predicted."""
@@ -176,7 +176,7 @@ class Precision(OneDevice):
         scaler = DynamicLossScaler(self.loss_scale, growth_interval=self.growth_interval, half_gradients=not self.chosen.masters)
         return Recipe(
             model=lambda stage: Encoder(self.config, self.seed), data=self.sample, loss=class_loss, steps=self.steps,
-            optimizer=OPTIMIZERS[self.optimizer][-1](self.learning_rate), precision=self.level,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), precision=self.level,
             scaler=scaler if self.chosen.scaling else None, weights=lambda window: [self.loss_weight])
 
     def sample(self, step: int) -> Sample:

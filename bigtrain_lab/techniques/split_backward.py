@@ -20,6 +20,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
+TOGETHER = 8  # gradients that are there at once: a call of autograd takes as long as a product
+
+
 class Left(NamedTuple):
     """What I leaves for W: dL/dweight = gradient(*of), of = (dL/dy, x)."""
 
@@ -37,6 +40,7 @@ class WeightGradientsLater(TorchFunctionMode):
         super().__init__()
         self.queue: list[Left] = []
         self.postponed: list[Tensor] = []  # the weights that the forward met
+        self.anchor = torch.empty(0, requires_grad=True)  # autograd records a node where x has none
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
@@ -52,16 +56,17 @@ class WeightGradientsLater(TorchFunctionMode):
                 if tensor.is_floating_point()}
 
     def run(self) -> None:
-        """W: the products that I left out, one weight after the other. Weights that were computed
-        from parameters, as a cast is, go together: two may come from one parameter."""
+        """W: the products that I left out, a few weights at a time. Weights that were computed from
+        parameters, as a cast is, go all together: two may come from one parameter."""
         self.postponed.clear()
         terms: dict[Tensor, list[Left]] = {}
         while self.queue:
             left = self.queue.pop(0)
             terms.setdefault(left.weight, []).append(left)
-        one_by_one = all(weight.is_leaf for weight in terms)
-        for weights in [[weight] for weight in terms] if one_by_one else [list(terms)]:
-            lefts = [left for weight in weights for left in terms.pop(weight)]
+        weights = list(terms)
+        together = TOGETHER if all(weight.is_leaf for weight in weights) else len(weights)
+        for at in range(0, len(weights), together):
+            lefts = [left for weight in weights[at:at + together] for left in terms.pop(weight)]
             with torch.no_grad():
                 gradients = [left.gradient(*left.of).to(left.weight.dtype) for left in lefts]
             torch.autograd.backward([left.weight for left in lefts], gradients)
@@ -107,7 +112,7 @@ class _Embedding(torch.autograd.Function):
 def _linear(mode, input, weight, bias=None):
     if learnt := [each for each in (weight, bias) if each is not None and each.requires_grad]:
         mode.postponed += learnt
-        return _Linear.apply(anchor(), input, (mode.queue, weight, bias))
+        return _Linear.apply(mode.anchor, input, (mode.queue, weight, bias))
     return functional.linear(input, weight, bias)
 
 
@@ -115,17 +120,12 @@ def _embedding(mode, input, weight, padding_idx=None, max_norm=None, norm_type=2
     is_plain = padding_idx is None and max_norm is None and not any((*rare, *named.values()))
     if weight.requires_grad and is_plain:
         mode.postponed.append(weight)
-        return _Embedding.apply(anchor(), input, (mode.queue, weight))
+        return _Embedding.apply(mode.anchor, input, (mode.queue, weight))
     return functional.embedding(input, weight, padding_idx, max_norm, norm_type, *rare, **named)
 
 
 def rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
-
-
-def anchor() -> Tensor:
-    """An input with a gradient, so that autograd records the node where x has none."""
-    return torch.empty(0, requires_grad=True)
 
 
 LATER = {functional.linear: _linear, functional.embedding: _embedding}

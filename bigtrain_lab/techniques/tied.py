@@ -68,7 +68,7 @@ class TiedWeight:
                 self.group.isend(tensor, rank, **self._message(what, stage))
         like = next(iter(own.values()))
         return [own[stage] if stage in own
-                else self.group.recv(rank, **self._message(what, stage), like=like)
+                else self.group.recv(rank, **self._message(what, stage), like=like).to(like.device)
                 for stage, rank in self.ranks.items()]
 
     def _message(self, what: str, stage: int) -> dict:

@@ -5,7 +5,7 @@ import torch
 
 from bigtrain_lab.core import Cost, Hardware, Link, Mesh
 from bigtrain_lab.explain import NOT_FINITE
-from bigtrain_lab.plan import Compute, Plan, Recv, Send, Together, lower
+from bigtrain_lab.plan import Compute, Message, Plan, Recv, Send, Together, lower
 from bigtrain_lab.runtime import RankFailed, launch
 from bigtrain_lab.runtime.group import is_lost
 from bigtrain_lab.schedule import Action, Schedule
@@ -271,6 +271,19 @@ def test_modelled_equals_predicted_event_for_event_though_ranks_sleep(name, link
     measured = run.trace("measured")
     assert [t.bytes for t in measured.transfers(0)] == [70] * 8 and measured.unit == "s"  # real bytes, whatever is priced
     assert all(t.start < t.end for t in measured.transfers())
+
+
+def test_a_message_is_charged_its_real_bytes_where_it_has_a_price(tmp_path):
+    """So that a prediction which prices other bytes than are sent differs."""
+    names = [Action("F", 0, 0), Action("B", 0, 0), Message("stated", "grad", 9), Message("free", "grad", 0), "text"]
+
+    def program(rank):
+        for name in names:
+            rank.group().isend(torch.zeros(5, dtype=torch.uint8), 1, name=name) if rank.index == 0 else rank.group().recv(0, name=name)
+
+    run = launch(program, 2, cost=Cost({}, {"F": 3}), directory=tmp_path / "run")
+    assert [(t.kind, t.name, t.bytes) for t in run.wait().transfers(0)] == [
+        ("F", "0F0", 5), ("B", "0B0", 0), ("grad", "stated", 5), ("grad", "free", 0), ("message", "text", 5)]
 
 
 def test_a_rank_sleeps_before_each_message_that_it_waits_for_though_it_was_posted_before(tmp_path):

@@ -36,11 +36,13 @@ def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
 
 
 def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane():
-    trace = Trace.of([Span(0, "compute", "B", "0B0", 0, 9), Transfer(1, "comm:dp", "sum", "chunk 0", 2, 5, 0, 80),
-                      Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8)], "modelled", ranks=2)
-    packed = json.loads(pack(trace))
-    assert packed["rows"] == [[0, "compute"], [1, "compute"], [1, "comm:dp"]]  # nothing came to rank 0's
-    assert [t[3:] for t in packed["transfers"]] == [["chunk 0", 2, 5, 80, 0, 2], ["0F0", 3, 4, 8, 0, 1]]
+    def chunk(rank, start):
+        return Transfer(rank, "comm:dp", "sum", "chunk", start, start + 3, 1 - rank, 80)
+
+    sent = [chunk(1, 2), chunk(0, 6), Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8), Transfer(1, "x", "F", "y", 7, 9, 0, 8)]
+    packed = json.loads(pack(Trace.of([Span(0, "compute", "B", "0B0", 0, 9), *sent], "modelled", ranks=2)))
+    assert packed["rows"] == [[0, "compute"], [0, "comm:dp"], [1, "compute"], [1, "comm:dp"], [1, "x"]]
+    assert [t[7:] for t in packed["transfers"]] == [[1, 3], [0, 2], [3, 1], [0, 4]]  # nothing comes to rank 0 on x
 
 
 # -- the peak of memory ---------------------------------------------------------------------------------------------------

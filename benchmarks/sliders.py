@@ -1,0 +1,78 @@
+"""How long a move of any control of any panel takes in the kernel: settings, prediction, table, sentences, figures.
+
+Each number is moved to the values beside its default, each menu through its words. A move whose dry run is known already (it
+changes no shape, or goes back to shapes that were there) is told apart from one that needs a new one. The way to the
+browser and the painting come on top: benchmarks/browser.py.
+"""
+
+import time
+
+from bigtrain_lab import figures, report
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.experiments import Experiment, one_device, pipeline, staleness
+from bigtrain_lab.models import GPTConfig, chains
+from bigtrain_lab.panel.controls import nearby
+from bigtrain_lab.panel.picture import PLAYED
+from bigtrain_lab.player import Player
+
+from .measure import row
+
+CACHES = one_device.dried, pipeline.slice_run, staleness.layer_run, chains.gpt_weights, chains.mlp_weights
+OF_ROUNDS = 2  # every move is made twice: the second time its shapes are known
+
+
+def seconds(asked: Experiment, player: Player) -> float:
+    """What a panel does at a move."""
+    begin = time.perf_counter()
+    trace = asked.predict()
+    asked.describe(), asked.explain(trace), report.column(asked.quantities, trace)
+    player.show(trace)
+    for name in asked.figures:
+        if name not in PLAYED:
+            figures.figure(name, trace)
+    return time.perf_counter() - begin
+
+
+def misses() -> int:
+    return sum(cache.cache_info().misses for cache in CACHES)
+
+
+def moves(first: Experiment):
+    for name, knob in first.knobs().items():
+        if name in first.idle_settings(first.model_dump()) or name in ("text", "seed", "hardware") or name.startswith("fault"):
+            continue
+        menu = knob.menu()
+        for value in menu or nearby(knob, type(first).model_fields[name].annotation, getattr(first, name))[:2]:
+            try:
+                yield name, first.replace(**{name: value})
+            except Impossible:
+                pass
+
+
+def rows():
+    found = []
+    for name in Experiment.all():
+        first, player, known, new = Experiment.named(name)(), Player(), [], []
+        seconds(first, player)
+        for _ in range(OF_ROUNDS):
+            for _, asked in moves(first):
+                before = misses()
+                took = 1000 * seconds(asked, player)
+                (new if misses() > before else known).append(took)
+        for what, times, most in (("shapes known", known, 150), ("shapes new", new, 400)):
+            if times:
+                times.sort()
+                found.append(row(f"{name}, {what}: 95th percentile of {len(times)} moves", times[min(len(times) - 1, int(0.95 * len(times)))], "ms", at_most=most))
+    return [*found, *first_time()]
+
+
+def first_time():
+    """A deep model's first dry run, when torch's meta device is warm."""
+    lab = Experiment.named("memory")
+    lab(layers=2, width=64, heads=4).predict()
+    times = []
+    for layers in (24, 23, 22):
+        begin = time.process_time()
+        lab(layers=layers, width=1024, heads=16, rows=8, sequence=512).dry
+        times.append(time.process_time() - begin)
+    return [row("dry run of two steps of 24 layers of width 1,024, CPU time", sorted(times)[1], "s", at_most=0.3)]
