@@ -56,7 +56,7 @@ def rows():
         table.append(row(f"{name}: largest difference of the loss over 50 Adam steps", off, "", at_most=1e-9))
     for name, stashing in (("pipedream", True), ("pipedream", False), ("pipedream-vertical-sync", True), ("pipedream-2bw", True)):
         asked = PipelineExperiment(schedule=name, stashing=stashing, steps=3, **SMALL, **EXACT)
-        found, training = finished(asked)[2], asked.train_alone()
+        found, training = finished(asked)[2], asked.recipe.alone()
         expected, label = asked.reference(), name if stashing else f"{name} without stashing"
         table.append(row(f"{label}: worst relative error against its recurrence", max(relative_errors(found, expected).values()), "", at_most=1e-12))
         table.append(row(f"{label}: mean relative gradient error", float(np.mean(training.gradient_errors[4:])), ""))

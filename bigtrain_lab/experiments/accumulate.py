@@ -7,6 +7,7 @@ update. All are padded to one length, so that micro-batches cost the same, and d
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -183,7 +184,7 @@ class Accumulate(OneDevice):
 
     def shares(self, window: Sequence[Sample]) -> list[float]:
         """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the rule says."""
-        return shares(self.rule, [counting(sample) for sample in window])
+        return shares(self.rule, [counting(sample.targets) for sample in window])
 
     def by_update(self, losses: Sequence[float]) -> list[float]:
         """The loss of each update that is done, of those of its micro-batches."""
@@ -197,20 +198,17 @@ class Accumulate(OneDevice):
 
     def reference(self) -> dict[str, np.ndarray]:
         """Each window as one large batch, in one pass; every token weighted as the rule says."""
-        model, losses = self.recipe.model(0), []
-        optimizer = self.recipe.optimizer(model.parameters())
-        for window in self.windows():
-            batch = [self.micro_batch(n) for n in window]
-            factors = RULES[self.rule]([counting(each) for each in batch])
-            ids, targets = (torch.cat([each[i] for each in batch]) for i in (0, 1))
-            loss = (mean(model(ids), targets, "none").view(len(batch), -1).sum(1) * torch.tensor(factors, dtype=self.config.dtype)).sum()
-            loss.backward()
-            if self.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), self.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return self.recipe.arrays({0: dict(model.named_parameters())}, losses)
+        def large_batch(number: int) -> Sample:
+            window = [self.micro_batch(n) for n in self.windows()[number]]
+            return Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
+
+        def loss(logits, targets):
+            parts = targets.split(self.sequences)
+            factors = RULES[self.rule]([counting(part) for part in parts])
+            sums = mean(logits, targets, "none").view(len(parts), -1).sum(1)
+            return (sums * torch.tensor(factors, dtype=self.config.dtype)).sum()
+
+        return replace(self.recipe, data=large_batch, loss=loss, weights=None, micro_batches=1, samples=self.steps).reference()
 
 
 def shares(rule: str, tokens: Sequence[int]) -> list[float]:
@@ -222,8 +220,8 @@ def mean(logits_BSV: torch.Tensor, targets_BS: torch.Tensor, reduction: str = "m
     return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
-def counting(sample: Sample) -> int:
-    return int((sample.targets != IGNORED).sum())
+def counting(targets: torch.Tensor) -> int:
+    return int((targets != IGNORED).sum())
 
 
 class BesideLarge(Lens):
@@ -245,7 +243,7 @@ def compared(model: nn.Module, batch: Sequence[Sample]) -> dict[str, float]:
     def gradient(loss):
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
-    tokens = [counting(each) for each in batch]
+    tokens = [counting(each.targets) for each in batch]
     large = gradient(mean(model(torch.cat([each.inputs for each in batch])), torch.cat([each.targets for each in batch])))
     parts = [gradient(mean(model(each.inputs), each.targets, "sum")) for each in batch]
     told = {}

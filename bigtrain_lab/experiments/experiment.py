@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..core import Cost, Family, Impossible, Knob, Trace, knob
 from ..core.peak import readings
-from ..explain import does_not_fit
+from ..explain import does_not_fit, not_finite
+from ..recipe import Recipe
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, SLOWER, Fault
 from ..words import counted
@@ -144,7 +145,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @property
     def watts(self) -> float | None:
         """Power of one device, for the energy of a run; None where the profile states none."""
-        return None
+        return getattr(getattr(self, "profile", None), "watts", None)
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -190,21 +191,27 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def predict(self) -> Trace:
         """The simulated trace: no processes, instant."""
 
-    @abstractmethod
+    @property
+    def recipe(self) -> Recipe:
+        """The training, of which `program` and `reference` are made where a subclass writes none."""
+        raise NotImplementedError(f"{type(self).__name__} needs a recipe, or a program and a reference")
+
     def program(self, rank) -> dict[str, Any]:
         """What each rank runs; returns named arrays, which the run keeps."""
+        return self.recipe.program(rank)
 
-    @abstractmethod
     def reference(self) -> dict[str, Any]:
         """The same named arrays, computed in one process."""
+        return self.recipe.reference()
 
     def describe(self) -> str:
         """What the settings amount to, in a line."""
         return ""
 
     def explain(self, trace: Trace) -> list[str]:
-        """Sentences that say why the trace looks as it does; here, that a prediction does not fit into its devices."""
-        return does_not_fit(trace, self.capacity_bytes, self.relief)
+        """Sentences that say why the trace looks as it does; here, that a prediction does not fit into its devices, and where
+        the first NaN or infinity came from."""
+        return does_not_fit(trace, self.capacity_bytes, self.relief) + not_finite(trace)
 
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""

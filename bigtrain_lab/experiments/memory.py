@@ -15,13 +15,14 @@ from ..data import chosen_text
 from ..dry_run import Account, account
 from ..models import GPT, GPTConfig, Noise, cross_entropy
 from ..models.optimizers import OPTIMIZERS
+from ..rates import last
 from ..recipe import Recipe
 from ..schedule import Action, Step
 from ..techniques import one_process
 from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
-from .one_device import OneDevice, last_loss
+from .one_device import OneDevice
 
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
@@ -83,7 +84,7 @@ class MemoryExperiment(OneDevice):
             *(Quantity(f"peak, step {step + 1}", "B", lambda t, step=step: peak_of(t, step)) for step in range(min(2, self.steps))),
             *(Quantity(f"{kind} at the peak", "B", lambda t, kind=kind: at_peak(t, kind)) for kind in KINDS),
             Quantity("step time", "slot" if self.profile.textbook else "s", lambda t: t.step_time),
-            Quantity("loss, last", "", last_loss, exact=False))
+            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
 
     @property
     def relief(self) -> str:
@@ -111,13 +112,9 @@ class MemoryExperiment(OneDevice):
         return one_process.Sample(inputs, targets, (Noise(self.seed, step, 0),))
 
     @property
-    def make_optimizer(self):
-        return OPTIMIZERS[self.optimizer](self.learning_rate)
-
-    @property
     def recipe(self) -> Recipe:
         return Recipe(model=lambda stage: GPT(self.config, self.seed), data=self.sample, loss=cross_entropy,
-                      optimizer=self.make_optimizer, steps=self.steps)
+                      optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps)
 
 
 def place(action: str) -> str:

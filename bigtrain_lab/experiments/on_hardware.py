@@ -39,7 +39,3 @@ class OnHardware(Experiment):
     def facts(self) -> dict[str, Any]:
         machine = {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
         return {**super().facts, **machine}
-
-    @property
-    def watts(self) -> float | None:
-        return self.profile.watts

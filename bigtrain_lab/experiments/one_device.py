@@ -9,14 +9,13 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-from ..core import MEMORY_KINDS, Cost, Scalar, Trace
+from ..core import MEMORY_KINDS, Cost, Trace
 from ..core.hardware import TICKS_PER_SECOND
 from ..core.peak import placed
 from ..core.trace import ACTION
 from ..dry_run import Acted, DryRun, dry_run
-from ..explain import not_finite
 from ..plan import Compute, Plan
-from ..recipe import Recipe
+from ..rates import last
 from ..runtime.faults import Fault
 from ..runtime.log import levels
 from ..schedule import Action, Step
@@ -56,11 +55,6 @@ class OneDevice(OnHardware):
     @abstractmethod
     def order(self) -> Iterable[Step]:
         """All that the device does in the whole run, each action once."""
-
-    @property
-    @abstractmethod
-    def recipe(self) -> Recipe:
-        """The training."""
 
     @property
     @abstractmethod
@@ -153,27 +147,10 @@ class OneDevice(OnHardware):
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
         return (Quantity("step time", unit, lambda t: t.step_time), Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
-                Quantity("loss, last", "", last_loss, exact=False))
-
-    def explain(self, trace: Trace) -> list[str]:
-        return super().explain(trace) + not_finite(trace)
-
-    # -- reality --------------------------------------------------------------------------------------------
-
-    def program(self, rank) -> dict[str, Any]:
-        return self.recipe.program(rank)
-
-    def reference(self) -> dict[str, Any]:
-        return self.recipe.reference()
+                Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
 
 
 @lru_cache(maxsize=64)
 def dried(cls: type[OneDevice], settings: tuple[tuple[str, Any], ...]) -> DryRun:
     """The dry run of an experiment; settings that do not change shapes find it done."""
     return dry_run(cls(**dict(settings)).program)
-
-
-def last_loss(trace: Trace) -> float | None:
-    """The last loss that was logged; None where the trace has none."""
-    losses = [e.value for e in trace.where(Scalar, name="loss")]
-    return losses[-1] if losses else None

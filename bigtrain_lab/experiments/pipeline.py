@@ -16,6 +16,7 @@ from ..dry_run import META, DryRun, Work
 from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split
 from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
+from ..recipe import Recipe
 from ..schedule import Schedule
 from ..techniques import one_process
 from .on_hardware import OnHardware, profiles
@@ -92,10 +93,6 @@ class PipelineExperiment(OnHardware, Pipelined):
         raise Impossible(f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least {ranks * chunks} {of}; the model has {room}{among}: "
                          f"take {fewer} or {ranks * chunks - (room - self.layers)} layers.")
 
-    @property
-    def make_optimizer(self):
-        return OPTIMIZERS[self.optimizer](self.learning_rate)
-
     def describe(self) -> str:
         weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
         return (f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)} stage{'s' * (len(weights) > 1)}; "
@@ -162,16 +159,16 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     # -- reality --------------------------------------------------------------------------------------------
 
-    def stage(self, number: int) -> GPTStage:
-        return GPTStage(self.config, *self.slices[number], seed=self.seed)
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(
+            model=lambda stage: GPTStage(self.config, *self.slices[stage], seed=self.seed), data=self.samples, loss=cross_entropy,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps, schedule=self.order, whole_names=True)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The n-th micro-batch is the same text whatever the size of a batch."""
         inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
         return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
-
-    def loss_fn(self, output, target):
-        return cross_entropy(output, target)
 
 
 def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, halved: bool = False) -> DryRun:

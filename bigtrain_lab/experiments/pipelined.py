@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
@@ -18,15 +17,13 @@ from torch.autograd.graph import get_gradient_edge
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..dry_run import DryRun, dry_run
-from ..explain import bubbles, not_finite
+from ..explain import bubbles
 from ..footprint import StageBytes, footprint
 from ..plan import lower
-from ..recipe import Recipe
 from ..schedule import Action, Schedule, name_of
 from ..simulate import simulate
 from ..models import built
 from ..runtime import owned
-from ..techniques import one_process
 from ..techniques.split_backward import WeightGradientsLater
 from .experiment import Experiment, Quantity
 
@@ -61,23 +58,6 @@ class Pipelined(Experiment):
     def profile(self) -> Hardware:
         """The hardware that prices the run."""
 
-    @property
-    @abstractmethod
-    def make_optimizer(self):
-        """parameters -> torch optimizer."""
-
-    @abstractmethod
-    def stage(self, number: int) -> nn.Module:
-        """A stage with the weights that a run starts from."""
-
-    @abstractmethod
-    def samples(self, micro_batch: int) -> one_process.Sample:
-        """Inputs, targets and context of a micro-batch, numbered through the whole run."""
-
-    @abstractmethod
-    def loss_fn(self, output, target):
-        """Scalar mean loss of a micro-batch."""
-
     @abstractmethod
     def stage_run(self, number: int, halved: bool = False) -> DryRun:
         """A stage's actions of one micro-batch, and two updates: see `of_stage`. `halved`: with I and W in place of B."""
@@ -108,10 +88,6 @@ class Pipelined(Experiment):
             found.append(StageBytes(ends["F"].get("weights", 0), ends["B"].get("gradients", 0), ends["U"].get("optimizer", 0), ends["F"].get("activations", 0),
                                     late.get("queued", 0), late.get("gradients", 0)))
         return found
-
-    @property
-    def watts(self) -> float | None:
-        return self.profile.watts
 
     def cost(self) -> Cost:
         changes, resident = footprint(self.order, self.stage_bytes, self.steps)
@@ -159,25 +135,7 @@ class Pipelined(Experiment):
         return f"{fewer} or more ranks would need less on each device."
 
     def explain(self, trace: Trace) -> list[str]:
-        return super().explain(trace) + not_finite(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
-
-    # -- reality --------------------------------------------------------------------------------------------
-
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe(model=self.stage, data=self.samples, loss=self.loss_fn, optimizer=self.make_optimizer, steps=self.steps,
-                      schedule=self.order, whole_names=True)
-
-    def program(self, rank) -> dict[str, np.ndarray]:
-        return self.recipe.program(rank)
-
-    def reference(self) -> dict[str, np.ndarray]:
-        """One process: the mean gradient of each batch, or the published recurrence of delayed weights."""
-        return self.recipe.reference()
-
-    def train_alone(self) -> one_process.Training:
-        """The same training in one process, with all that it tells: see techniques/one_process.py."""
-        return self.recipe.alone()
+        return super().explain(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
 
 
 def of_stage(make: Callable[[], nn.Module], x: Tensor, context: tuple, loss_of: Callable | None, make_optimizer: Callable, halved: bool) -> DryRun:

@@ -29,7 +29,7 @@ from ..techniques.mixed_precision import LEVELS, DynamicLossScaler, Level
 from ..techniques.one_process import Sample
 from .experiment import Quantity
 from .on_hardware import profiles
-from .one_device import OneDevice, last_loss
+from .one_device import OneDevice
 
 WEIGHT_GRADIENT, ACTIVATION_GRADIENT = "weight gradient", "activation gradient"
 READ = 64  # sentences of one inference
@@ -141,7 +141,7 @@ class Precision(OneDevice):
             Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
             Quantity("macro F1", "", lambda t: last(t, "macro F1"), exact=False),
             Quantity("skipped steps", "", lambda t: last(t, "skipped steps"), exact=False),
-            Quantity("loss, last", "", last_loss, exact=False))
+            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
 
     def unmade(self, trace: Trace) -> str:
         """Why a run may hold less than was predicted."""

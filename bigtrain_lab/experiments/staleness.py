@@ -12,11 +12,13 @@ from math import pi, sin
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import mse_loss
 
 from ..core import Impossible, knob
 from ..core.hardware import PROFILES
 from ..dry_run import META, DryRun
 from ..models import MLPStage, layered_mlp
+from ..recipe import Recipe
 from ..schedule import Action, Schedule
 from ..techniques import one_process
 from .pipelined import Pipelined, of_stage
@@ -47,10 +49,6 @@ class Staleness(Pipelined):
     def profile(self):
         return PROFILES["unit"]
 
-    @property
-    def make_optimizer(self):
-        return lambda parameters: torch.optim.SGD(parameters, self.learning_rate)
-
     def stage_run(self, number: int, halved: bool = False) -> DryRun:
         return layer_run(self.width, self.rows, number == 0, number == self.ranks - 1, halved)
 
@@ -61,8 +59,12 @@ class Staleness(Pipelined):
     def durations(self) -> dict:
         return {"F": 1, "B": 2, "I": 1, "W": 1, "U": Fraction(0)}
 
-    def stage(self, number: int):
-        return layered_mlp(self.ranks, self.width, self.ranks, self.seed, torch.float64)[number]
+    @property
+    def recipe(self) -> Recipe:
+        stages = (self.ranks, self.width, self.ranks, self.seed, torch.float64)
+        return Recipe(
+            model=lambda stage: layered_mlp(*stages)[stage], data=self.samples, loss=mse_loss, steps=self.steps,
+            optimizer=lambda weights: torch.optim.SGD(weights, self.learning_rate), schedule=self.order, whole_names=True)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The teacher has the student's shape and other weights."""
@@ -70,9 +72,6 @@ class Staleness(Pipelined):
         inputs = torch.randn(self.rows, self.width, generator=draw, dtype=torch.float64)
         with torch.no_grad():
             return one_process.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
-
-    def loss_fn(self, output, target):
-        return torch.nn.functional.mse_loss(output, target)
 
     def describe(self) -> str:
         delays = [self.delay(stage) for stage in range(self.ranks)]
@@ -102,4 +101,4 @@ def layer_run(width: int, rows: int, is_first: bool, is_last: bool, halved: bool
     """The dry run of a stage: one layer, which all in between are like."""
     x, targets = (torch.empty(rows, width, dtype=torch.float64, device=META) for _ in range(2))
     return of_stage(lambda: MLPStage(1 + (not is_last), width, 0, 1, dtype=torch.float64), x.requires_grad_(not is_first), (),
-                    (lambda y: torch.nn.functional.mse_loss(y, targets)) if is_last else None, lambda weights: torch.optim.SGD(weights, 0.1), halved)
+                    (lambda y: mse_loss(y, targets)) if is_last else None, lambda weights: torch.optim.SGD(weights, 0.1), halved)

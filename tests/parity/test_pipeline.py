@@ -128,14 +128,14 @@ def test_a_recurrence_of_late_weights_is_not_the_training_without_delay(schedule
     together = asked.order.update_size
     undelayed = asked.replace(schedule="gpipe", micro_batches=together, steps=24 // together).reference()
     assert np.abs(undelayed["loss"] / asked.reference()["loss"] - 1).max() > 1e-3
-    assert not any(asked.train_alone().gradient_errors)
+    assert not any(asked.recipe.alone().gradient_errors)
 
 
 def test_without_stashing_a_backward_meets_newer_weights(tmp_path):
     asked = experiment("pipedream", stashing=False, **DELAYED)
     run = finish(asked.run(directory=tmp_path / "run"))
     assert run_differs(asked, run) == []
-    assert np.mean(asked.train_alone().gradient_errors[4:]) > 1e-3
+    assert np.mean(asked.recipe.alone().gradient_errors[4:]) > 1e-3
     assert tensors_differ(run.result, asked.replace(stashing=True).reference()) != []
 
 

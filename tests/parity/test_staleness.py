@@ -17,7 +17,7 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, tmp_path):
 
 
 def test_without_stashing_the_gradient_is_another():
-    assert max(Staleness(stashing=False, steps=2).train_alone().gradient_errors) > 1e-3
+    assert max(Staleness(stashing=False, steps=2).recipe.alone().gradient_errors) > 1e-3
 
 
 @pytest.mark.parametrize("schedule,delays", [
