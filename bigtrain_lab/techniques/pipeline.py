@@ -52,8 +52,8 @@ class Pipeline:
                   `step` (synchronous schedules only)
     context       micro-batch number -> tuple of further arguments of the stage's forward
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
-    update        stage -> None, called at U in place of `optimizer`, when all gradients of this rank
-                  are whole (synchronous schedules only)
+    update        stage -> None, called at U in place of `optimizer`, when the stage's gradients are
+                  whole (synchronous schedules only)
     forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
                   recompute plan
     span          (step, version) -> context manager around it, in place of the group's span

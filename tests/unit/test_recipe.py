@@ -116,6 +116,8 @@ REFUSED = [
     (dict(schedule="pipedream", ranks=2, clip=1.0), "pipedream updates each stage at times of its own, with no gradient of a whole window for clip"),
     (dict(schedule="pipedream", ranks=2, samples=None, precision="bf16"), "for precision: leave precision out, or take a synchronous schedule."),
     (dict(schedule=Schedule.of("0F0 0B0"), micro_batches=3, samples=None), "micro_batches is 3 and the schedule has 1: leave micro_batches out."),
+    (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, clip=1.0),
+     "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end."),
     (dict(schedule="interleaved", ranks=2), None),
 ]
 

@@ -41,9 +41,6 @@ def refuse(group: Group, schedule: Schedule, order: list, modules: Mapping[int, 
     if update and (schedule.asynchronous or optimizer):
         raise Impossible("update= is for a synchronous schedule without optimizer=: give "
                          + ("one of the two." if optimizer else "optimizer= in its place."))
-    if update and backward_after_update(order, modules):
-        raise Impossible(f"{schedule.name} updates on rank {group.rank} before its last backward, "
-                         "and update= needs all gradients: put its updates at the end.")
     for stage, module in modules.items():
         refuse_module(group.rank, schedule, stage, module)
     if optimizer:

@@ -7,6 +7,7 @@ from ...core import Impossible
 from ...recompute import named
 from ...schedule import Schedule
 from ..mixed_precision import MixedPrecision
+from .pipeline import backward_after_update
 
 
 def refuse(recipe) -> None:
@@ -34,6 +35,11 @@ def refuse(recipe) -> None:
         if given:
             raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of a whole window for {given[0]}: leave "
                              f"{given[0]} out, or take a synchronous schedule.")
+    if (recipe.clip or precision.scaler) and not order.asynchronous:
+        for rank, steps in enumerate(order.over(1)):
+            if backward_after_update(steps, range(order.stages)):
+                raise Impossible(f"{order.name} updates on rank {rank} before its last backward, and "
+                                 f"{'clip' if recipe.clip else 'a loss scale'} needs the whole gradient: put its updates at the end.")
     if rest := len(recipe.windows[-1]) % order.micro_batches:
         try:
             replace(order, micro_batches=rest)
