@@ -1,28 +1,34 @@
-"""What a training step holds, computes and moves, found by running it: on meta tensors, under the ledger, with no values.
+"""What a training step holds, computes and moves, found by running it: on meta tensors, under the
+ledger, with no values.
 
-    program(rank) on meta tensors -> for each action: bytes by kind at its end and inside it, FLOPs, bytes moved, operators
+    program(rank) on meta tensors -> for each action: bytes by kind at its end and inside it, FLOPs,
+                                     bytes moved, operators
 
-A meta tensor has a shape, a format and a storage, and no memory. The ledger follows such storages as any others, so a prediction
-is the ledger's own count of the program that a run executes; no model is described a second time.
+A meta tensor has a shape, a format and a storage, and no memory. The ledger follows such storages
+as any others, so a prediction is the ledger's own count of the program that a run executes; no
+model is described a second time.
 
-    FLOPs        2 m n k of each matrix product, and what torch counts for convolutions and attention
-    bytes moved  of every other operator: each reads its inputs once and writes its result once; views are free; nothing is fused
+    FLOPs        2 m n k of each matrix product; for convolutions and attention what torch counts
+    bytes moved  of every other operator: each reads its inputs once and writes its result once;
+                 views are free; nothing is fused
     operators    that a device would start, one kernel each; views are none
 
-What an operator returns depends on shapes alone, so each operator is asked once for each shape; a model of equal layers costs
-about 20 us an operator, whatever its width. What depends on values takes the plain path: a number that the program reads from a
-tensor is 1, and a condition is False, so no step is skipped. Exact where kernels are those of the CPU: workspaces inside a kernel
+What an operator returns depends on shapes alone, so each operator is asked once for each shape; an
+operator of a model of equal layers then costs about 20 us, whatever its width. What depends on
+values takes the plain path: a number that the program reads from a tensor is 1, and a condition is
+False, so no step is skipped. Exact where kernels are those of the CPU: workspaces inside a kernel
 and a GPU's fused optimizers are not seen.
-Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the formulas of the FLOPs.
+Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_counter has the
+formulas of the FLOPs.
 """
 
 import gc
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, count
 from typing import NamedTuple
 
@@ -41,25 +47,24 @@ META = torch.device("meta")
 
 
 class Work(NamedTuple):
-    """What a device does: FLOPs of products, bytes that its other operators read and write, how many operators it starts."""
+    """What a device does: FLOPs of products, bytes that its other operators read and write, how
+    many operators it starts."""
 
     flops: int = 0
     moved_bytes: int = 0
     operators: int = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(*map(sum, zip(self, other)))
-
     def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
-        """On this hardware, with products in this format. `tensors`: of an update, in which torch on a GPU launches each operator
-        once for all of them (foreach)."""
-        launched = -(-self.operators // max(1, tensors)) if hardware.launches_ahead else self.operators
+        """On this hardware, with products in this format. `tensors`: of an update, in which torch
+        on a GPU launches each operator once for all of them (foreach)."""
+        together = max(1, tensors) if hardware.launches_ahead else 1
+        launched = -(-self.operators // together)
         return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
 
 
 class Acted(NamedTuple):
-    """One action. `after`: kind -> bytes at its end. `inside`: the levels of `kinds` at some moments in it, in order, the highest and
-    the lowest total among them, as a ledger reads them."""
+    """One action. `after`: kind -> bytes at its end. `inside`: the levels of `kinds` at some
+    moments in it, in order, the highest and the lowest total among them, as a ledger reads them."""
 
     work: Work
     after: dict[str, int]
@@ -70,9 +75,9 @@ class Acted(NamedTuple):
 
 @dataclass(frozen=True)
 class DryRun:
-    """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the peak, which is in or at the end of
-    `peak_action`, at its reading number `peak_at` (None: at its end). `rises`: (action, what is made, bytes held then) each time that
-    more is held than ever before."""
+    """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the
+    peak, which is in `peak_action`, at its reading number `peak_at` (None: at its end). `rises`:
+    (action, what is made, bytes held then) each time that more is held than ever before."""
 
     start: dict[str, int]
     actions: dict[str, Acted]
@@ -88,15 +93,14 @@ class DryRun:
 
     def kinds(self) -> dict[str, int]:
         """kind -> bytes at the peak."""
-        return {kind: total for kind in MEMORY_KINDS if (total := sum(row.bytes for row in self.alive if row.kind == kind))}
+        sums = Counter()
+        for row in self.alive:
+            sums[row.kind] += row.bytes
+        return {kind: sums[kind] for kind in MEMORY_KINDS if sums[kind]}
 
     def highest(self, step: int) -> int:
         """Most bytes held in one training step, counted from 0."""
-        return max(acted.highest_bytes for name, acted in self.actions.items() if name[2:] == str(step))
-
-    def work(self, *names: str) -> Work:
-        """Of these actions together."""
-        return sum((self.actions[name].work for name in names), Work())
+        return max(acted.highest_bytes for name, acted in self.actions.items() if is_of(name, step))
 
     def seconds(self, name: str, hardware, dtype: str) -> float:
         """Of an action on this hardware."""
@@ -104,21 +108,29 @@ class DryRun:
         return self.actions[name].work.seconds(hardware, dtype, tensors)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"alive": [list(row) for row in self.alive]}, separators=(",", ":"))
+        told = asdict(self) | {"alive": [list(row) for row in self.alive]}
+        return json.dumps(told, separators=(",", ":"))
 
     @classmethod
     def of_json(cls, text: str) -> "DryRun":
         told = json.loads(text)
-        acted = {name: Acted(Work(*work), after, tuple(kinds), tuple(map(tuple, inside)), highest)
-                 for name, (work, after, kinds, inside, highest) in told["actions"].items()}
-        alive = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
-        return cls(**told | {"actions": acted, "alive": alive, "rises": tuple(map(tuple, told["rises"]))})
+        told["actions"] = {
+            name: Acted(Work(*work), after, tuple(kinds), tuple(map(tuple, inside)), highest)
+            for name, (work, after, kinds, inside, highest) in told["actions"].items()}
+        told["alive"] = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
+        return cls(**told | {"rises": tuple(map(tuple, told["rises"]))})
+
+
+def is_of(action: str, step: int) -> bool:
+    """Whether an action of one device, as "0B1", is of this training step."""
+    return action[2:] == str(step)
 
 
 def dry_run(program: Callable, unobserved: bool = False) -> DryRun:
-    """Run program(rank) without values. The rank is a DryRank: it has what a rank on one device has, and its device is meta.
+    """Run program(rank) without values, on a DryRank.
 
-    unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and scatters, in place
+    unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and
+                 scatters, in place
     """
     return followed(program, unobserved)[0]
 
@@ -129,6 +141,7 @@ def account(program: Callable, unobserved: bool = False) -> "Account":
 
 
 def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Journal"]:
+    """Both, of one run."""
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
@@ -141,14 +154,15 @@ def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Jour
     finally:
         if collects:
             gc.enable()
-    at_peak = together(ledger.at_peak())
-    return DryRun(rank.start, rank.actions, tuple(row._replace(start=0) for row in at_peak), *rank.peak, tuple(journal.rises)), journal
+    alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
+    return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
 
 
 class DryRank:
-    """What a program is given in place of a rank: spans are measured, `watch` tells the ledger, and nothing is logged."""
+    """What a program is given in place of a rank that is alone: its device is meta, what spans hold
+    and do is noted, and nothing is logged."""
 
-    index, size, device, every = 0, 1, META, 0
+    index, size, device = 0, 1, META
 
     def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal"):
         self._ledger, self._operators, self._journal = ledger, operators, journal
@@ -160,7 +174,8 @@ class DryRank:
     @contextmanager
     def span(self, step, version: int | None = None):
         step = (step,) if isinstance(step, (str, Action)) else tuple(step)
-        kind, name = (step[0], step[0]) if isinstance(step[0], str) else (kind_of(step), name_of(step))
+        named = isinstance(step[0], str)
+        kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
         ledger, journal, before = self._ledger, self._journal, self._operators.work()
         ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
@@ -174,36 +189,40 @@ class DryRank:
             now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
             rows.append(tuple(now.values()))
         work = Work(*(after - was for after, was in zip(self._operators.work(), before)))
-        self.actions[name] = Acted(work, self._levels(name, walls), tuple(read), tuple(rows), journal.highest_now)
+        levels = self._levels(name, walls)
+        self.actions[name] = Acted(work, levels, tuple(read), tuple(rows), journal.highest_now)
         journal.end(name)
 
     def _levels(self, name: str, walls: list[int]) -> dict[str, int]:
         """Bytes by kind now; a peak that is new was at one of these moments, or is now."""
         self._ledger.changes()
-        if self._journal.peak_bytes > self._highest:
-            self._highest, wall = self._journal.peak_bytes, self._journal.peak_wall
+        journal = self._journal
+        if journal.peak_bytes > self._highest:
+            self._highest, wall = journal.peak_bytes, journal.peak_wall
             self.peak = name, walls.index(wall) if wall in walls else None
-        self._before = {kind: size for kind, size in self._journal.levels.items() if size and kind not in APART}
+        self._before = {kind: size for kind, size in journal.levels.items()
+                        if size and kind not in APART}
         return self._before
 
     def watch(self, holdings) -> None:
-        """Each look at what is held takes as long as an action of a small model. An advance makes nothing that is declared, and a
-        backward only gradients, of which hooks tell where weights have no masters: after these there is no look."""
+        """Each look at what is held takes as long as an action of a small model. An advance makes
+        nothing that is declared, and a backward only gradients, of which hooks tell where weights
+        have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
         if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
-                    weight.register_post_accumulate_grad_hook(lambda weight, name=name: self._arrived(name, weight.grad))
+                    weight.register_post_accumulate_grad_hook(partial(self._arrived, name))
         self.start = self._levels("start", [])
         self._journal.end("")
 
     def group(self, axis: str | None = None) -> Alone:
         return Alone(META, self.span)
 
-    def _arrived(self, name: str, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:  # another hook may have taken it
-            self._ledger.became_gradient(name, gradient)
+    def _arrived(self, name: str, weight: torch.Tensor) -> None:
+        if weight.grad is not None:  # another hook may have taken it
+            self._ledger.became_gradient(name, weight.grad)
 
     def log(self, name: str, value) -> None:
         pass
@@ -217,23 +236,28 @@ class DryRank:
             yield
 
 
-# -- what operators return, and what they cost --------------------------------------------------------------------------
+# -- what operators return, and what they cost ----------------------------------------------------
 
 VIEW, CALL, IN_PLACE, PURE = "a view", "anything", "its first argument", "new tensors"
-INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}  # read no more of their first than they return
-SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}  # write no more of it than they are given
-UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}  # of their first, which they only write
+# What operators read of their first argument: no more than they return; write of it: no more than
+# they are given; and those that only write it.
+INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}
+SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}
+RESIZING = {"set_", "resize_", "resize_as_"}
+UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}
 
 
 class Operators:
-    """In the place of a call of an operator: its result on meta tensors, remembered by operator and shapes; its work is added up."""
+    """In the place of a call of an operator: its result on meta tensors, remembered by operator and
+    shapes; its work is added up. `copied` is called with what comes to the host, which on a CPU is
+    there already."""
 
     def __init__(self, unobserved: bool = False):
         self._unobserved = unobserved
         self._known: dict[tuple, tuple] = {}
         self._ways: dict[object, str] = {}
         self.flops = self.moved_bytes = self.operators = 0
-        self.copied: Callable = lambda tensor: None  # told of what comes to the host, which on a CPU is there already
+        self.copied: Callable = lambda tensor: None
 
     def work(self) -> Work:
         return Work(self.flops, self.moved_bytes, self.operators)
@@ -249,7 +273,7 @@ class Operators:
             key = None
         if key is None:
             return self._called(operator, args, kwargs)
-        if self._unobserved and operator in WRITTEN_IN_PLACE and torch._C._current_graph_task_id() != -1:
+        if self._unobserved and operator in WRITTEN_IN_PLACE and in_backward():
             return args[0]
         if known is None:
             return self._first(key, way, operator, args, kwargs)
@@ -259,66 +283,72 @@ class Operators:
         self.operators += started
         if way is IN_PLACE:
             return args[0]
-        made = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in looks]
+        made = [empty(*look) for look in looks]
         return made[0] if alone else tuple(made)
 
     def _way(self, operator) -> str:
-        returns, schema = operator._schema.returns, operator._schema
-        aliases, name = [value.alias_info for value in returns], schema.name
-        way = VIEW if aliases and all(each and not each.is_write for each in aliases) else CALL
-        if len(aliases) == 1 and aliases[0] and aliases[0].is_write and name.endswith("_") and torch.Tag.inplace_view not in operator.tags:
-            way = IN_PLACE if name.split("::")[1] not in ("set_", "resize_", "resize_as_") else CALL
-        elif aliases and not any(aliases) and not schema.is_mutable and all(str(value.type) == "Tensor" for value in returns):
+        schema = operator._schema
+        aliases, name = [value.alias_info for value in schema.returns], schema.name.split("::")[1]
+        written = any(each and each.is_write for each in aliases)
+        plain = all(str(value.type) == "Tensor" for value in schema.returns)
+        way = CALL
+        if aliases and all(aliases) and not written:
+            way = VIEW
+        elif aliases and not any(aliases) and not schema.is_mutable and plain:
             way = PURE
+        elif written and len(aliases) == 1 and name.endswith("_") and name not in RESIZING \
+                and torch.Tag.inplace_view not in operator.tags:
+            way = IN_PLACE
         self._ways[operator] = way
         return way
 
     @staticmethod
     def _key(operator, args, kwargs):
-        """The operator with what its arguments look like; None where the first is no meta tensor."""
+        """The operator and what its arguments look like; None where the first is no meta tensor."""
         first = args[0]
         if not isinstance(first, torch.Tensor):
             first = first[0] if isinstance(first, list) and first else None
         if not isinstance(first, torch.Tensor) or not first.is_meta:
             return None
         looks = [operator]
-        for value in args:
+        for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
             if isinstance(value, torch.Tensor):
                 looks.append((value.shape, value.stride(), value.dtype, value.is_meta))
             elif isinstance(value, (list, tuple)):
-                looks.append(tuple((v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in value))
+                looks.append(tuple(look_of(each) if isinstance(each, torch.Tensor) else each
+                                   for each in value))
             else:
-                looks.append(value)
-        if kwargs:
-            looks += kwargs.items()
+                looks.append((type(value), value))  # 1 is not 1.0
         return tuple(looks)
 
     def _first(self, key, way, operator, args, kwargs):
-        """Called for the first time with such arguments. A result that is a view, or is more than its shape tells, is not remembered."""
+        """Called for the first time with such arguments. A result that is a view, or is more than
+        its shape tells, is not remembered."""
         before = self.work()
         result = self._called(operator, args, kwargs)
         tensors = (result,) if isinstance(result, torch.Tensor) else result
-        if way is IN_PLACE:
-            looks = ()
-        elif isinstance(tensors, tuple) and all(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in tensors):
-            given, storages = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
-            looks = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
-            plain = all(t.untyped_storage().nbytes() == torch.empty_strided(shape, stride, dtype=dtype, device=META).untyped_storage().nbytes()
-                        for t, (shape, stride, dtype) in zip(tensors, looks))
-            if not plain or given & storages or len(storages) < len(tensors):
+        looks = ()
+        if way is PURE:
+            if not all(t is not None and t.is_meta for t in tensors):
+                return result
+            given, made = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
+            looks = tuple(map(look_of, tensors))
+            if given & made or len(made) < len(tensors) or any(
+                    t.untyped_storage().nbytes() != empty(*look).untyped_storage().nbytes()
+                    for t, look in zip(tensors, looks)):
                 self._ways[operator] = CALL
                 return result
-        else:
-            return result
-        self._known[key] = isinstance(result, torch.Tensor), looks, *(now - was for now, was in zip(self.work(), before))
+        work = (now - was for now, was in zip(self.work(), before))
+        self._known[key] = isinstance(result, torch.Tensor), looks, *work
         return result
 
     def _called(self, operator, args, kwargs):
-        if operator is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return False if args[0].dtype == torch.bool else 1 if not args[0].is_floating_point() else 1.0
-        if operator is torch.ops.aten._to_copy.default and args[0].is_meta and (kwargs.get("device") or META).type != "meta":
-            host = torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype, device=kwargs["device"]).expand(args[0].shape)
-            self.copied(host)
+        if operator is READ and args[0].is_meta:
+            one = 1.0 if args[0].is_floating_point() else 1
+            return False if args[0].dtype == torch.bool else one
+        if operator is COPY and args[0].is_meta and (kwargs.get("device") or META).type != "meta":
+            one = torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype)
+            self.copied(host := one.expand(args[0].shape))
             return host
         result = operator(*args, **kwargs)
         if operator in AS_ON_CPU:
@@ -327,11 +357,11 @@ class Operators:
         return result
 
     def _count(self, operator, args, kwargs, result) -> None:
-        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_meta]
+        made = on_meta(result)
         name = operator._schema.name.removeprefix("aten::")
         if not made or name.startswith(("empty", "new_empty")):
             return  # nothing that the device does
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_meta]
+        given = on_meta((args, kwargs))
         if not operator._schema.is_mutable and storages_of(made) <= storages_of(given):
             return  # a view that does not say so
         if formula := flop_registry.get(operator.overloadpacket):
@@ -352,13 +382,33 @@ def storages_of(values) -> set[int]:
     return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
 
-# Where torch's meta kernel and the CPU's make other storages: the statistics of a norm in half are in half; a mean of squares keeps all.
+def on_meta(values) -> list[torch.Tensor]:
+    return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_meta]
+
+
+def look_of(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def empty(shape, stride, dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=META)
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+READ, COPY = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default
+# Where torch's meta kernel and the CPU's make other storages: the statistics of a norm in half are
+# in half; a mean of squares keeps them all.
 AS_ON_CPU = {
     torch.ops.aten.native_layer_norm.default: lambda result, x, shape, weight, *_: (
-        result[0], *(each.to(x.dtype if weight is None else weight.dtype) for each in result[1:])),
-    torch.ops.aten.mse_loss.default: lambda result, x, *_: x.new_empty(x.numel()).as_strided(result.shape, result.stride()),
+        result[0], *(each.to((x if weight is None else weight).dtype) for each in result[1:])),
+    torch.ops.aten.mse_loss.default: lambda result, x, *_: (
+        x.new_empty(x.numel()).as_strided(result.shape, result.stride())),
 }
-# What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient of a gather.
+# What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient
+# of a gather.
 WRITTEN_IN_PLACE = {torch.ops.aten.add.Tensor, torch.ops.aten.scatter_add.default}
 
 
@@ -370,18 +420,20 @@ class Aside(TorchDispatchMode):
         self._operators = operators
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        before = self._operators.work()
-        result = self._operators(operator, args, kwargs or {})
-        self._operators.flops, self._operators.moved_bytes, self._operators.operators = before
+        of = self._operators
+        before = of.work()
+        result = of(operator, args, kwargs or {})
+        of.flops, of.moved_bytes, of.operators = before
         return result
 
 
-# -- storage by storage -------------------------------------------------------------------------------------------------
+# -- storage by storage ---------------------------------------------------------------------------
 
 
 class Held(NamedTuple):
-    """One storage: alive at the moments born <= t < dies. `name`: what made it, or the weight that it is. `made`: the action in which
-    it was born, "" before the first. `kind`: what it became, where it was not a temporary all its life."""
+    """One storage: alive at the moments born <= t < dies. `name`: what made it, or the weight that
+    it is. `made`: the action in which it was born, "" before the first. `kind`: what it became,
+    where it was not a temporary all its life."""
 
     name: str
     kind: str
@@ -400,7 +452,7 @@ class Moment(NamedTuple):
 
 
 class Account:
-    """All storages of a dry run, in the order of birth, and the `moments` at which something is born."""
+    """All storages of a dry run, in the order of birth, and the `moments` at which one is born."""
 
     def __init__(self, rows: tuple[Held, ...], moments: tuple[Moment, ...]):
         self.rows, self.moments = rows, moments
@@ -424,11 +476,13 @@ class Account:
 
     def peak_of(self, step: int) -> int:
         """Peak of one training step, counted from 0."""
-        return max(level for level, moment in zip(self.levels, self.moments) if moment.action[2:] == str(step))
+        return max(level for level, moment in zip(self.levels, self.moments)
+                   if is_of(moment.action, step))
 
     def alive(self, moment: int) -> list[Held]:
         """What is alive then, largest first."""
-        return sorted((row for row in self.rows if row.born <= moment < row.dies), key=lambda row: -row.bytes)
+        alive = (row for row in self.rows if row.born <= moment < row.dies)
+        return sorted(alive, key=lambda row: -row.bytes)
 
     def at_peak(self) -> list[Held]:
         return self.alive(self.peak_moment)
@@ -446,11 +500,12 @@ class Account:
 
     def peak(self, kind: str) -> int:
         """Most bytes of one kind."""
-        return Account(tuple(row for row in self.rows if row.kind == kind), self.moments).peak_bytes
+        own = tuple(row for row in self.rows if row.kind == kind)
+        return Account(own, self.moments).peak_bytes
 
 
 class Journal(Balance):
-    """A ledger's balance that also keeps every change, so that storages can be followed one by one."""
+    """A ledger's balance that keeps every change too, so that storages are followed one by one."""
 
     def __init__(self):
         super().__init__()
@@ -482,10 +537,13 @@ class Journal(Balance):
                     rows[storage][4] = len(moments)
             elif state[0] not in APART:
                 name, (kind, size) = words(storage.maker), state
-                row = rows.setdefault(storage, [name, kind, 0, len(moments), None, storage.made, storage.module])
+                row = rows.setdefault(storage, [name, kind, 0, len(moments), None,
+                                                storage.made, storage.module])
                 if row[1] == "temporaries":
                     row[1] = kind
                 if size > row[2]:
                     row[2] = size
                     moments.append(Moment(action, name))
-        return Account(tuple(Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:]) for row in rows.values()), tuple(moments))
+        held = (Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:])
+                for row in rows.values())
+        return Account(tuple(held), tuple(moments))

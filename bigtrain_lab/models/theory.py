@@ -2,12 +2,14 @@
 
     GPT                 12 L D^2 + 13 L D + (2 V + S + 2) D weights, V once if tied
     block, forward      24 B S D^2 + 4 B S^2 D FLOPs; the backward twice that
-    block, saved        (16 B S D + 4 B S + B H S^2) z bytes, with dropout also B H S^2 (z + 1) + 2 B S D
-    training, float32   16 bytes a weight with Adam at the end of a backward; 12 and three tensors of logits at the loss
+    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; dropout: B H S^2 (z + 1) + 2 B S D more
+    training, float32   with Adam 16 bytes a weight at the end of a backward; at the loss 12 and
+                        three tensors of logits
 
-z bytes a value. Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1, count 34 B S D + 5 B H S^2 bytes for 16-bit values and
-another attention: z = 2 here gives 34 + 5 too, if the statistics are left out. Rajbhandari et al. 2020, ZeRO
-(arXiv:1910.02054), section 3 and 5, count the bytes a weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
+z bytes a value. Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1, count 34 B S D + 5 B H S^2
+bytes for 16-bit values and another attention: z = 2 here gives 34 + 5 too, if the statistics are
+left out. Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3 and 5, count the bytes a
+weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
 """
 
 from .config import GPTConfig
@@ -33,7 +35,8 @@ def block_flops(config: GPTConfig, batch: int) -> int:
 
 def forward_flops(config: GPTConfig, batch: int) -> int:
     """Of the whole: its blocks and the output layer. The backward does two products for each."""
-    return config.layers * block_flops(config, batch) + 2 * batch * config.sequence * config.width * config.vocabulary
+    output = 2 * batch * config.sequence * config.width * config.vocabulary
+    return config.layers * block_flops(config, batch) + output
 
 
 def block_saved_bytes(config: GPTConfig, batch: int) -> int:
@@ -49,18 +52,19 @@ def logits_bytes(config: GPTConfig, batch: int) -> int:
 
 
 def boundary_bytes(config: GPTConfig, batch: int) -> int:
-    """The message between two stages, forward (hidden) or backward (its gradient): B S D values."""
+    """The message between two stages, forward or backward: B S D values."""
     return batch * config.sequence * config.width * config.dtype.itemsize
 
 
 def adam_bytes(weights: int, tensors: int) -> int:
-    """State in float32 at the end of a backward: weight, gradient, both moments; and a count of steps for each tensor."""
+    """State in float32 at the end of a backward: weight, gradient, both moments; and a count of
+    steps for each tensor."""
     return 16 * weights + 4 * tensors
 
 
 def zero_bytes(weights: int, devices: int, stage: int, optimizer: int = 12) -> float:
-    """Bytes a device of mixed precision with Adam (2 + 2 + 12 a weight), where ZeRO's stage shards the optimizer's state (1), also
-    gradients (2), also weights (3)."""
+    """Bytes a device of mixed precision with Adam (2 + 2 + 12 a weight), where ZeRO's stage shards
+    the optimizer's state (1), also gradients (2), also weights (3)."""
     shares = [2, 2, optimizer]
     for at in range(stage):
         shares[2 - at] /= devices

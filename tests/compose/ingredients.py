@@ -2,7 +2,6 @@
 
 from itertools import combinations
 
-from bigtrain_lab.core import Impossible
 from bigtrain_lab.schedule import Schedule
 
 KINDS = {  # one of a kind goes into a training

@@ -13,7 +13,8 @@ from .training import RANKS, all_piped, alone
 
 def trained(directory) -> dict[tuple[str, str], dict[str, np.ndarray]]:
     """pair -> what its training on ranks gave."""
-    run = launch(partial(all_piped, trainings=list(map(training, pairs()))), RANKS, directory=directory, record=False)
+    program = partial(all_piped, trainings=list(map(training, pairs())))
+    run = launch(program, RANKS, directory=directory)
     run.wait()
     results = {pair: {} for pair in pairs()}
     for key, array in run.result.items():
@@ -32,13 +33,17 @@ def differences(results) -> list[str]:
                 wrong.append(f"{what}: must be refused by {sentence!r}, and gave {result}")
             continue
         matters = {kind: name for kind, name in chosen.items()
-                   if kind != "recompute" and (kind != "pipeline" or name == "pipedream" or "frozen" in chosen)}
+                   if kind != "recompute" and (kind != "pipeline" or name == "pipedream"
+                                               or "frozen" in chosen)}  # its first stage is
         key = tuple(sorted(matters.items()))
         if key not in references:
             references[key] = alone(chosen)
         expected = references[key]
         if result.keys() != expected.keys():
-            wrong.append(f"{what}: gave {sorted(result.keys() ^ expected.keys())[:3]} or lacks it: {[str(v) for k, v in result.items() if 'refused' in k]}")
-        elif (off := max(relative_errors(result, expected).values())) > tolerance(pair) or not off == off:
+            sentences = [str(value) for name, value in result.items() if "refused" in name]
+            wrong.append(f"{what}: {sorted(result.keys() ^ expected.keys())[:3]} {sentences}")
+            continue
+        off = max(relative_errors(result, expected).values())
+        if not off <= tolerance(pair):
             wrong.append(f"{what}: off by {off:.3g}, more than {tolerance(pair):.3g}")
     return wrong

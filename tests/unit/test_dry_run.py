@@ -339,6 +339,7 @@ ODD = {
     "several results": lambda x: torch.stack([part.sin() for part in x.split(2)]) + x.max(0).values,
     "into what is given": lambda x: torch.add(x.detach(), 1, out=torch.empty(0, device=x.device)) * x,
     "rows by number": lambda x: x[torch.tensor([0, 2, 2], device=x.device)] * x.index_select(0, torch.tensor([1, 1, 3], device=x.device)),
+    "2 and 2.0": lambda x: x * (x.detach().long().pow(2).sum() + x.detach().long().pow(2.0).sum()),
     "a convolution": lambda x: nn.functional.conv1d(x[None], x.new_ones(3, 4, 2)),
     "norms in half": lambda x: nn.functional.layer_norm(x.half(), (8,), x.new_ones(8).half()),
     "batch norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),

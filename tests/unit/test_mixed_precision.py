@@ -736,8 +736,8 @@ def test_mistakes_are_sentences():
         MixedPrecision("fp16").prepare(nn.Linear(2, 2).double())
     with pytest.raises(Impossible, match="weight is float16"):
         MixedPrecision("fp16").prepare(nn.Linear(2, 2).half())
-    with pytest.raises(Impossible, match="called None: choose one of fp32"):
-        MixedPrecision(None)
+    with pytest.raises(Impossible, match="called .fp8.: choose one of fp32"):
+        MixedPrecision("fp8")
     with pytest.raises(Impossible, match="is a GradScaler.*give a DynamicLossScaler"):
         MixedPrecision("fp16", torch.amp.GradScaler("cpu"))
     for early in (MixedPrecision.state_dict, MixedPrecision.holdings, lambda mp: mp.load_state_dict({"masters": {}, "scaler": {}})):
