@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..core import Impossible
 from ..techniques.accumulate import parameters
+from .findings import first_finding
 from .parity import relative_errors, tensors_differ
 from .taken_apart import CLOSE, SCALE, K, Bench, Scaler, near, share, taken_apart
 
@@ -34,14 +34,10 @@ def accumulation_findings(accumulate: Callable) -> list[str]:
     One step of the optimizer for each k micro-batches and one for those that are left, clipped as by
     torch.nn.utils.clip_grad_norm_; `scaler` has torch's .scale, .unscale_, .step and .update.
     """
-    try:
-        return (structure(taken_apart(accumulate, EQUAL)) or weighting(taken_apart(accumulate, LENGTHS))
-                or clipping(accumulate) or scaling(accumulate) or memory(taken_apart(accumulate, LENGTHS))
-                or parity(accumulate))
-    except Impossible as error:
-        return [str(error)]
-    except Exception as error:  # a student's code: whatever it raises is a finding
-        return [f"Your function raised {type(error).__name__}: {error}. Call it alone, with two micro-batches and k=2."]
+    checks = (lambda: structure(taken_apart(accumulate, EQUAL)), lambda: weighting(taken_apart(accumulate, LENGTHS)),
+              lambda: clipping(accumulate), lambda: scaling(accumulate), lambda: memory(taken_apart(accumulate, LENGTHS)),
+              lambda: parity(accumulate))
+    return first_finding(checks, "Your function", "Call it alone, with two micro-batches and k=2.")
 
 
 def times(ratio: float) -> str:

@@ -9,11 +9,12 @@ class Wrong(Exception):
     """A finding: the sentence."""
 
 
-def first_finding(checks: Iterable[Callable[[], None]], whose: str, advice: str) -> list[str]:
-    """The sentence of the first check that raises one, in a list; empty where none does."""
+def first_finding(checks: Iterable[Callable], whose: str, advice: str) -> list[str]:
+    """The sentence of the first check that raises one, or returns some in a list; empty where none does."""
     try:
         for check in checks:
-            check()
+            if found := check():
+                return found
     except (Wrong, Impossible) as finding:
         return [str(finding)]
     except Exception as error:  # a student's code: whatever it raises is a finding

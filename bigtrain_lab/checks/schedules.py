@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from ..core import Impossible, Trace
 from ..schedule import Action, Schedule
 from ..simulate import simulate
+from .findings import first_finding
 
 
 def schedule_findings(cls, ranks: int = 4, micro_batches: int = 8, cap: int | None = None) -> list[str]:
@@ -22,7 +23,8 @@ def schedule_findings(cls, ranks: int = 4, micro_batches: int = 8, cap: int | No
     stage keeps once it has made so many updates.
     """
     cap = ranks if cap is None else cap
-    try:
+
+    def found() -> list[str]:
         schedule = cls(ranks, micro_batches)
         order = actions_of(schedule)
         if findings := nothing(order) or (not schedule.asynchronous and updates_in_a_batch(order, micro_batches)):
@@ -35,10 +37,8 @@ def schedule_findings(cls, ranks: int = 4, micro_batches: int = 8, cap: int | No
         if schedule.asynchronous:
             findings += version_findings(order, schedule) or held_findings(cls(ranks, micro_batches + ranks), micro_batches + 1)
         return findings
-    except Impossible as error:
-        return [str(error)]
-    except Exception as error:  # a student's code: whatever it raises is a finding
-        return [f"Your class raised {type(error).__name__}: {error}. Try it alone: {getattr(cls, '__name__', 'cls')}({ranks}, {micro_batches}).steps(0)."]
+
+    return first_finding([found], "Your class", f"Try it alone: {getattr(cls, '__name__', 'cls')}({ranks}, {micro_batches}).steps(0).")
 
 
 # -- the order --------------------------------------------------------------------------------------------------------

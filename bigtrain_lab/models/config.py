@@ -42,10 +42,6 @@ class GPTConfig:
     def piece_names(self) -> list[str]:
         return ["embedding", *(f"block {i}" for i in range(1, self.layers + 1)), "head"]
 
-    @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
 
 def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     """The slice [first, last) of each stage: blocks shared equally, embedding with the first, head with the last.
