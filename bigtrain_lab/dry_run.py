@@ -54,9 +54,6 @@ class Work(NamedTuple):
     moved_bytes: int = 0
     operators: int = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(*map(sum, zip(self, other)))
-
     def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
         """On this hardware, with products in this format. `tensors`: of an update, in which torch
         on a GPU launches each operator once for all of them (foreach)."""
@@ -104,10 +101,6 @@ class DryRun:
     def highest(self, step: int) -> int:
         """Most bytes held in one training step, counted from 0."""
         return max(acted.highest_bytes for name, acted in self.actions.items() if is_of(name, step))
-
-    def work(self, *names: str) -> Work:
-        """Of these actions together."""
-        return sum((self.actions[name].work for name in names), Work())
 
     def seconds(self, name: str, hardware, dtype: str) -> float:
         """Of an action on this hardware."""

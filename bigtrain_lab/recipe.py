@@ -15,7 +15,7 @@ rank. Nothing here is the inside of a technique; each has its own file in techni
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from .recompute import Recompute
 from .runtime import Run, launch
+from .runtime.devices import built
 from .schedule import Action, Schedule
 from .techniques import one_process
 from .techniques.accumulate import windows
@@ -189,7 +190,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     # What this rank holds: its stages, in the formats of the level, and their optimizers.
     group, order = rank.group(), recipe.order
     own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == group.rank]
-    stages = {stage: built(recipe.model, stage, rank.device) for stage in own}
+    stages = {stage: built(partial(recipe.model, stage), rank.device) for stage in own}
     precision = MixedPrecision(recipe.precision, recipe.scaler, None if recipe.scaler else group)
     precision.prepare(nn.ModuleList(stages.values()))
     optimizers = {stage: [] for stage in own}
@@ -246,9 +247,3 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch], weights)
         losses += [loss.item() for loss in pipeline.losses]
     return Trained(stages, precision, losses)
-
-
-def built(model: Callable[[int], nn.Module], stage: int, device) -> nn.Module:
-    """On the device; without values on meta, where a dry run trains."""
-    with device if device.type == "meta" else nullcontext():
-        return model(stage).to(device)

@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
-from ..dry_run import DryRun, Work, dry_run
+from ..dry_run import DryRun, dry_run
 from ..explain import bubbles
 from ..footprint import StageBytes, footprint
 from ..plan import lower
@@ -88,11 +88,6 @@ class Pipelined(Experiment):
             found.append(StageBytes(ends["F"].get("weights", 0), ends["B"].get("gradients", 0), ends["U"].get("optimizer", 0), ends["F"].get("activations", 0),
                                     late.get("queued", 0), late.get("gradients", 0)))
         return found
-
-    def works(self, number: int) -> dict[str, Work]:
-        """Kind -> what an action of a stage computes and moves."""
-        whole, halved = self.stage_run(number).actions, self.stage_run(number, halved=True).actions if self.halves else {}
-        return {name[1]: acted.work for name, acted in (halved | whole).items()}
 
     def cost(self) -> Cost:
         changes, resident = footprint(self.order, self.stage_bytes, self.steps)

@@ -7,7 +7,7 @@ from .dropout import Dropout, Noise
 from .encoder import Encoder, EncoderConfig, class_loss
 from .gpt import GPT, GPTStage, tied_weights
 from .mlp import MLPStage, layered_mlp
-from .seed import built
+from ..runtime.devices import built
 from .steps import (gpt_steps, mlp_steps, parameter_bytes, parameter_shapes, parameters, peak_bytes, saved_bytes, translator_parameters,
                     translator_steps)
 from .theory import boundary_bytes

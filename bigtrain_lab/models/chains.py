@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from bigtrain_lab.dry_run import META, Work, dry_run
 from bigtrain_lab.recompute import Chain
+from bigtrain_lab.runtime.devices import built
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.techniques.checkpoint import weigh
 
@@ -25,9 +26,10 @@ from .blocks import Linear, cross_entropy
 from .config import GPTConfig
 from .dropout import Dropout, Noise
 from .gpt import GPT
-from .seed import built, normal
+from .seed import normal
 
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
+
 
 def chain_of(model: nn.Module, noise: Noise, targets, inside: Callable | None = None) -> list[Callable]:
     """Either model as a chain of layers that ends in the loss. `inside`: what to make of each block, such as checkpoint's `selective`."""

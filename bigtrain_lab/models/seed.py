@@ -7,7 +7,6 @@ generator here is ever used twice: each draw makes its own, seeded by what the d
 """
 
 import hashlib
-from collections.abc import Callable
 
 import torch
 
@@ -26,11 +25,3 @@ def generator(*names, device="cpu") -> torch.Generator | None:
 def normal(weight: torch.Tensor, *names) -> torch.Tensor:
     """N(0, 1) in float64, in the shape of a weight; on meta the weight itself."""
     return weight if weight.is_meta else torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))
-
-
-def built(make: Callable[[], torch.nn.Module], device: torch.device) -> torch.nn.Module:
-    """make() on the device. Weights are drawn on the CPU, so that all devices start from the same; on meta none is drawn."""
-    if device.type != "meta":
-        return make().to(device)
-    with device:
-        return make()

@@ -28,7 +28,7 @@ from .dropout import Noise
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTStage
 from .optimizers import OPTIMIZERS
-from .seed import built
+from ..runtime.devices import built
 from .translator import Translator, TranslatorConfig
 
 

@@ -8,7 +8,7 @@ was there to test this on, so a launch takes the CPU unless it is asked for anot
     no GPU on some node, or not asked for   the CPU and gloo on all nodes: a job must not compute on two kinds of device
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,3 +64,11 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
     if not nccl:
         return Devices(placed, GLOO, "one GPU a rank through gloo: this build of torch has no NCCL")
     return Devices(placed, NCCL, "one GPU a rank: NCCL for collectives, gloo over the host for messages")
+
+
+def built(make: Callable[[], torch.nn.Module], device: torch.device) -> torch.nn.Module:
+    """make() on the device. Weights are drawn on the CPU, so that all devices start from the same; on meta none is drawn."""
+    if device.type != "meta":
+        return make().to(device)
+    with device:
+        return make()
