@@ -149,7 +149,9 @@ class Group:
         """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks; returns it."""
         call = f"all_reduce ({op}) of {Shape.of(tensor)}"
         with self._together(name, "all_reduce", tensor.nbytes, call):
-            dist.all_reduce(tensor, operation(op), group=self._pg)
+            reduction = operation(op)
+            if self.size > 1:  # of one rank torch's thread would hold the tensor a moment longer
+                dist.all_reduce(tensor, reduction, group=self._pg)
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum",
@@ -204,13 +206,15 @@ class Group:
         """Replace the tensor on every rank by that of rank `src`; returns it."""
         call = f"broadcast from rank {src} of {Shape.of(tensor)}"
         with self._together(name, "broadcast", tensor.nbytes, call, src):
-            dist.broadcast(tensor, group_src=src, group=self._pg)
+            if self.size > 1:
+                dist.broadcast(tensor, group_src=src, group=self._pg)
         return tensor
 
     def barrier(self, name: str = "barrier") -> None:
         """Return when every rank has come here."""
         with self._together(name, "barrier", 0, "barrier"):
-            dist.barrier(group=self._pg)
+            if self.size > 1:
+                dist.barrier(group=self._pg)
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
         """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
@@ -370,10 +374,6 @@ class Alone(Group):
         self.rank, self.size, self.device, self.lanes, self._outbox = 0, 1, device, {}, Outbox()
         self.span = span or super().span
 
-    def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        operation(op)
-        return tensor
-
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
         return self._parts(tensor, name)[0].detach().clone()
 
@@ -384,14 +384,8 @@ class Alone(Group):
             self._parts(out, name)[0].copy_(tensor)
         return out
 
-    def broadcast(self, tensor, src=0, name="broadcast"):
-        return tensor
-
     def _again(self, lane):
         return Alone(self.device)
-
-    def barrier(self, name="barrier"):
-        pass
 
     def world_rank(self, rank):
         return rank
