@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import cloudpickle
+import torch
 
 import tests
 from tests.compose.ingredients import pairs, table, verdict
@@ -16,6 +17,7 @@ from .measure import row, seconds
 
 def rows():
     cloudpickle.register_pickle_by_value(tests)  # a rank imports no test
+    torch.set_num_threads(1)  # as each rank: sums of more threads are rounded otherwise
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         took = seconds(lambda: results.update(trained(Path(folder) / "run")))

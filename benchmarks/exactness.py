@@ -47,7 +47,7 @@ def rows():
         if cls.asynchronous:
             continue
         once = PipelineExperiment(schedule=name, steps=1, **SMALL, **{**EXACT, "learning_rate": 1.0})
-        start = {n: p.detach().numpy() for s in map(once.stage, range(once.order.stages)) for n, p in s.named_parameters()}
+        start = {n: p.detach().numpy() for s in map(once.recipe.model, range(once.order.stages)) for n, p in s.named_parameters()}
         found, expected = finished(once)[2], once.reference()
         gradients = [{n: start[n] - w[n] for n in start} for w in (found, expected)]
         table.append(row(f"{name}: worst relative error of a gradient tensor against one process", max(relative_errors(*gradients).values()), "", at_most=1e-12))

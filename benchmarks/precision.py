@@ -18,7 +18,7 @@ import torch
 from bigtrain_lab.experiments.precision import READ, Precision
 from bigtrain_lab.models import Encoder, class_loss
 from bigtrain_lab.rates import reading_rate, training_rate
-from bigtrain_lab.techniques.mixed_precision import LEVELS
+from bigtrain_lab.techniques.mixed_precision import LEVELS, MixedPrecision
 
 from .measure import RESULTS, alternating, machine, row
 
@@ -132,7 +132,8 @@ def on_card(rounds: int = 7, steps: int = 10) -> dict:
 
 def steps_of(asked: Precision, device, steps: int, read_rows: int):
     """(train, read): each does `steps` of them, and waits for the card where there is one."""
-    mp = asked.precision()
+    recipe = asked.recipe
+    mp = MixedPrecision(recipe.precision, recipe.scaler)
     model = mp.prepare(Encoder(asked.config).to(device))
     optimizer = torch.optim.Adam(mp.parameters(), 1e-4)
     *given, labels = (tensor.to(device) for tensor in asked.data.batch(0, asked.rows))
