@@ -194,7 +194,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @property
     def recipe(self) -> Recipe:
         """The training, of which `program` and `reference` are made where a subclass writes none."""
-        raise NotImplementedError(f"{type(self).__name__} needs a recipe, or a program and a reference")
+        raise Impossible(f"{type(self).__name__} says no training: write its recipe, or its program and its reference.")
 
     def program(self, rank) -> dict[str, Any]:
         """What each rank runs; returns named arrays, which the run keeps."""

@@ -11,6 +11,7 @@ from bigtrain_lab import Recipe
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.recipe import Lens, train
+from bigtrain_lab.recompute import named
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.schedule import Schedule
@@ -135,6 +136,13 @@ def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
     with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Interleaving"):
         replace(PLAIN, schedule="interleaved", ranks=2, samples=9)
+    written = Schedule.of("0F0 0F1 0B0 0B1")
+    with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Rank 0 runs 0F1"):
+        replace(PLAIN, schedule=written, micro_batches=2, samples=3)
+
+
+def test_a_plan_may_be_an_object():
+    assert differ(replace(PLAIN, recompute=named("sqrt")).program(Rank(0, Mesh(world=1), torch.device("cpu"))), PLAIN.reference()) == []
 
 
 def test_a_module_on_two_devices_is_refused():

@@ -4,7 +4,8 @@ from dataclasses import replace
 from operator import index
 
 from ...core import Impossible
-from ...recompute import named
+from ...plan import lower
+from ...recompute import Recompute, named
 from ...schedule import Schedule
 from ..mixed_precision import MixedPrecision
 from .pipeline import backward_after_update
@@ -22,7 +23,7 @@ def refuse(recipe) -> None:
         raise Impossible(f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above 0, or None.")
     if isinstance(recipe.recompute, str):
         named(recipe.recompute)
-    elif recipe.recompute is not None and not callable(recipe.recompute):
+    elif not (recipe.recompute is None or isinstance(recipe.recompute, Recompute) or callable(recipe.recompute)):
         raise Impossible(f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function (stage, x, *context) -> output.")
     precision, order = MixedPrecision(recipe.precision, recipe.scaler), recipe.order
     if isinstance(recipe.schedule, Schedule):
@@ -42,6 +43,6 @@ def refuse(recipe) -> None:
                                  f"{'clip' if recipe.clip else 'a loss scale'} needs the whole gradient: put its updates at the end.")
     if rest := len(recipe.windows[-1]) % order.micro_batches:
         try:
-            replace(order, micro_batches=rest)
+            lower(replace(order, micro_batches=rest))
         except Impossible as error:
             raise Impossible(f"The last window has {rest} micro-batches, for which there is no such schedule: {error}") from error
