@@ -61,7 +61,8 @@ class Fence:
         """Empty a class, which many hold; put an empty one in the place of a function."""
         if isinstance(thing, type):
             return self._empty(thing, name)
-        stand_in = type("Taken", (), {})
+        defined_in, _, attribute = name.rpartition(".")
+        stand_in = type(attribute, (), {"__module__": defined_in})
         self._empty(stand_in, name)
         for module in list(sys.modules.values()):
             for known_as, other in list(getattr(module, "__dict__", {}).items()):

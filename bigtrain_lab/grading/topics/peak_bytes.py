@@ -417,30 +417,30 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
         return Size((config, draw.randint(*batch), optimizer, dtype))
 
     # The widths' and the batch's ranges, by where the peak is.
-    loss, deep, many = ((5, 12), (20, 30), (40, 50)), ((5, 12), (20, 30), (20, 30), (40, 50)), (100, 200)
+    loss, square, deep, many = ((5, 12), (20, 30), (40, 50)), ((5, 12), (34, 40), (26, 32)), ((5, 12), (20, 30), (20, 30), (40, 50)), (100, 200)
     update, narrow, few = ((20, 40), (30, 60), (10, 20)), ((8, 15), (30, 40), (40, 60)), (1, 3)
     layer, wide, linear, some = ((10, 30), (60, 90), (60, 90), (4, 9)), ((100, 150), (12, 20), (4, 9)), ((4, 8), (38, 42), (43, 47)), (60, 120)
-    at_loss, in_update = ((2, 3), (4,), (4, 6), (12, 20), (300, 500), (3, 5)), ((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1))
-    no_heads, tied = ((1, 1), (2,), (5, 8), (8, 12), (300, 500), (4, 6)), ((1, 2), (1, 2), (9, 12), (8, 12), (700, 900), (4, 6))
+    at_loss, in_update = ((2, 3), (4,), (4, 6), (12, 20), (300, 500)), ((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1))
+    small, tied = ((1, 1), (2,), (5, 8), (8, 12), (300, 500)), ((1, 2), (1, 2), (9, 12), (8, 12), (700, 900))
     near = {
-        "MLPs of many samples and SGD": [mlp(loss, many, "sgd"), mlp(loss, many, "sgd")],
+        "MLPs of many samples and SGD": [mlp(loss, many, "sgd"), mlp(square, many, "sgd")],
         "MLPs of more layers": [mlp(deep, many, "sgd"), mlp(deep, many, "sgd")],
-        "MLPs of few samples and SGD": [mlp(update, few, "sgd"), mlp(update, few, "sgd")],
+        "MLPs of few samples and SGD": [mlp(update, few, "sgd"), mlp(narrow, few, "sgd")],
         "MLPs of wide hidden layers": [mlp(layer, some, "sgd"), mlp(layer, some, "sgd")],
         "MLPs of wide inputs": [mlp(wide, some, "sgd"), mlp(wide, some, "sgd")],
         "MLPs with momentum": [mlp(loss, many, "momentum"), mlp(update, few, "momentum")],
         "MLPs of many samples and Adam": [mlp(loss, many, "adam"), mlp(layer, some, "adam")],
-        "MLPs of few samples and Adam": [mlp(update, few, "adam"), mlp(update, few, "adam")],
+        "MLPs of few samples and Adam": [mlp(update, few, "adam"), mlp(narrow, few, "adam")],
         "MLPs of float64": [mlp(loss, many, "adam", torch.float64), mlp(update, few, "momentum", torch.float64)]}
     exact = [mlp(loss, (5, 50), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"), mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"),
              mlp(loss, (5, 50), "adam"), mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
              mlp(layer, (20, 60), "adam", torch.float64),
              *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")), draw.choice((torch.float32, torch.float64))) for _ in range(5))]
     transformers = {
-        "transformers of one layer and SGD": [gpt(*no_heads, "sgd"), gpt(*no_heads, "sgd")],
+        "transformers of one layer and SGD": [gpt(*small, (4, 6), "sgd"), gpt(*small, (10, 14), "sgd")],
         "transformers of more layers and long sequences": [gpt((3, 4), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd"), gpt((2, 3), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd")],
-        "transformers and Adam": [gpt(*at_loss, "adam"), gpt(*at_loss, "adam")],
-        "tied transformers and Adam": [gpt(*tied, "adam", tied=True), gpt(*tied, "adam", tied=True)],
+        "transformers and Adam": [gpt(*at_loss, (3, 5), "adam"), gpt(*at_loss, (7, 9), "adam")],
+        "tied transformers and Adam": [gpt(*tied, (4, 6), "adam", tied=True), gpt(*tied, (9, 12), "adam", tied=True)],
         "transformers of one sample and Adam": [gpt(*in_update, "adam"), gpt(*in_update, "adam")],
         "transformers of one sample and momentum": [gpt((2, 3), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum"), gpt((1, 2), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum")],
         "transformers of float64": [gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64)],
