@@ -328,7 +328,7 @@ class MasterWeights(Topic):
         for _ in range(4):
             first, interval = draw.choice((1.0, 1024.0, 65536.0)), draw.randint(1, 4)
             steps = [Step(None if i else first, draw.choice((math.inf, math.nan, -math.inf)) if draw.random() < 0.3 else None, draw.randint(-1, 0),
-                          clip=draw.choice((0.5, 2.0)), unit=2.0**-10) for i in range(8)]
+                          clip=draw.choice((0.5, 2.0)), unit=2.0**-3 if first == 1 else 2.0**-10) for i in range(8)]
             yield scene(f"8 steps drawn, clipped by half or not, growth_interval={interval}, scale {first:,g}", *steps, near=3e-4, interval=interval,
                         momentum=0.5, idle=draw.random() < 0.5)
 
