@@ -44,7 +44,7 @@ MEMORY_BYTES = 4 * 1024**3
 LOOK_S = 0.02
 MOST_TEXT = 400  # letters of an error's message
 ANSWER = "answer"
-BEGUN = "begun"  # of a row: its scene is being played
+BEGUN, ENDED, REFUSED = "begun", "ended", "refused"  # of a row: still played, died in it, reached over the fence
 
 
 class Row(NamedTuple):
@@ -109,7 +109,7 @@ class Box:
                 self._pulse.kill()
                 rows = self._told.setdefault(name, [])
                 scene = rows.pop().scene if rows and rows[-1].raised == BEGUN else "its definition"
-                rows.append(Row(scene, raised="ended", told=why))
+                rows.append(Row(scene, raised=ENDED, told=why))
                 self._whole.add(name)
         return self._told[name]
 
@@ -252,7 +252,7 @@ class Notes:
 
     def refuse(self, why: str) -> None:
         """Note that the answer reached for what it may not have, and end the process: it cannot go on."""
-        self.write(self.scene, None, 0.0, "refused", why)
+        self.write(self.scene, None, 0.0, REFUSED, why)
         self.end()
         os._exit(0)
 
