@@ -123,6 +123,8 @@ class OneFOneB(Topic):
         "two and two": Wrong(WAITS, ((RETURN, "return order[:warm] + [a for i in range(warm, m, 2) for f, d in ((F, 0), (B, warm)) for j in range(i, min(m, i + 2)) "
                                       "for a in f(rank, j - d)] + [B(rank, i) for i in range(m - warm, m)]"),)),
         "backward first": Wrong("A rank's backward comes before its forward: it needs what the forward keeps.", ((PAIR, "order += [B(rank, i - warm), F(rank, i)]"),)),
+        "a circle": Wrong(CIRCLE, ((RETURN, "if m > 1 and rank == p - 1: order[1], order[2] = order[2], order[1]\n        "
+                                    "if m > 1 and rank == p - 2: order.remove(B(rank, 0)); order.insert(1, B(rank, 0))\n        return order"),)),
         "longer than the batch": Wrong(SMALL, ((WARM, "warm = p - rank - 1"),)),
         "newest backward first": Wrong("The newest micro-batch goes back first, and older ones wait: let backwards come in the order of their forwards.", ((PAIR, "order += [F(rank, i), B(rank, i)]"), (LAST, "order += [B(rank, i) for i in range(warm)]"))),
         "updates at once": Wrong(UPDATE, ((RETURN, "return [b for a in order for b in (a, *([U(rank, a[0].micro_batch)] if a[0].kind == 'B' else []))]"),)),
