@@ -57,7 +57,7 @@ notebooks: setup
 	$(PY) tools/build_notebooks.py $(ARGS)
 
 grading-proof: setup
-	$(PY) -m bigtrain_lab.grading.proof $(or $(ARGS),20)
+	$(PY) -m benchmarks grading
 
 clean:
 	rm -rf .venv build dist .pytest_cache .hypothesis *.egg-info

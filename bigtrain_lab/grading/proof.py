@@ -1,12 +1,5 @@
-"""Prove the galleries: every right answer passes, every wrong one fails with its own sentence.
+"""A gallery holds when every right answer passes and every wrong one fails with its own sentence."""
 
-    python -m bigtrain_lab.grading.proof 20          on the seeds 0 to 19, with a table (make grading-proof)
-
-The library's own answers, as a student's, must be refused, and the others pass over the fence.
-"""
-
-import sys
-import time
 from collections.abc import Iterator
 
 from .box import Box
@@ -30,18 +23,3 @@ def faults(topic: type[Topic], seed: int) -> Iterator[str]:
             yield f"{topic.name}, seed {seed}: the wrong answer {name!r} passes."
         elif found[0] != wrong.sentence:
             yield f"{topic.name}, seed {seed}: the wrong answer {name!r} is told {found[0]!r}, not {wrong.sentence!r}."
-
-
-def main(seeds: int) -> int:
-    print("| topic | right answers | wrong answers | seeds | faults | seconds a seed |\n|---|---|---|---|---|---|")
-    told = []
-    for name, topic in Topic.all().items():
-        began, found = time.monotonic(), [fault for seed in range(seeds) for fault in faults(topic, seed)]
-        told += found
-        print(f"| {name} | {len(topic.right)} | {len(topic.wrong)} | {seeds} | {len(found)} | {(time.monotonic() - began) / seeds:.1f} |", flush=True)
-    print(*told, sep="\n")
-    return bool(told)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))
