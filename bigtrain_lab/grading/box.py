@@ -278,22 +278,38 @@ class Left:
 
     def then(self, run):
         """run(); Refused where something else is left behind, which is undone."""
-        shown = run()
         try:
-            if not torch.is_grad_enabled():
-                raise Refused("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.")
-            if torch.get_default_dtype() != torch.float32:
-                raise Refused("Your answer changed torch's default dtype: leave it as it was.")
-            for place, before in zip(self.PLACES, self.functions):
-                now = vars(place)
-                for name, function in before.items():
-                    if now.get(name) is not function and callable(function):
-                        setattr(place, name, function)
-                        raise Refused(f"After your answer {place.__name__}.{name} is another function: leave torch as it was.")
+            shown = run()
+            gradients_on, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         finally:
+            changed = self._put_back()
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
+        if not gradients_on:
+            raise Refused("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.")
+        if dtype != torch.float32:
+            raise Refused("Your answer changed torch's default dtype: leave it as it was.")
+        if changed:
+            raise Refused(f"After your answer {changed[0]} is another function: leave torch as it was.")
         return shown
+
+    def _put_back(self) -> list[str]:
+        """Names of the functions that were another one, all of which are put back."""
+        changed = []
+        for place, before in zip(self.PLACES, self.functions):
+            now = dict(vars(place))
+            for name in () if now == before else {**before, **now}:
+                function, inherited = before.get(name), any(
+                    name in vars(base) for base in getattr(place, "__mro__", ())[1:])
+                if now.get(name) is function or not (inherited or callable(function)):
+                    continue
+                if name in before:
+                    setattr(place, name, function)
+                else:
+                    delattr(place, name)
+                if getattr(place, name) is not now.get(name):
+                    changed.append(f"{place.__name__}.{name}")
+        return changed
 
 
 def raised(error: BaseException) -> str:

@@ -168,6 +168,8 @@ class MasterWeights(Topic):
     }
     wrong = {
         "does nothing": Wrong("The masters did not move: put their gradients in master.grad and call optimizer.step().", ((STEP, ""),)),
+        "clears before the step": Wrong("The masters did not move: their gradients were cleared before optimizer.step(), clear them after.",
+                                        ((STEP, "    optimizer.zero_grad()\n" + STEP),)),
         "never divides": Wrong(TIMES, ((DIVIDED, "weight.grad.float()"),)),
         "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it.", ((DIVIDED, "weight.grad.float() * scale"),)),
         "divides in half": Wrong(HALVES, ((DIVIDED, "(weight.grad / scale).float()"),)),
@@ -221,6 +223,13 @@ class MasterWeights(Topic):
         "clips the last alone": Wrong(TOGETHER, ((CLIP, "torch.nn.utils.clip_grad_norm_(reached[-1], clip)"),)),
         "clips the first alone": Wrong(TOGETHER, ((CLIP, "torch.nn.utils.clip_grad_norm_(reached[0], clip)"),)),
         "clips the sum of norms": Wrong(TOGETHER, ((CLIP, "t = sum(m.grad.norm() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+        "clips the mean of norms": Wrong(TOGETHER, ((CLIP, "t = sum(m.grad.norm() for m in reached) / len(reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+        "clips a norm in half": Wrong("A norm in half is inf above 65,504: convert to float32 first, then take the norm.",
+                                      (("    for weight, master in zip(weights, masters):\n        master.grad",
+                                        "    t = sum(w.grad.norm() ** 2 for w in weights if w.grad is not None) ** 0.5 / scale\n    for weight, master in zip(weights, masters):\n        master.grad"),
+                                       (CLIP, "[m.grad.mul_(min(1, clip / float(t))) for m in reached]"))),
+        "clips to 1 where it clips": Wrong("You clipped to a norm of your own: use the clip that you are given.",
+                                           ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).norm(); [m.grad.div_(t) for m in reached if t > clip]"),)),
         "clips the largest norm": Wrong(TOGETHER, ((CLIP, "t = max(m.grad.norm() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
         "clips the mean square": Wrong(TOGETHER, ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).square().mean().sqrt(); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
         "clips the sum of squares": Wrong(TOGETHER, ((CLIP, "t = sum(m.grad.square().sum() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
@@ -245,6 +254,8 @@ class MasterWeights(Topic):
         "skips no -inf": Wrong("-inf passed: test for it too.", ((FINITE, "(not (master.grad.isnan() | (master.grad == math.inf)).any())"),)),
         "skips no nan": Wrong("nan passed: test for inf and nan.", ((FINITE, "(not (master.grad.abs() > 1e30).any())"),)),
         "looks at the first number": Wrong(EVERY, ((FINITE, "master.grad.view(-1)[0].isfinite()"),)),
+        "looks at the last number": Wrong(EVERY, ((FINITE, "master.grad.view(-1)[-1].isfinite()"),)),
+        "looks at the ends": Wrong(EVERY, ((ALL, "reached[0].grad.isfinite().all() and reached[-1].grad.isfinite().all()"),)),
         "looks for one finite number": Wrong(EVERY, ((FINITE, "master.grad.isfinite().any()"),)),
         "looks at the last weight": Wrong(EVERY, ((ALL, "reached[-1].grad.isfinite().all()"),)),
         "looks at the first weight": Wrong(EVERY, ((ALL, "reached[0].grad.isfinite().all()"),)),
@@ -252,6 +263,10 @@ class MasterWeights(Topic):
         "skips a weight at a time": Wrong("One weight's gradient was not finite and others moved: skip the whole step.",
                                           ((SKIP, "\n        for m in reached: m.grad = m.grad if m.grad.isfinite().all() else None"),)),
         "sets inf to 0": Wrong("A gradient that is not finite was changed and stepped on: skip the whole step.", ((DIVIDED, f"({DIVIDED}).nan_to_num(0, 0, 0)"),)),
+        "sets inf to the largest": Wrong("A gradient that is not finite was changed and stepped on: skip the whole step.", ((DIVIDED, f"({DIVIDED}).nan_to_num()"),)),
+        "looks after the step, and puts back": Wrong("The optimizer had stepped before you looked, so its momentum is lost: look at the gradients first.",
+                                                     ((f"    if not {ALL}:\n        {SKIP}\n", "    saved = [m.detach().clone() for m in masters]\n"),
+                                                      (STEP, f"{STEP}    if not all(m.isfinite().all() for m in masters):\n        [m.data.copy_(old) for m, old in zip(masters, saved)]\n        {SKIP}\n"))),
         "steps with zeros": Wrong(CALLED, ((SKIP, "[m.grad.zero_() for m in reached]; optimizer.step(); " + SKIP),)),
         "steps with None": Wrong(CALLED, ((SKIP, "[setattr(m, 'grad', None) for m in masters]; optimizer.step(); " + SKIP),)),
         "sums in half": Wrong(FINITES, ((CLEAR, f"        if weight.grad is not None and not weight.grad.sum().isfinite(): master.grad.fill_(math.nan)\n{CLEAR}"),)),
@@ -280,6 +295,7 @@ class MasterWeights(Topic):
         "2,000 of its own": Wrong(NEVER, ((GROW, GROW.replace("growth_interval", "2000")),)),
         "at most 65,536": Wrong(LIMITS, ((GROW, GROW.replace("2 * scale", "min(2 * scale, 65536.0)")),)),
         "at least 1": Wrong(LIMITS, ((SKIP, "return max(scale / 2, 1.0), 0"),)),
+        "at least 128": Wrong(LIMITS, ((SKIP, "return max(scale / 2, 128.0), 0"),)),
         "whole numbers": Wrong(LIMITS, ((SKIP, "return scale // 2, 0"),)),
         "counts by itself": Wrong(KEEPS, ((SIGNATURE, "growth_interval, clip, count=[0]):"), (COUNT, "    streak = count[0] = 1 + (count[0] if streak else 0)\n"))),
         "returns the streak first": Wrong("The scale comes first, then the streak: return (scale, streak).", ((GROW, "return streak, scale"),)),
@@ -298,9 +314,9 @@ class MasterWeights(Topic):
         yield Scene(f"a gradient of 2^-26, which fp16 does not hold, {told}", lambda: Bench(answer, seed).smallest(max(scale, 1024.0)), 1e-3)
         yield scene(f"two good steps, scales {scale:,g} and {2 * scale:,g}", good, Step(2 * scale))
         for share in (0.25, 0.8, 1.5, 4.0):
-            yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}", Step(scale, clip=share), near=1e-4)
+            yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}", Step(scale, clip=share, unit=2.0**-3), near=1e-4)
         yield scene(f"two good steps, a weight without a gradient, {told}", Step(scale, clip=0.5), Step(scale, clip=0.5), idle=True, momentum=0.5, near=1e-4)
-        for broken, place in ((broken, place) for broken in (math.inf, math.nan, -math.inf) for place in (-1, 0)):
+        for broken, place in ((broken, place) for broken in (math.inf, math.nan, -math.inf) for place in (-1, 0, 1)):
             yield scene(f"a good step, one with {broken} in a gradient, a good one, {told}", good, Step(None, broken, place), Step(None), momentum=0.5)
         yield scene(f"half gradients of 60,000, {told}", Step(scale, fill=60_000 / scale))
         yield scene(f"{2 * n + 1} good steps, growth_interval={n}, {told}", *[Step(scale if not i else None) for i in range(2 * n + 1)], interval=n)
@@ -362,7 +378,7 @@ class Bench:
             gradients[1] = None
         clip = step.clip * torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]).norm().item()
         if step.broken is not None:
-            gradients[step.place].view(-1)[-1] = step.broken
+            gradients[step.place].view(-1)[step.place] = step.broken
         return self.backward_and_update(gradients, scale, streak, clip)
 
     def backward_and_update(self, gradients, scale, streak, clip) -> tuple:
