@@ -1,4 +1,4 @@
-"""A gallery holds when every right answer passes and every wrong one fails with its own sentence."""
+"""A gallery holds when every right answer is like others, and every wrong one fails with its own sentence."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     for name in topic.right:
         if rows[name][-1].raised or len(rows[name]) < longest:
             yield f"{topic.name}, seed {seed}: the right answer {name!r} failed: {rows[name][-1].told}"
-        elif found := topic.diagnosis(rows[name], rights[:1], wrongs, seed):
-            yield f"{topic.name}, seed {seed}: the right answer {name!r} is unlike the first: {' '.join(found)}"
+        elif found := topic.diagnosis(rows[name], [rows[other] for other in topic.right if other != name], wrongs, seed):
+            yield f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others: {' '.join(found)}"
     for name, wrong in topic.wrong.items():
         found = topic.diagnosis(rows[name], rights, wrongs, seed)
         if not found:
