@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,12 @@ from ..runtime.pulse import Pulse
 from .fence import OURS, Fence, Refused
 
 CPU_S, WALL_S = 20, 60
+LATE_S = 10  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
 LOOK_S = 0.02
 MOST_TEXT = 400  # letters of an error's message
 ANSWER = "answer"
-BEGUN = "begun"  # of a row: its scene is being played
+BEGUN, ENDED, REFUSED = "begun", "ended", "refused"  # of a row: still played, died in it, reached over the fence
 
 
 class Row(NamedTuple):
@@ -76,7 +78,7 @@ class Box:
         self._unwanted = os.pipe()
         try:
             carried = travelling(answer) if texts is None else None
-            task = (travelling(topic), seed, carried, texts, str(self._room))
+            task = (travelling(topic), seed, carried, texts, str(self._room), CPU_S, WALL_S)
             (self._room / "program").write_bytes(pickle.dumps((task,)))
             self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
                                               f"{__package__}.box"))
@@ -109,7 +111,7 @@ class Box:
                 self._pulse.kill()
                 rows = self._told.setdefault(name, [])
                 scene = rows.pop().scene if rows and rows[-1].raised == BEGUN else "its definition"
-                rows.append(Row(scene, raised="ended", told=why))
+                rows.append(Row(scene, raised=ENDED, told=why))
                 self._whole.add(name)
         return self._told[name]
 
@@ -134,7 +136,7 @@ class Box:
     def _late(self, seconds: float) -> str:
         """That the answer takes too long, and at which line it is."""
         stacks = self._room / "late"
-        if seconds < WALL_S + 10 and not (stacks.exists() and frames.is_whole(stacks)):
+        if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
             return ""
         place = of_answer(stacks.read_text(encoding="utf-8", errors="replace")) if stacks.exists() else ""
         return with_source(f"Your answer did not end within {CPU_S} s{place}.")
@@ -194,7 +196,7 @@ def with_source(told: str) -> str:
 
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
-    pickled_topic, seed, carried, texts, room = task
+    pickled_topic, seed, carried, texts, room, cpu_s, wall_s = task
     threading.Thread(target=end_with_parent, daemon=True).start()
     out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -207,8 +209,8 @@ def main(index: int, task: tuple) -> None:
     topic = pickle.loads(pickled_topic)
     fence = Fence(topic, notes.refuse) if texts is None else None
     for name in texts if texts is not None else (ANSWER,):
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        faulthandler.dump_traceback_later(WALL_S, file=late)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        faulthandler.dump_traceback_later(wall_s, file=late)
         notes.name = name
         play(topic, seed, lambda: made(texts[name]) if fence is None else fence.load(carried), notes)
     os._exit(0)
@@ -252,7 +254,7 @@ class Notes:
 
     def refuse(self, why: str) -> None:
         """Note that the answer reached for what it may not have, and end the process: it cannot go on."""
-        self.write(self.scene, None, 0.0, "refused", why)
+        self.write(self.scene, None, 0.0, REFUSED, why)
         self.end()
         os._exit(0)
 
@@ -335,6 +337,8 @@ def plain(value):
         return {str(key): plain(each) for key, each in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Real):
+        return float(value)
     try:
         return [plain(each) for each in value]
     except TypeError:

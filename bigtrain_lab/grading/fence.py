@@ -10,8 +10,8 @@ import pickle
 import sys
 import sysconfig
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FunctionType
 
 OURS = str(Path(__file__).parents[1])
@@ -38,8 +38,8 @@ class Fence:
         self.topic, self.refuse, self.loading, self.inside = topic, refuse, False, False
         self.emptied: set[type] = set()
         for name in topic.forbids:
-            module, _, attribute = name.rpartition(".")
-            self._take(getattr(import_module(module), attribute), name)
+            above, _, last = name.rpartition(".")
+            self._take(resolve_name(above), last, name)
         self._forget()
         sys.meta_path.insert(0, self)
         sys.addaudithook(self._hear)
@@ -57,12 +57,15 @@ class Fence:
 
     # -- what there is not ---------------------------------------------------------------------------
 
-    def _take(self, thing, name: str) -> None:
-        """Empty a class, which many hold; put an empty one in the place of a function."""
+    def _take(self, above, last: str, name: str) -> None:
+        """Empty a class, which many hold; put an empty one in the place of a function; forbid a method."""
+        thing = getattr(above, last)
         if isinstance(thing, type):
             return self._empty(thing, name)
-        defined_in, _, attribute = name.rpartition(".")
-        stand_in = type(attribute, (), {"__module__": defined_in})
+        if isinstance(above, type):
+            return setattr(above, last, lambda *_, **__: self.refuse(taken(name)))
+        defined_in = name.removesuffix(f".{last}")
+        stand_in = type(last, (), {"__module__": defined_in})
         self._empty(stand_in, name)
         for module in list(sys.modules.values()):
             for known_as, other in list(getattr(module, "__dict__", {}).items()):
