@@ -347,33 +347,42 @@ class MasterWeights(Topic):
 
         good = Step(scale)
         yield scene(f"one good step, {told}", good)
-        yield Scene(f"a gradient of 2^-26, which fp16 does not hold, {told}", lambda: Bench(answer, seed).smallest(max(scale, 1024.0)), 1e-3)
+        yield Scene(f"a gradient of 2^-26, which fp16 does not hold, {told}",
+                    lambda: Bench(answer, seed).smallest(max(scale, 1024.0)), 1e-3)
         yield scene(f"two good steps, scales {scale:,g} and {2 * scale:,g}", good, Step(2 * scale))
         for share in (0.25, 0.8, 1.5, 4.0):
-            yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}", Step(scale, clip=share, unit=2.0**-3), near=1e-4)
-        yield scene(f"two good steps, a weight without a gradient, {told}", Step(scale, clip=0.5), Step(scale, clip=0.5), idle=True, momentum=0.5, near=1e-4)
+            yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}",
+                        Step(scale, clip=share, unit=2.0**-3), near=1e-4)
+        yield scene(f"two good steps, a weight without a gradient, {told}", Step(scale, clip=0.5),
+                    Step(scale, clip=0.5), idle=True, momentum=0.5, near=1e-4)
         for broken, place in ((broken, place) for broken in (math.inf, math.nan, -math.inf) for place in (-1, 0, 1)):
-            yield scene(f"a good step, one with {broken} in a gradient, a good one, {told}", good, Step(None, broken, place), Step(None), momentum=0.5)
+            yield scene(f"a good step, one with {broken} in a gradient, a good one, {told}",
+                        good, Step(None, broken, place), Step(None), momentum=0.5)
         yield scene(f"half gradients of 60,000, {told}", Step(scale, fill=60_000 / scale))
-        yield scene(f"{2 * n + 1} good steps, growth_interval={n}, {told}", *[Step(scale if not i else None) for i in range(2 * n + 1)], interval=n)
-        yield scene(f"a skipped step just before the scale would double, growth_interval={n}, {told}", good, *[Step(None)] * (n - 2),
-                    Step(None, math.inf), *[Step(None)] * (n + 1), interval=n)
-        yield scene(f"streak={n - 1} and growth_interval={n}, {told}", Step(scale, streak=n - 1), Step(None), interval=n)
-        yield scene("7 skipped steps, then a good one, scale 4", Step(4.0, math.nan), *[Step(None, math.inf)] * 6, Step(None), near=1e-4)
-        yield scene("6 good steps, growth_interval=1, scale 16,384", Step(16384.0, unit=2.0**-14), *[Step(None, unit=2.0**-14)] * 5, interval=1, near=1e-4)
+        yield scene(f"{2 * n + 1} good steps, growth_interval={n}, {told}", good, *[Step(None)] * 2 * n, interval=n)
+        yield scene(f"a skipped step just before the scale would double, growth_interval={n}, {told}",
+                    good, *[Step(None)] * (n - 2), Step(None, math.inf), *[Step(None)] * (n + 1), interval=n)
+        yield scene(f"streak={n - 1} and growth_interval={n}, {told}",
+                    Step(scale, streak=n - 1), Step(None), interval=n)
+        yield scene("7 skipped steps, then a good one, scale 4",
+                    Step(4.0, math.nan), *[Step(None, math.inf)] * 6, Step(None), near=1e-4)
+        yield scene("6 good steps, growth_interval=1, scale 16,384",
+                    Step(16384.0, unit=2.0**-14), *[Step(None, unit=2.0**-14)] * 5, interval=1, near=1e-4)
         for _ in range(4):
             first, interval = draw.choice((1.0, 1024.0, 65536.0)), draw.randint(1, 4)
-            steps = [Step(None if i else first, draw.choice((math.inf, math.nan, -math.inf)) if draw.random() < 0.3 else None, draw.randint(-1, 0),
+            steps = [Step(None if i else first, draw.choice((math.inf, math.nan, -math.inf))
+                          if draw.random() < 0.3 else None, draw.randint(-1, 0),
                           clip=draw.choice((0.5, 2.0)), unit=2.0**-3 if first == 1 else 2.0**-10) for i in range(8)]
-            yield scene(f"8 steps drawn, clipped by half or not, growth_interval={interval}, scale {first:,g}", *steps, near=3e-4, interval=interval,
-                        momentum=0.5, idle=draw.random() < 0.5)
+            yield scene(f"8 steps drawn, clipped by half or not, growth_interval={interval}, scale {first:,g}",
+                        *steps, near=3e-4, interval=interval, momentum=0.5, idle=draw.random() < 0.5)
 
 
 class Step:
     """One backward and one update. `scale` None: what the answer returned. `clip`: of the gradients' norm."""
 
     def __init__(self, scale, broken=None, place=-1, streak=0, clip=1e30, fill=None, unit=2.0**-6):
-        self.scale, self.broken, self.place, self.streak, self.clip, self.fill, self.unit = scale, broken, place, streak, clip, fill, unit
+        self.scale, self.broken, self.place, self.streak = scale, broken, place, streak
+        self.clip, self.fill, self.unit = clip, fill, unit
 
 
 class Bench:
@@ -399,20 +408,23 @@ class Bench:
                 scale, streak = step.scale, step.streak
             before, self.calls = [master.detach().clone() for master in self.masters], 0
             scale, streak = self.step(step, scale, streak)
-            follow = sum(int((weight.detach() != master.detach().half()).sum()) for weight, master in zip(self.weights, self.masters))
-            shown.append(([(b - m.detach()).flatten() for b, m in zip(before, self.masters)], self.calls, follow, float(scale)))
+            differ = sum(int((weight.detach() != master.detach().half()).sum())
+                         for weight, master in zip(self.weights, self.masters))
+            moved = [(b - m.detach()).flatten() for b, m in zip(before, self.masters)]
+            shown.append((moved, self.calls, differ, float(scale)))
         types = [[str(t.dtype).removeprefix("torch.") for t in tensors] for tensors in (self.weights, self.masters)]
-        moved, calls, follow, scales = zip(*shown)
+        moved, calls, differ, scales = zip(*shown)
         return {"types": types, "masters moved by": moved, "calls of optimizer.step()": calls,
-                "numbers of weights that are not their master's, rounded": follow, "scale": scales}
+                "numbers of weights that are not their master's, rounded": differ, "scale": scales}
 
     def step(self, step, scale, streak) -> tuple:
         gradients = [torch.randint(1, 9, master.shape, generator=self.draw) * step.unit for master in self.masters]
         signs = [torch.randint(0, 2, master.shape, generator=self.draw) * 2 - 1 for master in self.masters]
-        gradients = [gradient * sign if step.fill is None else torch.full_like(gradient, step.fill) for gradient, sign in zip(gradients, signs)]
+        gradients = [gradient * sign if step.fill is None else torch.full_like(gradient, step.fill)
+                     for gradient, sign in zip(gradients, signs)]
         if self.idle:
             gradients[1] = None
-        clip = step.clip * torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]).norm().item()
+        clip = step.clip * torch.cat([g.flatten() for g in gradients if g is not None]).norm().item()
         if step.broken is not None:
             gradients[step.place].view(-1)[step.place] = step.broken
         return self.backward_and_update(gradients, scale, streak, clip)
@@ -428,7 +440,8 @@ class Bench:
             scale, streak = told
             float(scale), float(streak)
         except (TypeError, ValueError, RuntimeError):
-            raise Refused(f"Your function returned {str(told)[:60]}: return the pair (scale, streak) for the next step, also where you skip.") from None
+            raise Refused(f"Your function returned {str(told)[:60]}: return the pair (scale, streak) for the next "
+                          "step, also where you skip.") from None
         return scale, streak
 
     def smallest(self, scale) -> dict:

@@ -433,7 +433,8 @@ class PeakBytes(Topic):
         for name, (near, sizes) in groups.items():
             yield Scene(name, lambda sizes=sizes: {str(size): total(answer(*size)) for size in sizes}, near)
         for name, of in zip(BY_KIND, map(groups.get, BY_KIND)):
-            yield Scene(f"{name}, by kind", lambda size=of[1][0]: {f"{', '.join(KINDS)} of {size}": by_kind(answer(*size))}, 0.01)
+            yield Scene(f"{name}, by kind",
+                        lambda size=of[1][0]: {f"{', '.join(KINDS)} of {size}": by_kind(answer(*size))}, 0.01)
 
 
 class Size(tuple):
@@ -444,8 +445,8 @@ class Size(tuple):
         how = f"batch {batch}, {optimizer}, {str(dtype).removeprefix('torch.')}"
         if not isinstance(model, GPTConfig):
             return f"an MLP of the widths {model}, {how}"
-        return (f"a GPT of {model.layers} layer{'s' * (model.layers > 1)}, width {model.width}, {model.heads} heads, sequence "
-                f"{model.sequence}, vocabulary {model.vocabulary}{', tied' * model.tied}, {how}")
+        return (f"a GPT of {model.layers} layer{'s' * (model.layers > 1)}, width {model.width}, "
+                f"{model.heads} heads, sequence {model.sequence}, vocabulary {model.vocabulary}{', tied' * model.tied}, {how}")
 
 
 def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
@@ -456,14 +457,17 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
 
     def gpt(layers, heads, each, sequence, vocabulary, batch, optimizer, tied=False, dtype=torch.float32):
         heads = draw.choice(heads)
-        config = GPTConfig(draw.randint(*layers), heads * draw.randint(*each), heads, draw.randint(*sequence), draw.randint(*vocabulary), tied=tied, dtype=dtype)
+        config = GPTConfig(draw.randint(*layers), heads * draw.randint(*each), heads,
+                           draw.randint(*sequence), draw.randint(*vocabulary), tied=tied, dtype=dtype)
         return Size((config, draw.randint(*batch), optimizer, dtype))
 
     # The widths' and the batch's ranges, by where the peak is.
-    loss, square, deep, many = ((5, 12), (20, 30), (40, 50)), ((5, 12), (34, 40), (26, 32)), ((5, 12), (20, 30), (20, 30), (40, 50)), (100, 200)
+    loss, square, many = ((5, 12), (20, 30), (40, 50)), ((5, 12), (34, 40), (26, 32)), (100, 200)
+    deep, linear = ((5, 12), (20, 30), (20, 30), (40, 50)), ((4, 8), (38, 42), (43, 47))
     update, narrow, few = ((20, 40), (30, 60), (10, 20)), ((8, 15), (30, 40), (40, 60)), (1, 3)
-    layer, wide, linear, some = ((10, 30), (60, 90), (60, 90), (4, 9)), ((100, 150), (12, 20), (4, 9)), ((4, 8), (38, 42), (43, 47)), (60, 120)
-    at_loss, in_update = ((2, 3), (4,), (4, 6), (12, 20), (300, 500)), ((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1))
+    layer, wide, some = ((10, 30), (60, 90), (60, 90), (4, 9)), ((100, 150), (12, 20), (4, 9)), (60, 120)
+    at_loss, long = ((2, 3), (4,), (4, 6), (12, 20), (300, 500)), ((4,), (3, 4), (24, 32), (200, 300), (2, 4))
+    in_update, one = ((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1)), ((1, 2), (16, 20), (6, 10), (60, 100), (1, 1))
     small, tied = ((1, 1), (2,), (5, 8), (8, 12), (300, 500)), ((1, 2), (1, 2), (9, 12), (8, 12), (700, 900))
     near = {
         "MLPs of many samples and SGD": [mlp(loss, many, "sgd"), mlp(square, many, "sgd")],
@@ -475,17 +479,19 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
         "MLPs of many samples and Adam": [mlp(loss, many, "adam"), mlp(layer, some, "adam")],
         "MLPs of few samples and Adam": [mlp(update, few, "adam"), mlp(narrow, few, "adam")],
         "MLPs of float64": [mlp(loss, many, "adam", torch.float64), mlp(update, few, "momentum", torch.float64)]}
-    exact = [mlp(loss, (5, 50), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"), mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"),
-             mlp(loss, (5, 50), "adam"), mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
+    exact = [mlp(loss, (5, 50), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"),
+             mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"), mlp(loss, (5, 50), "adam"),
+             mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
              mlp(layer, (20, 60), "adam", torch.float64),
-             *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")), draw.choice((torch.float32, torch.float64))) for _ in range(5))]
+             *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
+                   draw.choice((torch.float32, torch.float64))) for _ in range(5))]
     transformers = {
         "transformers of one layer and SGD": [gpt(*small, (4, 6), "sgd"), gpt(*small, (10, 14), "sgd")],
-        "transformers of more layers and long sequences": [gpt((3, 4), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd"), gpt((2, 3), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd")],
+        "transformers of more layers and long sequences": [gpt((3, 4), *long, "sgd"), gpt((2, 3), *long, "sgd")],
         "transformers and Adam": [gpt(*at_loss, (3, 5), "adam"), gpt(*at_loss, (7, 9), "adam")],
         "tied transformers and Adam": [gpt(*tied, (4, 6), "adam", tied=True), gpt(*tied, (9, 12), "adam", tied=True)],
         "transformers of one sample and Adam": [gpt(*in_update, "adam"), gpt(*in_update, "adam")],
-        "transformers of one sample and momentum": [gpt((2, 3), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum"), gpt((1, 2), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum")],
+        "transformers of one sample and momentum": [gpt((2, 3), *one, "momentum"), gpt((1, 2), *one, "momentum")],
         "transformers of float64": [gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64)],
         "transformers drawn": [gpt((1, 4), (1, 2), (6, 10), (16, 24), (300, 600), (4, 8), "momentum", tied=True),
                                gpt((1, 3), (1, 2, 4), (4, 8), (8, 24), (300, 900), (3, 8), draw.choice(("sgd", "momentum", "adam")))]}
@@ -512,13 +518,15 @@ def by_kind(answer) -> list | None:
 def bytes_of(value, what: str) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
-    number = not isinstance(value, (bool, torch.Tensor)) and (isinstance(value, Real) or hasattr(value, "__index__") or getattr(value, "shape", None) == ())
+    number = not isinstance(value, (bool, torch.Tensor)) and (
+        isinstance(value, Real) or hasattr(value, "__index__") or getattr(value, "shape", None) == ())
     try:
         count = float(value) if number else math.nan
     except (TypeError, ValueError, OverflowError):
         count = math.nan
     if not (math.isfinite(count) and count >= 0):
-        raise Refused(f"Your function gave {str(value)[:60]} for {what}: return a number of bytes, or one for each kind in a dictionary.")
+        raise Refused(f"Your function gave {str(value)[:60]} for {what}: "
+                      "return a number of bytes, or one for each kind in a dictionary.")
     return int(count) if count == int(count) else count
 
 

@@ -226,13 +226,16 @@ answer = Double
                 yield Scene(f"{name}, {n} numbers of {kind} from 1 to {top:.1f}, under {kind}",
                             lambda dtype=dtype, name=name: delicate(answer, dtype, name, n, top), 1e-5)
             for name in OTHERS:
-                yield Scene(f"{name}, float32, under {kind}", lambda dtype=dtype, name=name: other(answer, dtype, name, torch.float32), 0.0)
+                yield Scene(f"{name}, float32, under {kind}",
+                            lambda dtype=dtype, name=name: other(answer, dtype, name, torch.float32), 0.0)
             for name in MIXED:
-                yield Scene(f"{name}, {kind} and float32, under {kind}", lambda dtype=dtype, name=name: other(answer, dtype, name, dtype), 0.0)
-            yield Scene(f"integers and bools, under {kind}", lambda dtype=dtype: integers(answer, dtype, draw_of=size), 0.0)
+                yield Scene(f"{name}, {kind} and float32, under {kind}",
+                            lambda dtype=dtype, name=name: other(answer, dtype, name, dtype), 0.0)
+            yield Scene(f"integers and bools, under {kind}", lambda dtype=dtype: integers(answer, dtype, size), 0.0)
             yield Scene(f"float64, under {kind}", lambda dtype=dtype: doubles(answer, dtype, size), 0.0)
             yield Scene(f"after the with block of {kind}", lambda dtype=dtype: ended(answer, dtype, fails=False), 0.0)
-            yield Scene(f"after an error in the with block of {kind}", lambda dtype=dtype: ended(answer, dtype, fails=True), 0.0)
+            yield Scene(f"after an error in the with block of {kind}",
+                        lambda dtype=dtype: ended(answer, dtype, fails=True), 0.0)
 
 
 # Looked up when called, as a policy may stand in their place.
@@ -274,7 +277,8 @@ def delicate(answer, dtype, name, n, top) -> dict:
     x = torch.linspace(1, top, n).view(4, -1).to(dtype).requires_grad_()
     with answer(dtype):
         found = DELICATE[name](x)
-    return {"type": word(found.dtype), "has a graph": found.requires_grad, "last results": found.detach().double().flatten()[-4:]}
+    return {"type": word(found.dtype), "has a graph": found.requires_grad,
+            "last results": found.detach().double().flatten()[-4:]}
 
 
 def other(answer, dtype, name, of) -> dict:
@@ -285,17 +289,19 @@ def other(answer, dtype, name, of) -> dict:
     return {"type": word(found.dtype)}
 
 
-def integers(answer, dtype, draw_of) -> dict:
-    odd = 2049 + 2 * draw_of
+def integers(answer, dtype, size) -> dict:
+    odd = 2049 + 2 * size
     with answer(dtype):
-        found = torch.tensor([odd]).sum(), torch.tensor([True] * draw_of).sum(), torch.tensor([[odd]]) @ torch.tensor([[2]])
+        sums = torch.tensor([odd]).sum(), torch.tensor([True] * size).sum()
+        found = *sums, torch.tensor([[odd]]) @ torch.tensor([[2]])
     return {"types": [word(each.dtype) for each in found], "results": [float(each) for each in found]}
 
 
 def doubles(answer, dtype, size) -> dict:
     x, y = pair(size, torch.float64)
     with answer(dtype):
-        found = {name: operator(x, y) for name, operator in PRODUCTS.items()} | {name: operator(x) for name, operator in DELICATE.items()}
+        found = {name: operator(x, y) for name, operator in PRODUCTS.items()}
+        found |= {name: operator(x) for name, operator in DELICATE.items()}
     return {name: word(each.dtype) for name, each in found.items()}
 
 
