@@ -158,7 +158,7 @@ def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
     for at, row in enumerate(found):
         if not any(at < len(right) and same(row, right[at]) for right in rights):
             return at
-    return None
+    return None if any(len(found) == len(right) for right in rights) else len(found) - 1
 
 
 def same(a: Row, b: Row) -> bool:

@@ -188,8 +188,11 @@ ADAMS = ("Adam's temporaries are wrong: it makes sqrt(v) and a denominator, each
          "the denominator until the next tensor has both.")
 ACTIVATIONS = "The activations are missing: what the forward saves for the backward, of each sample."
 ONCE = "A hidden layer is saved once: the ReLU and the next layer share one storage, and what goes into the ReLU is let go. Count one."
+DYDX = "In a layer's backward dy, dx and the layer's own input are alive at once: count all three."
 BEHIND = "The gradients of the layers behind are alive too: add up, from the last layer to the first."
 DOUBLE = "float64 takes 8 bytes and not 4, in state and activations too: use dtype.itemsize."
+BY_KIND = tuple(f"{name}, within 1%" for name in ("MLPs of many samples and SGD", "MLPs of many samples and Adam", "transformers and Adam",
+                                                  "transformers of one sample and Adam"))
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
 
@@ -289,11 +292,15 @@ class PeakBytes(Topic):
                                   ((DX, "rows * outer + rows * inner + 2"),)),
         "inputs": Wrong("You counted the inputs: they are the caller's, there before the step. Leave them out.",
                         returns(f"{TOTAL}; return total + batch * (model.sequence * 8 if {TRANSFORMER} else model[0] * z)")),
+        "targets": Wrong("You counted the targets: they are the caller's, there before the step. Leave them out.", returns(f"{TOTAL}; return total + 8 * rows")),
         "inputs as activations": Wrong("You counted the inputs: they are the caller's, there before the step. Leave them out.",
                                        ((HIDDEN, "kept = rows * sum(model[:-1])"), (STACK, "rows * sum(model[:i + 1])"))),
         "no update": Wrong(f"The update's moment is missing: there all gradients are alive at once. {HIGHEST}", only("[loss, *backward]")),
         "no update of transformers": Wrong(f"The update's moment is missing: there all gradients are alive at once. {HIGHEST}",
                                            only("[loss, *backward, update] if backward else [loss]")),
+        "no loss of transformers": Wrong(f"The moment of the loss is missing, where all activations are alive. {HIGHEST}",
+                                         only("[loss, *backward, update] if backward else [update]")),
+        "moments of transformers added": Wrong(ADDED, returns(f"{EACH}; return max(each) if backward else sum(each)")),
         "no update with the end": Wrong(ADAMS, ((UPDATE, UPDATE.replace("adam + 1", "1")),)),
         "one temporary": Wrong(ADAMS, ((BEFORE, "now for"),)),
         "denominators let go": Wrong(ADAMS, ((BEFORE, "2 * now for"),)),
@@ -306,7 +313,8 @@ class PeakBytes(Topic):
                                             ((' if optimizer == "adam" else 0\n    loss', "\n    loss"),)),
         "no loss": Wrong(f"The moment of the loss is missing, where all activations are alive. {HIGHEST}", only("[*backward, update]")),
         "no backward": Wrong(f"The backward's moments are missing, where gradients are there and activations still. {HIGHEST}", only("[loss, update]")),
-        "no backward of a ReLU": Wrong("A ReLU's backward has dy and dx of its width: that is a moment of its own.", (("            if i > 0:", "            if i < 0:"),)),
+        "one of dy and dx of a ReLU": Wrong("A ReLU's backward has dy, dx and the saved output, all of its width: that is a moment of its own.", (("2 * rows * inner + 2}", "rows * inner + 2}"),)),
+        "no backward of a ReLU": Wrong("A ReLU's backward has dy, dx and the saved output, all of its width: that is a moment of its own.", (("            if i > 0:", "            if i < 0:"),)),
         "loss only": Wrong(f"That is the moment of the loss alone. {HIGHEST}", only("[loss]")),
         "update only": Wrong(f"That is the update alone. {HIGHEST}", only("[update]")),
         "backward only": Wrong(f"That is the backward alone. {HIGHEST}", only("backward or [loss]")),
@@ -315,13 +323,17 @@ class PeakBytes(Topic):
         "its own gradient": Wrong(BEHIND, ((GRADIENTS, "gradients = (inner + 1) * outer"),)),
         "a gradient later": Wrong("In a layer's backward its own dW and db are alive too: count them with those of the layers behind.",
                                   (('{"gradients": gradients, "act', '{"gradients": gradients - (inner + 1) * outer, "act'),)),
-        "a saved one early": Wrong("In a layer's backward its own input is alive still: dW is computed from it.", ((STACK, "rows * sum(model[1:i])"),)),
+        "a saved one early": Wrong(DYDX, ((STACK, "rows * sum(model[1:i])"),)),
         "a saved one late": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.", ((STACK, "rows * sum(model[1:min(i + 2, len(model) - 1)])"),)),
         "all saved in the backward": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.", ((STACK, "kept"),)),
-        "no dy": Wrong("In a layer's backward dy is alive as well as dx: count both.", ((DX, "(rows * inner if i > 0 else 0) + 2"),)),
-        "no dx": Wrong("In a layer's backward dx is alive as well as dy: count both.", ((DX, "rows * outer + 2"),)),
+        "all saved in a Linear's backward": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.",
+                                                  (('{**there, "temporaries": rows * outer', '{**there, "activations": kept, "temporaries": rows * outer'),)),
+        "no dy": Wrong(DYDX, ((DX, "(rows * inner if i > 0 else 0) + 2"),)),
+        "no dx": Wrong(DYDX, ((DX, "rows * outer + 2"),)),
         "no gradients": Wrong("The gradients are missing: one of each weight's size, from its backward to zero_grad().",
                               ((GRADIENTS, "gradients += 0"), (UPDATE, UPDATE.replace('"gradients": weights, ', "")))),
+        "no gradients in the update": Wrong("The gradients are missing in the update: one of each weight's size, from its backward to zero_grad().",
+                                            ((UPDATE, UPDATE.replace('"gradients": weights, ', "")),)),
         "gradients at the loss": Wrong("You counted gradients at the loss: zero_grad() let them go, and the backward is still to come.",
                                        ((LOSS, LOSS.replace("{", '{"gradients": weights, ')),)),
         "gradients always": Wrong("You counted all gradients at every moment: a weight's gradient lives from its own backward to zero_grad().",
@@ -345,6 +357,7 @@ class PeakBytes(Topic):
                             (("rows, classes = batch * S,", "batch = 1; rows, classes = S,"), ("rows, classes = batch,", "rows, classes = 1,"))),
         "no length": Wrong("A transformer's batch has batch x sequence tokens: multiply by the length.", (("rows, classes = batch * S,", "rows, classes = batch,"),)),
         "4 bytes": Wrong(DOUBLE, ((Z, "z, backward"), ("dtype.itemsize", "4"))),
+        "4 bytes for transformers": Wrong(DOUBLE, ((f"    if {TRANSFORMER}:\n", f"    if {TRANSFORMER}:\n        z = 4\n"),)),
         "8 bytes": Wrong("float32 takes 4 bytes and not 8: use dtype.itemsize.", (("dtype.itemsize", "8"),)),
         "activations of 4 bytes": Wrong(DOUBLE, returns("return {'weights': weights * z, 'optimizer': state, **{k: n * (z if k == 'gradients' else 4) for k, n in highest.items()}}")),
         "one layer": Wrong("You counted one block's activations: multiply by the number of layers.", ((KEPT, KEPT.replace("L * block", "block")),)),
@@ -373,15 +386,11 @@ class PeakBytes(Topic):
     @staticmethod
     def probe(answer, draw):
         steps.account = account_of_steps
-        near, exact, transformers = sizes_drawn(draw)
-        for size in near:
-            yield Scene(f"{size}, within 1%", lambda size=size: {"bytes at the peak": total(answer(*size))}, 0.01)
-        for size in exact:
-            yield Scene(f"{size}, to the byte", lambda size=size: {"bytes at the peak": total(answer(*size))}, 0.0)
-        for size in transformers:
-            yield Scene(f"{size}, within 1%", lambda size=size: {"bytes at the peak": total(answer(*size))}, 0.01)
-        for size in (near[0], near[6], transformers[2], transformers[4]):
-            yield Scene(f"{size}, by kind", lambda size=size: {", ".join(KINDS): by_kind(answer(*size))}, 0.01)
+        groups = groups_drawn(draw)
+        for name, (near, sizes) in groups.items():
+            yield Scene(name, lambda sizes=sizes: {str(size): total(answer(*size)) for size in sizes}, near)
+        for name, of in zip(BY_KIND, map(groups.get, BY_KIND)):
+            yield Scene(f"{name}, by kind", lambda size=of[1][0]: {f"{', '.join(KINDS)} of {size}": by_kind(answer(*size))}, 0.01)
 
 
 class Size(tuple):
@@ -396,9 +405,10 @@ class Size(tuple):
                 f"{model.sequence}, vocabulary {model.vocabulary}{', tied' * model.tied}, {how}")
 
 
-def sizes_drawn(draw) -> tuple[list[Size], list[Size], list[Size]]:
-    """MLPs for 1%, MLPs to the byte, and transformers."""
-    def near(widths, batch, optimizer, dtype=torch.float32):
+def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
+    """What is alike in some sizes: how near a right number must be, and the sizes. Two sizes of 1% tell
+    a mistake from another that gives the same by chance; to the byte one is enough."""
+    def mlp(widths, batch, optimizer, dtype=torch.float32):
         return Size((tuple(draw.randint(*ends) for ends in widths), draw.randint(*batch), optimizer, dtype))
 
     def gpt(layers, heads, each, sequence, vocabulary, batch, optimizer, tied=False, dtype=torch.float32):
@@ -406,27 +416,39 @@ def sizes_drawn(draw) -> tuple[list[Size], list[Size], list[Size]]:
         config = GPTConfig(draw.randint(*layers), heads * draw.randint(*each), heads, draw.randint(*sequence), draw.randint(*vocabulary), tied=tied, dtype=dtype)
         return Size((config, draw.randint(*batch), optimizer, dtype))
 
-    loss, many = ((5, 12), (20, 30), (40, 50)), (100, 200)
-    update, few = ((20, 40), (30, 60), (10, 20)), (1, 3)
-    layer, some = ((10, 30), (60, 90), (60, 90), (4, 9)), (60, 120)
-    wide = (100, 150), (12, 20), (4, 9)
-    deep, linear, narrow = ((5, 12), (20, 30), (20, 30), (40, 50)), ((4, 8), (38, 42), (43, 47)), ((8, 15), (30, 40), (40, 60))
-    return ([near(loss, many, "sgd"), near(deep, many, "sgd"), near(update, few, "sgd"), near(layer, some, "sgd"), near(wide, some, "sgd"),
-             near(loss, many, "momentum"), near(update, (20, 40), "adam"), near(update, few, "adam"), near(layer, some, "adam"),
-             near(loss, many, "adam", torch.float64), near(update, few, "momentum", torch.float64)],
-            [near(loss, (5, 50), "sgd"), near(linear, (18, 22), "sgd"), near(update, few, "sgd"), near(layer, (20, 60), "sgd"), near(wide, some, "momentum"), near(loss, (5, 50), "adam"),
-             near(update, few, "adam"), near(update, few, "adam", torch.float64), near(narrow, few, "adam"), near(layer, (20, 60), "adam", torch.float64)]
-            + [near([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
-                    draw.choice((torch.float32, torch.float64))) for _ in range(5)],
-            [gpt((1, 1), (2,), (5, 8), (8, 12), (300, 500), (4, 6), "sgd"),
-             gpt((3, 4), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd"),
-             gpt((2, 3), (4,), (4, 6), (12, 20), (300, 500), (3, 5), "adam"),
-             gpt((1, 2), (1, 2), (9, 12), (8, 12), (700, 900), (4, 6), "adam", tied=True),
-             gpt((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1), "adam"),
-             gpt((2, 3), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum"),
-             gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64),
-             gpt((1, 4), (1, 2), (6, 10), (16, 24), (300, 600), (4, 8), "momentum", tied=True),
-             gpt((1, 3), (1, 2, 4), (4, 8), (8, 24), (300, 900), (3, 8), draw.choice(("sgd", "momentum", "adam")))])
+    # The widths' and the batch's ranges, by where the peak is.
+    loss, square, deep, many = ((5, 12), (20, 30), (40, 50)), ((5, 12), (34, 40), (26, 32)), ((5, 12), (20, 30), (20, 30), (40, 50)), (100, 200)
+    update, narrow, few = ((20, 40), (30, 60), (10, 20)), ((8, 15), (30, 40), (40, 60)), (1, 3)
+    layer, wide, linear, some = ((10, 30), (60, 90), (60, 90), (4, 9)), ((100, 150), (12, 20), (4, 9)), ((4, 8), (38, 42), (43, 47)), (60, 120)
+    at_loss, in_update = ((2, 3), (4,), (4, 6), (12, 20), (300, 500)), ((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1))
+    small, tied = ((1, 1), (2,), (5, 8), (8, 12), (300, 500)), ((1, 2), (1, 2), (9, 12), (8, 12), (700, 900))
+    near = {
+        "MLPs of many samples and SGD": [mlp(loss, many, "sgd"), mlp(square, many, "sgd")],
+        "MLPs of more layers": [mlp(deep, many, "sgd"), mlp(deep, many, "sgd")],
+        "MLPs of few samples and SGD": [mlp(update, few, "sgd"), mlp(narrow, few, "sgd")],
+        "MLPs of wide hidden layers": [mlp(layer, some, "sgd"), mlp(layer, some, "sgd")],
+        "MLPs of wide inputs": [mlp(wide, some, "sgd"), mlp(wide, some, "sgd")],
+        "MLPs with momentum": [mlp(loss, many, "momentum"), mlp(update, few, "momentum")],
+        "MLPs of many samples and Adam": [mlp(loss, many, "adam"), mlp(layer, some, "adam")],
+        "MLPs of few samples and Adam": [mlp(update, few, "adam"), mlp(narrow, few, "adam")],
+        "MLPs of float64": [mlp(loss, many, "adam", torch.float64), mlp(update, few, "momentum", torch.float64)]}
+    exact = [mlp(loss, (5, 50), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"), mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"),
+             mlp(loss, (5, 50), "adam"), mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
+             mlp(layer, (20, 60), "adam", torch.float64),
+             *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")), draw.choice((torch.float32, torch.float64))) for _ in range(5))]
+    transformers = {
+        "transformers of one layer and SGD": [gpt(*small, (4, 6), "sgd"), gpt(*small, (10, 14), "sgd")],
+        "transformers of more layers and long sequences": [gpt((3, 4), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd"), gpt((2, 3), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd")],
+        "transformers and Adam": [gpt(*at_loss, (3, 5), "adam"), gpt(*at_loss, (7, 9), "adam")],
+        "tied transformers and Adam": [gpt(*tied, (4, 6), "adam", tied=True), gpt(*tied, (9, 12), "adam", tied=True)],
+        "transformers of one sample and Adam": [gpt(*in_update, "adam"), gpt(*in_update, "adam")],
+        "transformers of one sample and momentum": [gpt((2, 3), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum"), gpt((1, 2), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum")],
+        "transformers of float64": [gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64)],
+        "transformers drawn": [gpt((1, 4), (1, 2), (6, 10), (16, 24), (300, 600), (4, 8), "momentum", tied=True),
+                               gpt((1, 3), (1, 2, 4), (4, 8), (8, 24), (300, 900), (3, 8), draw.choice(("sgd", "momentum", "adam")))]}
+    return ({f"{name}, within 1%": (0.01, sizes) for name, sizes in near.items()}
+            | {f"MLP {number} of {len(exact)}, to the byte": (0.0, [size]) for number, size in enumerate(exact, 1)}
+            | {f"{name}, within 1%": (0.01, sizes) for name, sizes in transformers.items()})
 
 
 def total(answer) -> float:

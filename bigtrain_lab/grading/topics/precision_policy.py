@@ -146,7 +146,7 @@ class PrecisionPolicy(Topic):
         "in float64 where delicate": RIGHT + '''
 class Double(answer):
     def call(self, func, args, kwargs, dtype):
-        if dtype == torch.float32 and all(not isinstance(each, torch.Tensor) or each.dtype != torch.float64 for each in args):
+        if dtype == torch.float32 and all(not isinstance(each, torch.Tensor) or each.dtype != torch.float64 for each in (*args, *kwargs.values())):
             found = super().call(func, args, kwargs, torch.float64)
             return found.to(dtype) if found.is_floating_point() else found
         return super().call(func, args, kwargs, dtype)
@@ -164,6 +164,10 @@ answer = Double
         "bfloat16 always": Wrong(GIVEN, (("self.dtype = dtype", "self.dtype = torch.bfloat16"),)),
         "casts results": Wrong(AFTER, ((ARGS, "return self.cast(func(*(self.cast(each, torch.float32) for each in args), **kwargs), dtype)"), )),
         "widens results": Wrong(WIDENED, ((ARGS, f"if dtype == torch.float32:\n            return func(*args, **kwargs).to(dtype)\n        {ARGS}"),)),
+        "widens products": Wrong("A product was computed in 16 bits and cast back: leave it in the policy's type.",
+                                 ((CALL, f"found = {CALL[7:]}\n        return found.float() if dtype == self.dtype and found.dtype == dtype else found"),)),
+        "delicate in float64": Wrong("It came out in float64: float32 is enough where it is delicate.", ((WANTED, WANTED.replace("torch.float32", "torch.float64")),)),
+        "no keywords where delicate": Wrong(KEYWORDS, ((CALL, f"return func(*args, **kwargs) if dtype == torch.float32 else {CALL[7:]}"),)),
         "casts float64": Wrong(DOUBLE, ((CAST, "True:"),)),
         "casts float64 where delicate": Wrong(DOUBLE, ((CAST, "(value.dtype != torch.float64 or dtype == torch.float32):"),)),
         "detaches": Wrong(GRAPH, ((TO, "return value.detach().to(dtype)\n"),)),
@@ -206,7 +210,10 @@ answer = Double
             for name in DELICATE:
                 yield Scene(f"{name}, {n} numbers of {kind} from 1 to {top:.1f}, under {kind}",
                             lambda dtype=dtype, name=name: delicate(answer, dtype, name, n, top), 1e-5)
-            yield Scene(f"other operators, under {kind}", lambda dtype=dtype: others(answer, dtype), 0.0)
+            for name in OTHERS:
+                yield Scene(f"{name}, float32, under {kind}", lambda dtype=dtype, name=name: other(answer, dtype, name, torch.float32), 0.0)
+            for name in MIXED:
+                yield Scene(f"{name}, {kind} and float32, under {kind}", lambda dtype=dtype, name=name: other(answer, dtype, name, dtype), 0.0)
             yield Scene(f"integers and bools, under {kind}", lambda dtype=dtype: integers(answer, dtype, draw_of=size), 0.0)
             yield Scene(f"float64, under {kind}", lambda dtype=dtype: doubles(answer, dtype, size), 0.0)
             yield Scene(f"after the with block of {kind}", lambda dtype=dtype: ended(answer, dtype, fails=False), 0.0)
@@ -223,10 +230,11 @@ DELICATE = {"x.exp()": lambda x: x.exp(), "torch.exp": lambda x: torch.exp(x), "
             "torch.log": lambda x: torch.log(x), "x.log()": lambda x: x.log(), "x ** 2": lambda x: x**2, "torch.pow": lambda x: torch.pow(x, 2),
             "x.sum()": lambda x: x.sum(), "torch.sum": lambda x: torch.sum(x), "x.mean()": lambda x: x.mean(), "torch.mean": lambda x: torch.mean(x),
             "x.norm()": lambda x: x.norm(), "F.layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-            "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))), "F.cross_entropy with target=": lambda x: F.cross_entropy(input=x, target=torch.arange(len(x))),
+            "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))), "torch.exp with input=": lambda x: torch.exp(input=x),
             "F.mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x))}
 OTHERS = {"x + y": lambda x, y: x + y, "x * y": lambda x, y: x * y, "x / y": lambda x, y: x / y, "torch.tanh": lambda x, y: torch.tanh(x),
-          "F.relu": lambda x, y: F.relu(x), "F.gelu": lambda x, y: F.gelu(x)}
+          "F.relu": lambda x, y: F.relu(x), "F.gelu": lambda x, y: F.gelu(x), "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y]))}
+MIXED = ("x + y", "x * y")
 
 
 def word(dtype: torch.dtype) -> str:
@@ -254,13 +262,12 @@ def delicate(answer, dtype, name, n, top) -> dict:
     return {"type": word(found.dtype), "has a graph": found.requires_grad, "last results": found.detach().double().flatten()[-4:]}
 
 
-def others(answer, dtype) -> dict:
-    half, full = torch.full((4,), 300, dtype=dtype), torch.full((4,), 300.0)
+def other(answer, dtype, name, of) -> dict:
+    """`of`: the type of the first tensor; the second is float32."""
+    x, y = torch.full((4,), 300, dtype=of), torch.full((4,), 300.0)
     with answer(dtype):
-        found = {f"{name} of float32": operator(full, full) for name, operator in OTHERS.items()}
-        found |= {f"{name} of {word(dtype)} and float32": OTHERS[name](half, full) for name in ("x + y", "x * y")}
-        found["F.embedding of float32"] = F.embedding(torch.tensor([3]), torch.full((4, 4), 0.1))
-    return {name: word(each.dtype) for name, each in found.items()}
+        found = OTHERS[name](x, y)
+    return {"type": word(found.dtype)}
 
 
 def integers(answer, dtype, draw_of) -> dict:
