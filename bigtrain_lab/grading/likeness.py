@@ -97,7 +97,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if at is None:
             return []
         alike = {name: sum(map(same, found, rows)) for name, rows in wrongs.items()
-                 if at < len(rows) and same(found[at], rows[at])}
+                 if first_difference(rows, rights) == at and same(found[at], rows[at])}
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
             return [*sentence, found[at].told, seen(found[at].scene, seed)]
@@ -158,7 +158,7 @@ def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
     for at, row in enumerate(found):
         if not any(at < len(right) and same(row, right[at]) for right in rights):
             return at
-    return None
+    return None if any(len(found) == len(right) for right in rights) else len(found) - 1
 
 
 def same(a: Row, b: Row) -> bool:
