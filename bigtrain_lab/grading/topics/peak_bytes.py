@@ -479,8 +479,8 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
         "MLPs of many samples and Adam": [mlp(loss, many, "adam"), mlp(layer, some, "adam")],
         "MLPs of few samples and Adam": [mlp(update, few, "adam"), mlp(narrow, few, "adam")],
         "MLPs of float64": [mlp(loss, many, "adam", torch.float64), mlp(update, few, "momentum", torch.float64)]}
-    exact = [mlp(loss, (5, 50), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"),
-             mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"), mlp(loss, (5, 50), "adam"),
+    exact = [mlp(loss, (45, 70), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"),
+             mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"), mlp(loss, (45, 70), "adam"),
              mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
              mlp(layer, (20, 60), "adam", torch.float64),
              *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
