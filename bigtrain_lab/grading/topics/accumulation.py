@@ -340,11 +340,14 @@ class Accumulation(Topic):
                        (("        for each in window:\n", "        for each in [tuple(map(torch.cat, zip(*window[i:i + 2]))) for i in range(0, len(window), 2)]:\n"),)),
         "one backward": Wrong(AT_ONCE, ((BACKWARD, ""), (LOSS, LOSS + "\n            kept.append(loss)"), (ZERO, ZERO + "        kept = []\n"),
                                         (UNSCALE, "        loss = sum(kept)\n        (scaler.scale(loss) if scaler else loss).backward()\n" + UNSCALE))),
+        "logs a second forward": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
+                                       ((LOSS, LOSS + "\n            print(loss_sum(each).item())"),)),
         "all forwards first": Wrong(AT_ONCE, (("        for each in window:\n", "        for each in [loss_sum(each) for each in window]:\n"), (LOSS, "each / total"))),
         "one late": Wrong(AT_ONCE, ((BACKWARD, "            late.append(loss)\n            if len(late) > 1:\n                late.pop(0).backward()\n"),
                                     (ZERO, ZERO + "        late = []\n"), (UNSCALE, "        late.pop().backward()\n" + UNSCALE))),
         "retains": Wrong("Graphs are alive at the peak with all that they saved: leave out retain_graph=True.", (("loss.backward()", "loss.backward(retain_graph=True)"),)),
         "keeps losses alive": Wrong(ITEM, ((ZERO, ZERO + "        total_loss = 0\n"), (BACKWARD, BACKWARD + "            total_loss += loss\n"))),
+        "a loss of each window": Wrong(ITEM, ((WINDOWS, WINDOWS + " if [losses := []] else ()"), (UNSCALE, "        losses.append(loss)\n" + UNSCALE))),
         "a list of losses": Wrong(ITEM, ((WINDOWS, WINDOWS + " if [losses := []] else ()"), (BACKWARD, BACKWARD + "            losses.append(loss)\n"))),
         "three forwards": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
                                 ((LOSS, "[loss_sum(each), loss_sum(each), loss_sum(each)][0] / total"),)),
@@ -408,9 +411,9 @@ class Accumulation(Topic):
         for bad in (draw.randrange(k), draw.randrange(k, 2 * k)):
             yield counts(f"an infinite loss of micro-batch {bad}", unequal(short), bad=bad, scaled=True)
         yield counts("an infinite loss", unequal(short), slope=slope, near=1e-9, bad=draw.randrange(k, 2 * k), clip=clips[0], scaled=True)
-        lengths, seed = [4 * length for length in unequal(short)], draw.randrange(10**6)
+        lengths, seed = [8 * equal + draw.randint(0, 4) for _ in range(short)], draw.randrange(10**6)
         for what in Bench.WATCHED:
-            long = lengths + [40] * (2 * k + 6)
+            long = [equal] * (2 * k + 2)
             yield Scene(f"{what}, k={k}" if what != "gradients" else f"{what}, k={2 * k + 2}", lambda what=what: Bench.of_words(
                 long if what == "gradients" else lengths, seed, watched=what).play(answer, 2 * k + 2 if what == "gradients" else k).held(), 0.0)
         lengths, both = unequal(10), draw.sample((2, 3, 4, 5, 6, 7, 13), 2)
@@ -450,7 +453,7 @@ class Words(nn.Module):
 class Bench:
     """What an answer is given, micro-batches as (ids, targets) and an optimizer of two groups, and what it does with them."""
 
-    WATCHED = ("activations", "graphs", "forwards", "gradients")
+    WATCHED = ("activations", "forwards", "graphs", "gradients")
 
     def __init__(self, model, groups, micro_batches, rate, momentum=0.0, watched=""):
         self.model, self.micro_batches, self.watched = model, micro_batches, watched
@@ -458,8 +461,8 @@ class Bench:
         self.optimizer = torch.optim.SGD([{"params": group} for group in groups], rate, momentum)
         self.optimizer.register_step_pre_hook(lambda *_: self.note())
         self.gradients, self.rates, self.forwards, self.others = [], [], [0], 0
-        self.graphs, self.saved, self.made = weakref.WeakSet(), weakref.WeakSet(), Made(self.parameters)
-        self.most = {"saved": 0, "graphs": 0, "made": 0}
+        self.graphs, self.saved, self.made = weakref.WeakSet(), weakref.WeakSet(), Made([*self.parameters, *(t for pair in micro_batches for t in pair)])
+        self.most = {"saved": 0, "waiting": 0, "graphs": 0, "made": 0}
 
     @classmethod
     def of_counts(cls, lengths, pads, slope, bad):
@@ -492,13 +495,13 @@ class Bench:
             self.others += 1
             return self.model(ids, targets)
         self.forwards[-1] += 1
-        self.top("graphs", len(self.graphs)), self.top("made", self.made.bytes_alive())
+        self.top("graphs", len(self.graphs)), self.top("waiting", sum(not each.ran for each in self.graphs)), self.top("made", self.made.bytes_alive())
         with saved_tensors_hooks(self.save, lambda held: held.tensor):
             loss = self.model(ids, targets)
         return Node.apply(loss, self.graphs)
 
     def save(self, tensor):
-        held = Held(tensor)
+        held = Held(tensor.detach())
         self.saved.add(held)
         self.top("saved", sum({each.tensor.untyped_storage().data_ptr(): each.tensor.nbytes for each in self.saved}.values()))
         return held
@@ -523,7 +526,8 @@ class Bench:
 
     def held(self) -> dict:
         whole = sum(p.nbytes for p in self.parameters)
-        return {"activations": {"bytes kept for the backward, at most": self.most["saved"]},
+        return {"activations": {"bytes kept for the backward, at most": self.most["saved"],
+                                "graphs without their backward as a forward begins": self.most["waiting"]},
                 "graphs": {"graphs of earlier micro-batches alive as a forward begins, not counting the last one": max(0, self.most["graphs"] - 1)},
                 "forwards": {"forwards with a graph in each update": self.forwards[:-1],
                              "forwards without one, not counting one a micro-batch": max(0, self.others - len(self.micro_batches))},
@@ -542,11 +546,13 @@ class Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, loss, graphs):
+        ctx.ran = False
         graphs.add(ctx)
         return loss.clone()
 
     @staticmethod
     def backward(ctx, gradient):
+        ctx.ran = True
         return gradient, None
 
 
