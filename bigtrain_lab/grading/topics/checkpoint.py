@@ -248,7 +248,7 @@ class Checkpoint(Topic):
         "keeps detached tensors": Wrong(KEEPS_ALL, BY_HOOKS.format(pack="lambda t: t.detach()", unpack="lambda t: t")),
         "keeps views": Wrong(KEEPS_ALL, BY_HOOKS.format(pack="lambda t: (t.detach().as_strided((t.numel(),), (1,)), t.shape, t.stride())",
                                                         unpack="lambda kept: kept[0].as_strided(*kept[1:])")),
-        "keeps a second graph": Wrong(KEEPS_ALL, ((FORWARD, f"with torch.enable_grad():\n            ctx.again = fn(*inputs, **kwargs)\n        torch.set_rng_state(ctx.state)\n        {FORWARD}"),)),
+        "keeps a second graph": Wrong("fn ran twice in the forward: once is enough.", ((FORWARD, f"with torch.enable_grad():\n            ctx.again = fn(*inputs, **kwargs)\n        torch.set_rng_state(ctx.state)\n        {FORWARD}"),)),
         "keeps the graph in ctx": Wrong(KEEPS_ALL, ((FORWARD, "with torch.enable_grad():\n            ctx.y = fn(*inputs, **kwargs)\n        return ctx.y.detach()"),
                                                     (RERUN, "            y = ctx.y\n"))),
         "copies": Wrong(COPIES, BY_HOOKS.format(pack="lambda t: t.detach().clone()", unpack="lambda t: t")),
@@ -274,6 +274,7 @@ class Checkpoint(Topic):
         "one place for all": Wrong(PER_CALL, ((KEPT, KEPT + "; HELD[:] = [fn, kwargs, inputs]"), ("on, dtype =", "ctx.fn, ctx.kwargs, ctx.inputs = HELD; on, dtype ="),
                                               ("        inputs = [", "        ctx.inputs = HELD[2]; inputs = ["))),
         "a place for each function": Wrong(PER_CALL, (("HELD = []", "HELD = {}"), (KEPT, "ctx.fn, ctx.kwargs = fn, kwargs; HELD[fn] = inputs"), ("for x in ctx.inputs]", "for x in HELD[ctx.fn]]"))),
+        "all for each function": Wrong(PER_CALL, (("HELD = []", "HELD = {}"), (KEPT, KEPT + "; HELD[fn] = ctx"), ("now = ", "ctx = HELD[ctx.fn]; now = "))),
         "a state for each function": Wrong(PER_CALL, (("HELD = []", "HELD = {}"), (NOTED, "HELD[fn] = torch.get_rng_state()"), (REWIND, "        torch.set_rng_state(HELD[ctx.fn])\n"))),
         "a state for all": Wrong(PER_CALL, ((NOTED, "HELD[:] = [torch.get_rng_state()]"), (REWIND, "        torch.set_rng_state(HELD[0])\n"))),
         "the first state for ever": Wrong(PER_CALL, (("HELD = []", "HELD = {}"), (NOTED, "HELD.setdefault(fn, torch.get_rng_state())"), (REWIND, "        torch.set_rng_state(HELD[ctx.fn])\n"))),
@@ -410,11 +411,11 @@ def alive(answer, layer, x) -> dict:
 
 
 def squares(y) -> Tensor:
-    return sum(squares(each) for each in y) if isinstance(y, tuple) else y.float().square().sum()
+    return sum(squares(each) for each in y) if isinstance(y, (tuple, list)) else y.float().square().sum()
 
 
 def gradients(layer, arguments) -> dict:
-    shown = {f"gradient of argument {i}": each.grad for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.requires_grad}
+    shown = {f"gradient of argument {i}": each.grad for i, each in enumerate(arguments) if isinstance(each, Tensor)}
     return shown | {f"gradient of the {name} inside fn": p.grad for name, p in layer.linear.named_parameters()}
 
 
@@ -424,7 +425,8 @@ def step(answer, layer, *args, before=None, used=None, **kwargs) -> dict:
         p.grad = None if before is None else torch.full_like(p, before)
     y = answer(layer, *args, **kwargs)
     between = torch.rand(3)
-    squares(y if used is None else y[used]).backward()
+    if (loss := squares(y if used is None else y[used])).requires_grad:
+        loss.backward()
     shown = {"the output": y.detach() if isinstance(y, Tensor) else [each.detach() for each in y]}
     shown |= gradients(layer, (*args, *kwargs.values()))
     if layer.share:
