@@ -9,6 +9,8 @@ Nothing that is right is in the process of a student's answer: it can be broken,
 """
 
 import faulthandler
+import functools
+import io
 import json
 import linecache
 import os
@@ -23,10 +25,12 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,14 +41,16 @@ import torch
 from ..core import Impossible
 from ..runtime import frames, server, temporary
 from ..runtime.pulse import Pulse
-from .fence import OURS, Fence, Refused
+from .fence import OURS, Refused, loaded
 
 CPU_S, WALL_S = 20, 60
+LATE_S = 10  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
 LOOK_S = 0.02
+MOST_BYTES = 4 * 1024**2  # of rows
 MOST_TEXT = 400  # letters of an error's message
 ANSWER = "answer"
-BEGUN = "begun"  # of a row: its scene is being played
+BEGUN, ENDED, REFUSED = "(begun)", "(ended)", "(refused)"  # of a row, and no class's name: still played, died in it, reached over the fence
 
 
 class Row(NamedTuple):
@@ -76,7 +82,7 @@ class Box:
         self._unwanted = os.pipe()
         try:
             carried = travelling(answer) if texts is None else None
-            task = (travelling(topic), seed, carried, texts, str(self._room))
+            task = (travelling(topic), seed, carried, texts, str(self._room), CPU_S, WALL_S)
             (self._room / "program").write_bytes(pickle.dumps((task,)))
             self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
                                               f"{__package__}.box"))
@@ -102,42 +108,50 @@ class Box:
         began = time.monotonic()
         while name not in self._whole:
             ended = bool(wait([self._process.sentinel], LOOK_S))
-            self._hear()
+            try:
+                self._hear()
+                why = self._late(time.monotonic() - began) or (self._dead() if ended else "")
+            except (ValueError, TypeError):
+                why = "Your answer writes where the check keeps what it saw: compute, and return."
             if name in self._whole:
                 break
-            if why := self._late(time.monotonic() - began) or (self._dead() if ended else ""):
+            if why:
                 self._pulse.kill()
                 rows = self._told.setdefault(name, [])
                 scene = rows.pop().scene if rows and rows[-1].raised == BEGUN else "its definition"
-                rows.append(Row(scene, raised="ended", told=why))
+                rows.append(Row(scene, raised=ENDED, told=why))
                 self._whole.add(name)
         return self._told[name]
 
     def _hear(self) -> None:
-        """Take in the lines that have been written since."""
+        """Take in the lines that have been written since; ValueError where an answer wrote among them."""
         with suppress(FileNotFoundError), open(self._room / "rows", encoding="utf-8") as file:
             file.seek(self._read)
             for line in iter(file.readline, ""):
                 if not line.endswith("\n"):
                     break
                 self._read += len(line.encode())
+                if self._read > MOST_BYTES:
+                    raise ValueError("too many rows")
                 name, *fields = json.loads(line)
+                rows = self._told.setdefault(name, [])
                 if not fields:
+                    if not rows or rows[-1].raised == BEGUN:
+                        raise ValueError("an end too early")
                     self._whole.add(name)
                     continue
-                rows = self._told.setdefault(name, [])
+                scene, value, near, raised, told = fields
                 if rows and rows[-1].raised == BEGUN:
                     rows.pop()
-                row = Row(*fields)
-                rows.append(row._replace(told=with_source(row.told)))
+                rows.append(Row(scene, value, near, raised, with_source(told)))
 
     def _late(self, seconds: float) -> str:
         """That the answer takes too long, and at which line it is."""
         stacks = self._room / "late"
-        if seconds < WALL_S + 10 and not (stacks.exists() and frames.is_whole(stacks)):
+        if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
             return ""
         place = of_answer(stacks.read_text(encoding="utf-8", errors="replace")) if stacks.exists() else ""
-        return with_source(f"Your answer did not end within {CPU_S} s{place}.")
+        return with_source(f"Your answer did not end within {WALL_S if seconds > WALL_S else CPU_S} s{place}.")
 
     def _dead(self) -> str:
         """That the process has ended before the answer had shown all."""
@@ -149,15 +163,32 @@ class Box:
         return with_source(f"Your answer ended the process that it ran in, {how}{place}. Let it return.")
 
 
+class Carrier(cloudpickle.Pickler):
+    """Takes a student's cached functions along too, which have no value of their own: to be cached anew."""
+
+    def reducer_override(self, thing):
+        if isinstance(thing, functools._lru_cache_wrapper) and is_own(thing):
+            rule = thing.cache_parameters()
+            return type(thing), (thing.__wrapped__, rule["maxsize"], rule["typed"], functools._CacheInfo)
+        return super().reducer_override(thing)
+
+
+def is_own(thing) -> bool:
+    """Whether a thing is neither of this library nor of an installed one, so it must travel by value."""
+    home = getattr(thing, "__module__", None) or type(thing).__module__
+    return home == "__main__" or is_answer(getattr(sys.modules.get(home), "__file__", None) or "<frozen")
+
+
 def travelling(thing) -> bytes:
     """A thing by value, with what it names; of this library and installed ones, by name."""
     module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
-    file = getattr(module, "__file__", None) or ""
-    own = file and not frames.is_foreign(file) and not file.startswith(OURS)
+    own = module is not None and module.__name__ != "__main__" and is_own(thing)
     try:
         if own:
             cloudpickle.register_pickle_by_value(module)
-        return cloudpickle.dumps(thing)
+        with io.BytesIO() as file:
+            Carrier(file).dump(thing)
+            return file.getvalue()
     except Exception as error:
         raise Impossible(f"The answer cannot travel to a process of its own ({type(error).__name__}: {error}): "
                          "let it make open files, locks and widgets itself.") from error
@@ -194,7 +225,7 @@ def with_source(told: str) -> str:
 
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
-    pickled_topic, seed, carried, texts, room = task
+    pickled_topic, seed, carried, texts, room, cpu_s, wall_s = task
     threading.Thread(target=end_with_parent, daemon=True).start()
     out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -203,22 +234,22 @@ def main(index: int, task: tuple) -> None:
     late = open(f"{room}/late", "w", encoding="utf-8")
     faulthandler.register(signal.SIGPROF, late)
     limit_memory()
+    warnings.simplefilter("ignore")  # a warning reads the source that it comes from
     notes = Notes(open(f"{room}/rows", "w", encoding="utf-8"))
     topic = pickle.loads(pickled_topic)
-    fence = Fence(topic, notes.refuse) if texts is None else None
     for name in texts if texts is not None else (ANSWER,):
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        faulthandler.dump_traceback_later(WALL_S, file=late)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        faulthandler.dump_traceback_later(wall_s, file=late)
         notes.name = name
-        play(topic, seed, lambda: made(texts[name]) if fence is None else fence.load(carried), notes)
+        play(topic, seed, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
     os._exit(0)
 
 
 def play(topic: type, seed: int, load, notes: "Notes") -> None:
     """Load an answer and note what it shows in each scene; after one that it cannot end, no more."""
-    before, loaded = Left(), []
-    goes_on = notes.row("its definition", lambda: loaded.append(load()), 0.0)
-    for scene in topic.probe(*loaded, random.Random(seed)) if goes_on else ():
+    before, answers = Left(), []
+    goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
+    for scene in topic.probe(*answers, random.Random(seed)) if goes_on else ():
         torch.manual_seed(seed)
         random.seed(seed)
         if not notes.row(scene.name, lambda: before.then(scene.run), scene.near):
@@ -247,12 +278,12 @@ class Notes:
             self.write(scene, plain(run()), near, "", "")
             return True
         except BaseException as error:  # noqa: B902  (an answer may raise anything)
-            self.write(scene, None, near, type(error).__name__, raised(error))
+            self.write(scene, None, near, type(error).__name__ or "an error", raised(error))
             return False
 
     def refuse(self, why: str) -> None:
         """Note that the answer reached for what it may not have, and end the process: it cannot go on."""
-        self.write(self.scene, None, 0.0, "refused", why)
+        self.write(self.scene, None, 0.0, REFUSED, why)
         self.end()
         os._exit(0)
 
@@ -276,32 +307,51 @@ class Left:
 
     def then(self, run):
         """run(); Refused where something else is left behind, which is undone."""
-        shown = run()
         try:
-            if not torch.is_grad_enabled():
-                raise Refused("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.")
-            if torch.get_default_dtype() != torch.float32:
-                raise Refused("Your answer changed torch's default dtype: leave it as it was.")
-            for place, before in zip(self.PLACES, self.functions):
-                now = vars(place)
-                for name, function in before.items():
-                    if now.get(name) is not function and callable(function):
-                        setattr(place, name, function)
-                        raise Refused(f"After your answer {place.__name__}.{name} is another function: leave torch as it was.")
+            shown = run()
+            gradients_on, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         finally:
+            changed = self._put_back()
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
+        if not gradients_on:
+            raise Refused("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.")
+        if dtype != torch.float32:
+            raise Refused("Your answer changed torch's default dtype: leave it as it was.")
+        if changed:
+            raise Refused(f"After your answer {changed[0]} is another function: leave torch as it was.")
         return shown
+
+    def _put_back(self) -> list[str]:
+        """Names of the functions that were another one, all of which are put back."""
+        changed = []
+        for place, before in zip(self.PLACES, self.functions):
+            now = dict(vars(place))
+            for name in () if now == before else {**before, **now}:
+                function, inherited = before.get(name), any(
+                    name in vars(base) for base in getattr(place, "__mro__", ())[1:])
+                if now.get(name) is function or not (inherited or callable(function)):
+                    continue
+                if name in before:
+                    setattr(place, name, function)
+                else:
+                    delattr(place, name)
+                if getattr(place, name) is not now.get(name):
+                    changed.append(f"{place.__name__}.{name}")
+        return changed
 
 
 def raised(error: BaseException) -> str:
     """The sentence on an error, with the answer's line."""
     if isinstance(error, (Refused, Impossible)):
         return str(error)
-    places = [frames.Place(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    places = [frames.Place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in places if is_answer(place.file)]
     at = f", at {line_of(own[-1])}" if own else ""
-    what = f"{type(error).__name__}: {str(error)[:MOST_TEXT]}".rstrip(": .")
+    try:
+        what = f"{type(error).__name__}: {str(error)[:MOST_TEXT]}".rstrip(": .")
+    except Exception:  # its text raises too
+        what = type(error).__name__
     if isinstance(error, SystemExit):
         return f"Your answer called sys.exit{at}: let it return."
     if isinstance(error, MemoryError) or "allocate memory" in what:
@@ -319,6 +369,8 @@ def plain(value):
         return {str(key): plain(each) for key, each in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Real):
+        return float(value)
     try:
         return [plain(each) for each in value]
     except TypeError:

@@ -14,15 +14,17 @@ where an answer could read it. Cost: one run of the probe for the answer and for
 
 import math
 import random
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 from ..core import Family, Impossible
-from .box import Box, Row
+from .box import ENDED, REFUSED, Box, Row
 
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
+NOT_OF_A_MISTAKE = (ENDED, REFUSED, "SystemExit")
 
 
 class Scene(NamedTuple):
@@ -82,7 +84,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             differs = first_difference(found, rights)
             if differs is None:
                 return []
-            if found[differs].raised:
+            if found[differs].raised in NOT_OF_A_MISTAKE:
                 return [found[differs].told, seen(found[differs].scene, seed)]
             wrongs = {name: known.rows(name) for name in cls.wrong}
         return cls.diagnosis(found, rights, wrongs, seed)
@@ -95,7 +97,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if at is None:
             return []
         alike = {name: sum(map(same, found, rows)) for name, rows in wrongs.items()
-                 if at < len(rows) and same(found[at], rows[at])}
+                 if first_difference(rows, rights) == at and same(found[at], rows[at])}
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
             return [*sentence, found[at].told, seen(found[at].scene, seed)]
@@ -127,17 +129,19 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             text = text.replace(old, new)
         return text
 
-    @classmethod
-    def hint(cls, number: int) -> str:
-        """Hint 1, 2 or 3 of the ladder."""
-        if number not in (1, 2, 3):
-            raise Impossible(f"There is no hint {number}: ask for 1, 2 or 3.")
-        return cls.hints[number - 1]
+
+def check(topic: str, answer, seed: int | None = None) -> bool:
+    """Print what is wrong with an answer to the exercise called `topic`, or that it is right; whether it is."""
+    found = Topic.named(topic).findings(answer, seed)
+    print(*found or ["right."], sep="\n")
+    return not found
 
 
-def check(topic: str, answer, seed: int | None = None) -> None:
-    """Print what is wrong with an answer to the exercise called `topic`, or that it is right."""
-    print(*Topic.named(topic).findings(answer, seed) or ["right."], sep="\n")
+def hint(topic: str, number: int) -> None:
+    """Print hint 1, 2 or 3 of an exercise: a question first, nearly the answer last."""
+    if number not in (1, 2, 3):
+        raise Impossible(f"There is no hint {number}: ask for 1, 2 or 3.")
+    print(Topic.named(topic).hints[number - 1])
 
 
 def assert_right(topic: str, answer, seed: int | None = None) -> None:
@@ -154,14 +158,19 @@ def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
     for at, row in enumerate(found):
         if not any(at < len(right) and same(row, right[at]) for right in rights):
             return at
-    return None
+    return None if any(len(found) == len(right) for right in rights) else len(found) - 1
 
 
 def same(a: Row, b: Row) -> bool:
     """Whether two answers did the same in a scene."""
     if a.scene != b.scene or a.raised or b.raised:
-        return a.scene == b.scene and a.raised == b.raised
+        return (a.scene, a.raised, kind_of(a.told)) == (b.scene, b.raised, kind_of(b.told))
     return alike(a.value, b.value, a.near)
+
+
+def kind_of(told: str) -> str:
+    """An error's sentence without the answer's line."""
+    return re.sub(r", at your line.*", "", told)
 
 
 def alike(a, b, near: float) -> bool:
@@ -218,9 +227,8 @@ def difference(found: Row, right: Row) -> str:
 
 
 def innermost(a, b, near: float) -> tuple[str, object, object]:
-    """The first list or number inside of two values that differs, and where it is, as an index."""
-    nested = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
-    if not nested or not any(isinstance(each, list) for each in (*a, *b)):
+    """The first of two values' numbers that differs, or list of another length, and its index."""
+    if not (isinstance(a, list) and isinstance(b, list) and len(a) == len(b)):
         return "", a, b
     at = next(i for i, (x, y) in enumerate(zip(a, b)) if not alike(x, y, near))
     where, a, b = innermost(a[at], b[at], near)
