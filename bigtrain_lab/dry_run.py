@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, count
 from typing import NamedTuple
 
@@ -250,6 +250,14 @@ INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}
 SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}
 RESIZING = {"set_", "resize_", "resize_as_"}
 UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}
+MOST_KNOWN = 20_000  # calls of operators, some 20 MB
+
+
+@cache
+def known_calls(dtype: torch.dtype) -> dict[tuple, tuple]:
+    """What operators returned and cost where this is the default format: of all dry runs, since
+    weights keep their shapes when a batch changes, and stages are alike."""
+    return {}
 
 
 class Operators:
@@ -259,7 +267,9 @@ class Operators:
 
     def __init__(self, unobserved: bool = False):
         self._unobserved = unobserved
-        self._known: dict[tuple, tuple] = {}
+        self._known = known_calls(torch.get_default_dtype())
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
         self._ways: dict[object, str] = {}
         self.flops = self.moved_bytes = self.operators = 0
         self.copied: Callable = lambda tensor: None
