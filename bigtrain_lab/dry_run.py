@@ -132,31 +132,42 @@ def dry_run(program: Callable, unobserved: bool = False) -> DryRun:
     unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and
                  scatters, in place
     """
-    return followed(program, unobserved)[0]
+    with uncollected():
+        return followed(program, unobserved)[0]
 
 
 def account(program: Callable, unobserved: bool = False) -> "Account":
     """The same, storage by storage."""
-    return followed(program, unobserved)[1].account()
+    with uncollected():
+        return followed(program, unobserved)[1].account()
 
 
-def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Journal"]:
+@contextmanager
+def uncollected():
+    """A search for cycles in all that is there takes as long as a dry run."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def followed(program: Callable, unobserved: bool) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
-    collects = gc.isenabled()
-    gc.disable()  # a search for cycles in all that is there takes as long as the dry run
     try:
         with ledger:
             program(rank)
             ledger.changes()
+        alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
+        return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
     finally:
         rank.unwatch()
-        if collects:
-            gc.enable()
-    alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-    return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
+        ledger.forget()
 
 
 class DryRank:

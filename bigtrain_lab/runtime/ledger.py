@@ -139,6 +139,13 @@ class Ledger:
         """It was made just now, and is not to be counted."""
         self._seen.record(tensor.untyped_storage(), tensor, "ignored")
 
+    def forget(self) -> None:
+        """Let go of all storages and tensors that it knows, at its end. What it is made of leads back to it, so they would else stay
+        until the collector finds them."""
+        self.holdings, self._watched, self._balance = dict, (), Balance()
+        for known in (self._held, self._seen.known, self._seen.events):
+            known.clear()
+
     # -- on and off -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Ledger":
@@ -230,7 +237,7 @@ class Ledger:
             moved.append((storage, kind))  # from one to another: from now on
         elif not storage.declared:
             self._rename(storage, kind)
-        if storage.counted and storage.declared == kind:
+        if storage.counted and storage.declared == kind != storage.counted[0]:
             self._balance.change(storage, (kind, storage.counted[1]), self._looked)
 
     def _rename(self, storage: Storage, kind: str) -> None:
