@@ -192,7 +192,7 @@ class DryRank:
         ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
         yield
-        read = ledger.end(look=not self._hooks or kind not in "AB")
+        read = ledger.end(look=not self._hooks or kind not in "AB" and not in_backward())
         journal.action = ""
         walls = sorted({wall for readings in read.values() for wall, _ in readings})
         now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
@@ -218,8 +218,8 @@ class DryRank:
 
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
-        nothing that is declared, and a backward only gradients, of which hooks tell where weights
-        have no masters: after these there is no look."""
+        nothing that is declared, and a backward, or what it recomputes, only gradients, of which
+        hooks tell where weights have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
         if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooks = [
@@ -303,6 +303,8 @@ class Operators:
             return args[0]
         if known is None:
             return self._first(key, way, operator, args, kwargs)
+        if known is VIEW:
+            return operator(*args, **kwargs)
         alone, looks, flops, moved, started = known
         self.flops += flops
         self.moved_bytes += moved
@@ -330,11 +332,12 @@ class Operators:
 
     @staticmethod
     def _key(operator, args, kwargs):
-        """The operator and what its arguments look like; None where the first is no meta tensor."""
+        """The operator and what its arguments look like; None where nothing says that it works on
+        meta tensors: its first argument, or the device on which it makes a new one."""
         first = args[0]
-        if not isinstance(first, torch.Tensor):
-            first = first[0] if isinstance(first, list) and first else None
-        if not isinstance(first, torch.Tensor) or not first.is_meta:
+        if isinstance(first, list) and first:
+            first = first[0]
+        if not (first.is_meta if isinstance(first, torch.Tensor) else kwargs.get("device") == META):
             return None
         looks = [operator]
         for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
@@ -358,6 +361,9 @@ class Operators:
             if not all(t is not None and t.is_meta for t in tensors):
                 return result
             given, made = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
+            if made <= given:  # a view that does not say so
+                self._known[key] = VIEW
+                return result
             looks = tuple(map(look_of, tensors))
             if given & made or len(made) < len(tensors) or any(
                     t.untyped_storage().nbytes() != empty(*look).untyped_storage().nbytes()
@@ -409,6 +415,8 @@ def storages_of(values) -> set[int]:
 
 
 def on_meta(values) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values] if values.is_meta else []
     return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_meta]
 
 
