@@ -156,6 +156,7 @@ def uncollected():
 
 def followed(program: Callable, unobserved: bool) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
+    torch.empty(0, device=META) + 1  # the first in a process imports much, and that keeps its frames
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
