@@ -167,7 +167,6 @@ def followed(program: Callable, unobserved: bool) -> tuple[DryRun, "Journal"]:
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
         return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
     finally:
-        rank.unwatch()
         ledger.forget()
 
 
@@ -182,7 +181,7 @@ class DryRank:
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.peak: tuple[str, int | None] = "", None
-        self._before, self._highest, self._hooks = {}, 0, []
+        self._before, self._highest, self._hooked = {}, 0, False
 
     @contextmanager
     def span(self, step, version: int | None = None):
@@ -193,7 +192,7 @@ class DryRank:
         ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
         yield
-        read = ledger.end(look=not self._hooks or kind not in "AB" and not in_backward())
+        read = ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
         journal.action = ""
         walls = sorted({wall for readings in read.values() for wall, _ in readings})
         now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
@@ -223,16 +222,12 @@ class DryRank:
         hooks tell where weights have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
         if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
-            self._hooks = [
-                weight.register_post_accumulate_grad_hook(partial(self._arrived, name))
-                for name, weight in weights.items() if weight.requires_grad]
+            self._hooked = True
+            for name, weight in weights.items():
+                if weight.requires_grad:
+                    weight.register_post_accumulate_grad_hook(partial(self._arrived, name))
         self.start = self._levels("start", [])
         self._journal.end("")
-
-    def unwatch(self) -> None:
-        """A weight whose hook leads back to it is never collected."""
-        for hook in self._hooks:
-            hook.remove()
 
     def group(self, axis: str | None = None) -> Alone:
         return Alone(META, self.span)
