@@ -5,6 +5,7 @@ import operator
 import torch
 from torch import Tensor
 
+from ...core import Impossible
 from . import refuse
 
 
@@ -30,9 +31,9 @@ def usable(scale) -> float:
 
 
 def refuse_loss(loss) -> None:
-    refuse((not isinstance(loss, Tensor),
-            f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that has the graph, "
-            "before .item()."))
+    if not isinstance(loss, Tensor):  # whose repr would wait for the device
+        raise Impossible(f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that "
+                         "has the graph, before .item().")
     refuse_double("The loss", loss)
 
 
