@@ -168,7 +168,7 @@ def test_what_a_student_caches_travels_too():
     from functools import cache
 
     names = {"cache": cache, "__name__": "__main__"}
-    exec("@cache\ndef twice(x):\n    return 2 * x if x < 2 else 2 + twice(x - 1)\n\nclass answer:\n    @cache\n    def once(self, x): return x\n"
+    exec("@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self, x): return x\n"
          "    def __new__(cls, x): return twice(object.__new__(cls).once(x))", names)
     assert Double.findings(names["answer"], 1) == []
 
