@@ -38,8 +38,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive
-from .runtime.balance import APART, Balance, together
-from .runtime.group import Alone
+from .runtime.balance import APART, Balance, read, together
+from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
 from .schedule import Action, kind_of, name_of
 
@@ -63,14 +63,24 @@ class Work(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """One action. `after`: kind -> bytes at its end. `inside`: the levels of `kinds` at some
-    moments in it, in order, the highest and the lowest total among them, as a ledger reads them."""
+    """One action. `before`, `after`: kind -> bytes at its start and its end. `inside`: the levels
+    of the `kinds` that change at all moments in it, in order; the first `early` of them are of what
+    was there before, and only then found to be declared."""
 
     work: Work
+    before: dict[str, int]
     after: dict[str, int]
     kinds: tuple[str, ...]
     inside: tuple[tuple[int, ...], ...]
+    early: int
     highest_bytes: int
+
+    def read(self, each: int = 1) -> list[int]:
+        """The moments that a run tells of, as numbers of rows of `inside`; or each so many-th of
+        them, and the highest."""
+        told = read(self.inside)
+        highest = max(told, key=lambda at: sum(self.inside[at]), default=None)
+        return [at for n, at in enumerate(told) if n % each == 0 or at == highest]
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,8 @@ class DryRun:
     def of_json(cls, text: str) -> "DryRun":
         told = json.loads(text)
         told["actions"] = {
-            name: Acted(Work(*work), after, tuple(kinds), tuple(map(tuple, inside)), highest)
-            for name, (work, after, kinds, inside, highest) in told["actions"].items()}
+            name: Acted(Work(*work), before, after, tuple(kinds), tuple(map(tuple, inside)), *rest)
+            for name, (work, before, after, kinds, inside, *rest) in told["actions"].items()}
         told["alive"] = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
         return cls(**told | {"rises": tuple(map(tuple, told["rises"]))})
 
@@ -126,13 +136,14 @@ def is_of(action: str, step: int) -> bool:
     return action[2:] == str(step)
 
 
-def dry_run(program: Callable, unobserved: bool = False) -> DryRun:
+def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     """Run program(rank) without values, on a DryRank.
 
     unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and
                  scatters, in place
+    place        index, size, arriving: which of how many ranks, see Unsent
     """
-    return followed(program, unobserved)[0]
+    return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False) -> "Account":
@@ -140,11 +151,11 @@ def account(program: Callable, unobserved: bool = False) -> "Account":
     return followed(program, unobserved)[1].account()
 
 
-def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Journal"]:
+def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
-    rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
+    rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
     collects = gc.isenabled()
     gc.disable()  # a search for cycles in all that is there takes as long as the dry run
     try:
@@ -159,50 +170,47 @@ def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Jour
 
 
 class DryRank:
-    """What a program is given in place of a rank that is alone: its device is meta, what spans hold
-    and do is noted, and nothing is logged."""
+    """What a program is given in place of a rank: its device is meta, what spans hold and do is
+    noted, nothing is logged, and nobody else is there."""
 
-    index, size, device = 0, 1, META
+    device = META
 
-    def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal"):
+    def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal", index: int = 0,
+                 size: int = 1, arriving: torch.Tensor | None = None):
         self._ledger, self._operators, self._journal = ledger, operators, journal
+        self.index, self.size, self._arriving = index, size, arriving
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.peak: tuple[str, int | None] = "", None
-        self._before, self._highest, self._hooked = {}, 0, False
+        self._highest, self._hooked = 0, False
 
     @contextmanager
     def span(self, step, version: int | None = None):
         step = (step,) if isinstance(step, (str, Action)) else tuple(step)
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
-        ledger, journal, before = self._ledger, self._journal, self._operators.work()
+        ledger, journal, done = self._ledger, self._journal, self._operators.work()
         ledger.begin(name, look=ledger.pending)
         journal.action, journal.highest_now = name, journal.total
+        before, began = journal.held, ledger.looked
         yield
-        read = ledger.end(look=not self._hooked or kind not in "AB")
+        kinds, walls, rows = ledger.end(look=not self._hooked or kind not in "AB")
         journal.action = ""
-        walls = sorted({wall for readings in read.values() for wall, _ in readings})
-        now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
-        sizes = {kind: dict(readings) for kind, readings in read.items()}
-        for wall in walls:
-            now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
-            rows.append(tuple(now.values()))
-        work = Work(*(after - was for after, was in zip(self._operators.work(), before)))
-        levels = self._levels(name, walls)
-        self.actions[name] = Acted(work, levels, tuple(read), tuple(rows), journal.highest_now)
+        work = Work(*(now - was for now, was in zip(self._operators.work(), done)))
+        after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
+        self.actions[name] = Acted(work, before, after, tuple(kinds), tuple(rows), early,
+                                   journal.highest_now)
         journal.end(name)
 
-    def _levels(self, name: str, walls: list[int]) -> dict[str, int]:
+    def _levels(self, name: str, rows=(), walls=()) -> dict[str, int]:
         """Bytes by kind now; a peak that is new was at one of these moments, or is now."""
         self._ledger.changes()
         journal = self._journal
         if journal.peak_bytes > self._highest:
-            self._highest, wall = journal.peak_bytes, journal.peak_wall
-            self.peak = name, walls.index(wall) if wall in walls else None
-        self._before = {kind: size for kind, size in journal.levels.items()
-                        if size and kind not in APART}
-        return self._before
+            self._highest, heights = journal.peak_bytes, [*map(sum, rows)]
+            inside = journal.peak_wall in walls
+            self.peak = name, heights.index(max(heights)) if inside else None
+        return journal.held
 
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
@@ -214,11 +222,11 @@ class DryRank:
             for name, weight in weights.items():
                 if weight.requires_grad:
                     weight.register_post_accumulate_grad_hook(partial(self._arrived, name))
-        self.start = self._levels("start", [])
+        self.start = self._levels("start")
         self._journal.end("")
 
     def group(self, axis: str | None = None) -> Alone:
-        return Alone(META, self.span)
+        return Unsent(self, self._arriving)
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -234,6 +242,30 @@ class DryRank:
         """What is done within is not followed, and has no values either."""
         with self._ledger.aside(), Aside(self._operators):
             yield
+
+
+class Unsent(Alone):
+    """A group that carries nothing. What comes from a rank looks like what was sent there before;
+    the first of all, like `arriving`."""
+
+    def __init__(self, rank: DryRank, arriving: torch.Tensor | None = None):
+        super().__init__(META, rank.span)
+        self.rank, self.size = rank.index, rank.size
+        self._arriving, self._sent = arriving, {}
+
+    def isend(self, tensor, dst, name="", site="", tag=0):
+        self._sent[dst] = tensor.shape, tensor.dtype
+
+    def _posted(self, src, name, site, tag, like):
+        def take():
+            shape, dtype = self._sent.get(src) or (self._arriving.shape, self._arriving.dtype)
+            if like is not None:
+                shape, dtype = like.shape, like.dtype
+            return torch.empty(shape, dtype=dtype, device=META)
+        return Handle(None, take)
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        return tensor.div_(self.size) if op == "mean" else tensor
 
 
 # -- what operators return, and what they cost ----------------------------------------------------
@@ -523,6 +555,11 @@ class Journal(Balance):
             self.highest_now = self.total
         if self.peak_bytes > highest and self.action:
             self.rises.append((self.action, words(storage.maker), self.total))
+
+    @property
+    def held(self) -> dict[str, int]:
+        """kind -> bytes now."""
+        return {kind: size for kind, size in self.levels.items() if size and kind not in APART}
 
     def end(self, action: str) -> None:
         self._changes.append((action, None, None, None))

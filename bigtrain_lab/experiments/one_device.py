@@ -127,18 +127,18 @@ class OneDevice(OnHardware):
 
     def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
-        dry, events, spans, made = self.dry, list(trace.events), trace.spans(0), {}
+        dry, events, spans, made, reads = self.dry, list(trace.events), trace.spans(0), {}, {}
         each = -(-READINGS * len(spans) // MOST)
         for span in spans:
             name = str(self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3)))))
             acted, first = dry.actions[name], made.setdefault(name, span.name) == span.name
-            highest = max(acted.inside, key=sum, default=())
-            read = [row for at, row in enumerate(acted.inside) if each == 1 or row is highest or at % each == 0]
+            if name not in reads:
+                reads[name] = acted.read(each)
+            read = reads[name]
             ticks = placed(span.start, span.end, len(read))
-            events += (told for told, _ in levels(0, span.lane, span.name, acted.kinds, [(tick, tick, *row) for tick, row in zip(ticks, read)]))
+            events += (told for told, _ in levels(0, span.lane, span.name, acted.kinds, [(tick, tick, *acted.inside[at]) for tick, at in zip(ticks, read)]))
             if first and name == dry.peak_action:
-                at = span.end if dry.peak_at is None else ticks[read.index(acted.inside[dry.peak_at])]
-                peak = at, span.lane
+                peak = span.end if dry.peak_at is None else ticks[read.index(dry.peak_at)], span.lane
         if dry.peak_action in made:
             events += [row._replace(start=peak[0], lane=peak[1], made=made.get(row.made, row.made)) for row in dry.alive]
         return Trace.of(events, **trace.header())

@@ -17,7 +17,7 @@ from ..core.peak import placed
 from ..explain import NOT_FINITE
 from ..formats import Exponents
 from ..schedule import Action, kind_of, name_of
-from .balance import together
+from .balance import read, together
 from .capacity import out_of_memory
 from .clock import Clock
 from .log import EventLog
@@ -121,20 +121,17 @@ class Recorder:
 
     def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
         """Note what was read inside the action that has just ended; return the most of each kind."""
-        read = self.meter.end() if self.meter else {}
         if isinstance(self.meter, Ledger):
-            walls = sorted({wall for readings in read.values() for wall, _ in readings})
-            ticks = placed(start, end, len(walls)) if self.clock.modelled else [None] * len(walls)
-            self._ticks = dict(zip(walls, ticks))
-            now, sizes, rows = {kind: self._held.get(kind, 0) for kind in read}, {kind: dict(readings) for kind, readings in read.items()}, []
-            for wall, at in self._ticks.items():
-                now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
-                rows.append([wall, at, *now.values()])
-            self.log.note("levels", self.rank, lane, name, list(read), rows)
-        else:
-            for kind, readings in read.items():
-                self.log.note("inside", self.rank, lane, kind, name, readings)
-        return self._held | {kind: max(size for _, size in readings) for kind, readings in read.items()}
+            kinds, walls, found = self.meter.end()
+            told = read(found)
+            ticks = placed(start, end, len(told)) if self.clock.modelled else [None] * len(told)
+            self._ticks = {walls[at]: tick for at, tick in zip(told, ticks)}
+            self.log.note("levels", self.rank, lane, name, kinds, [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)])
+            return {}  # it has kept the limit itself, at the very operator
+        inside = self.meter.end() if self.meter else {}
+        for kind, readings in inside.items():
+            self.log.note("inside", self.rank, lane, kind, name, readings)
+        return self._held | {kind: max(size for _, size in readings) for kind, readings in inside.items()}
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bigtrain_lab.checks import bytes_differ, run_differs, tensors_differ
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
 from bigtrain_lab.runtime import launch
@@ -43,6 +43,15 @@ def finish(run):
     return run
 
 
+def told(trace):
+    """Rank -> all that was told of its memory, at the ends of actions and inside."""
+    levels = {rank: [] for rank in range(trace.ranks)}
+    for event in trace.events:
+        if isinstance(event, Memory):
+            levels[event.rank].append(event)
+    return levels
+
+
 @pytest.mark.parametrize("profile", SETTINGS)
 @pytest.mark.parametrize("schedule", Schedule.all())
 def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
@@ -51,6 +60,7 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
     run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
     assert run_differs(asked, run) == []
     predicted = asked.predict()
+    assert told(asked.rehearsed.looked_into(asked.simulated(), most=10**9)) == told(run.trace("modelled"))
     for rank, work in enumerate(asked.order.over(1)):
         split = any(action.kind == "W" for step in work for action in step)
         assert all(predicted.peak_bytes(rank, kind) for kind in ("weights", "gradients", "activations"))
