@@ -28,8 +28,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, count
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -37,13 +38,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .core import MEMORY_KINDS, Alive
-from .runtime.balance import APART, Balance, read, together
+from .core import MEMORY_KINDS, Alive, Span, Trace
+from .core.peak import placed
+from .runtime.balance import APART, READINGS, Balance, read, together
 from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
+from .runtime.log import levels
 from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
+MOST = 2000  # levels told inside the actions of a trace
 
 
 class Work(NamedTuple):
@@ -74,13 +78,6 @@ class Acted(NamedTuple):
     inside: tuple[tuple[int, ...], ...]
     early: int
     highest_bytes: int
-
-    def read(self, each: int = 1) -> list[int]:
-        """The moments that a run tells of, as numbers of rows of `inside`; or each so many-th of
-        them, and the highest."""
-        told = read(self.inside)
-        highest = max(told, key=lambda at: sum(self.inside[at]), default=None)
-        return [at for n, at in enumerate(told) if n % each == 0 or at == highest]
 
 
 @dataclass(frozen=True)
@@ -153,6 +150,7 @@ def account(program: Callable, unobserved: bool = False) -> "Account":
 
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
+    wake()
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
@@ -169,6 +167,12 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
 
 
+@cache
+def wake() -> None:
+    """Torch's first quotient on meta imports modules, and keeps the frames that led there."""
+    torch.ones(1, device=META) / 2
+
+
 class DryRank:
     """What a program is given in place of a rank: its device is meta, what spans hold and do is
     noted, nothing is logged, and nobody else is there."""
@@ -182,7 +186,7 @@ class DryRank:
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.peak: tuple[str, int | None] = "", None
-        self._highest, self._hooked = 0, False
+        self._highest, self._hooked, self._loaded = 0, False, False
 
     @contextmanager
     def span(self, step, version: int | None = None):
@@ -190,7 +194,8 @@ class DryRank:
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
         ledger, journal, done = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name, look=ledger.pending)
+        ledger.begin(name, look=ledger.pending or self._loaded)
+        self._loaded = False
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked
         yield
@@ -240,8 +245,37 @@ class DryRank:
     @contextmanager
     def aside(self):
         """What is done within is not followed, and has no values either."""
+        self._loaded = True
         with self._ledger.aside(), Aside(self._operators):
             yield
+
+
+def with_levels_inside(trace: Trace, inside: Callable, most: int = MOST) -> Trace:
+    """The trace with levels inside each action, at the moments that a run tells of; of many actions
+    at less of them, the highest among them, and of very many only where it is a new height.
+
+    inside   span -> (kinds, their bytes at all moments, what to add to them, bytes of other kinds)
+    """
+    events, chosen, highest = [], {}, Counter()
+    each = -(-READINGS * sum(isinstance(event, Span) for event in trace.events) // most)
+    for event in trace.events:
+        if isinstance(event, Span):
+            kinds, rows, base, others = inside(event)
+            if id(rows) not in chosen:
+                told = read(rows)
+                top = max(told, key=lambda at: sum(rows[at]), default=None)
+                few = [(n, rows[at]) for n, at in enumerate(told) if n % each == 0 or at == top]
+                chosen[id(rows)] = len(told), few, sum(rows[top]) if told else 0
+            count, few, top = chosen[id(rows)]
+            top += sum(base) + others
+            if each <= READINGS or top > highest[event.rank]:
+                highest[event.rank] = top
+                ticks = placed(event.start, event.end, count)
+                few = [(ticks[n], ticks[n], *map(add, base, row)) for n, row in few]
+                told = levels(event.rank, event.lane, event.name, kinds, few)
+                events += (one.modelled for one in told)
+        events.append(event)
+    return Trace.of(events, **trace.header())
 
 
 class Unsent(Alone):

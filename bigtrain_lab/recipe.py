@@ -240,7 +240,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     for number, window in enumerate(recipe.windows):
         if len(window) < order.micro_batches:  # the last one
             pipeline = pipeline_of(replace(order, micro_batches=len(window)), pipeline)
-        samples = {n: recipe.sample(n, rank.device) for n in window}
+        with rank.aside():  # what loads data is no part of what a training holds
+            samples = {n: recipe.sample(n, rank.device) for n in window}
         batch, waiting = list(samples.values()), list(own)
         weights = recipe.weights(batch) if recipe.weights else None
         with lens.window(number, stages, batch), precision:

@@ -15,18 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
-from operator import add
 from typing import NamedTuple
 
-from .core import MEMORY_KINDS, Span, Trace
-from .core.peak import placed
-from .dry_run import Acted, Work, dry_run
+from .core import MEMORY_KINDS, Trace
+from .dry_run import MOST, Acted, Work, dry_run, with_levels_inside
 from .recipe import Recipe, train
-from .runtime.balance import READINGS
-from .runtime.log import levels
 from .schedule import Action, Schedule, Step
-
-MOST = 2000  # levels told inside actions of a trace; of many actions, less of each
 
 
 class Like(NamedTuple):
@@ -298,32 +292,18 @@ class Rehearsed:
         return found
 
     def looked_into(self, trace: Trace, most: int = MOST) -> Trace:
-        """The trace with levels inside each action, the highest among them; in a long run only
-        inside those that reach higher than all before."""
-        each = -(-READINGS * sum(len(work) for work, _ in self._work) // most)
-        ranks, events, read = range(len(self._work)), [], {}
+        """The trace with levels inside each action."""
+        ranks = range(len(self._work))
         held, to_come = [Counter(self.resident(r)) for r in ranks], [self.moves(r) for r in ranks]
-        highest: Counter = Counter()
-        for event in trace.events:
-            if isinstance(event, Span):
-                (_, moves), levels_now = next(to_come[event.rank]), held[event.rank]
-                if (key := id(moves)) not in read:
-                    acted = Acted(Work(), {}, {}, moves.kinds, moves.inside, 0, 0)
-                    told = [moves.inside[at] for at in acted.read(each)]
-                    read[key] = told, max(map(sum, told), default=0)
-                told, top = read[key]
-                top += levels_now.total()
-                if each <= READINGS or top > highest[event.rank]:
-                    highest[event.rank] = top
-                    base = [levels_now[kind] for kind in moves.kinds]
-                    ticks = placed(event.start, event.end, len(told))
-                    rows = [(at, at, *map(add, base, row)) for at, row in zip(ticks, told)]
-                    events += (one.modelled for one in levels(
-                        event.rank, event.lane, event.name, moves.kinds, rows))
-                for change in (*moves.ends, moves.later):
-                    levels_now.update(change)
-            events.append(event)
-        return Trace.of(events, **trace.header())
+
+        def inside(span):
+            (_, moves), now = next(to_come[span.rank]), held[span.rank]
+            base = [now[kind] for kind in moves.kinds]
+            others = now.total() - sum(base)
+            for change in (*moves.ends, moves.later):
+                now.update(change)
+            return moves.kinds, moves.inside, base, others
+        return with_levels_inside(trace, inside, most)
 
 
 NOTHING: dict[str, int] = {}
