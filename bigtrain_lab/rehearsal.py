@@ -18,7 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from .core import MEMORY_KINDS, Trace
-from .dry_run import MOST, Acted, Work, dry_run, with_levels_inside
+from .dry_run import Acted, Work, dry_run, with_levels_inside
 from .recipe import Recipe, train
 from .schedule import Action, Schedule, Step
 
@@ -291,7 +291,7 @@ class Rehearsed:
                 before = moves.later
         return found
 
-    def looked_into(self, trace: Trace, most: int = MOST) -> Trace:
+    def looked_into(self, trace: Trace, most: int = 1000) -> Trace:
         """The trace with levels inside each action."""
         ranks = range(len(self._work))
         held, to_come = [Counter(self.resident(r)) for r in ranks], [self.moves(r) for r in ranks]
