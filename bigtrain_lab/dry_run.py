@@ -84,7 +84,8 @@ class Acted(NamedTuple):
 class DryRun:
     """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the
     peak, which is in `peak_action`, at its reading number `peak_at` (None: at its end). `rises`:
-    (action, what is made, bytes held then) each time that more is held than ever before."""
+    (action, what is made, bytes held then) each time that more is held than ever before. `sent`:
+    bytes of a message by its site in the program."""
 
     start: dict[str, int]
     actions: dict[str, Acted]
@@ -92,6 +93,7 @@ class DryRun:
     peak_action: str
     peak_at: int | None
     rises: tuple[tuple[str, str, int], ...]
+    sent: dict[str, int]
 
     @property
     def peak_bytes(self) -> int:
@@ -164,7 +166,8 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
         if collects:
             gc.enable()
     alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-    return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
+    run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
+    return run, journal
 
 
 @cache
@@ -185,6 +188,7 @@ class DryRank:
         self.index, self.size, self._arriving = index, size, arriving
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
+        self.sent: dict[str, int] = {}
         self.peak: tuple[str, int | None] = "", None
         self._highest, self._hooked, self._loaded = 0, False, False
 
@@ -279,16 +283,18 @@ def with_levels_inside(trace: Trace, inside: Callable, most: int = MOST) -> Trac
 
 
 class Unsent(Alone):
-    """A group that carries nothing. What comes from a rank looks like what was sent there before;
-    the first of all, like `arriving`."""
+    """A group that carries nothing. An action's result looks like what was sent to that rank
+    before, the first of all like `arriving`; any other message is received `like` a tensor."""
 
     def __init__(self, rank: DryRank, arriving: torch.Tensor | None = None):
         super().__init__(META, rank.span)
         self.rank, self.size = rank.index, rank.size
-        self._arriving, self._sent = arriving, {}
+        self._arriving, self._sent, self._sites = arriving, {}, rank.sent
 
     def isend(self, tensor, dst, name="", site="", tag=0):
-        self._sent[dst] = tensor.shape, tensor.dtype
+        if isinstance(name, Action):
+            self._sent[dst] = tensor.shape, tensor.dtype
+        self._sites[site] = tensor.nbytes
 
     def _posted(self, src, name, site, tag, like):
         def take():

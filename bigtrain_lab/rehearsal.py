@@ -163,12 +163,13 @@ def lengthened(schedule: Schedule, steps: int) -> Schedule:
 
 class Part(NamedTuple):
     """A stage. `start`: kind -> bytes of its weights, of which there are `tensors`; `later`: what
-    changes between an action and the next one, such as a result that is sent."""
+    changes between an action and the next one, such as a result that is sent; `sent`: bytes of its messages by site."""
 
     start: dict[str, int]
     tensors: int
     acted: dict[Like, Acted]
     later: dict[Like, dict[str, int]]
+    sent: dict[str, int] = {}
 
     def work(self, kind: str) -> Work:
         """Of a later action of this kind; of a backward that finds no gradients."""
@@ -197,7 +198,8 @@ def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int,
             acted[like] = now = run.actions[str(action)]
             then = run.actions[str(after[0])].before if after else now.after
             later[like] = difference(now.after, then)
-    return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later)
+    return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later,
+                run.sent)
 
 
 def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import torch
 from ..core import Impossible, knob
 from ..data import chosen_text
 from ..dry_run import META, Work
-from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split
+from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split, tied_weights
 from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
 from ..recipe import Recipe
@@ -46,7 +46,7 @@ class PipelineExperiment(OnHardware, Pipelined):
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
     learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
-    tied: bool = knob(False, "embedding and output share one matrix (one rank only)", more=True)
+    tied: bool = knob(False, "embedding and output share one matrix", more=True)
     dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations",
                                                 choices=("float32", "float64"), more=True)
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
@@ -73,9 +73,9 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
-        if self.tied and self.order.stages > 1:
-            raise Impossible("A tied embedding has a copy in the first and the last stage, and the prediction prices no message between "
-                             "them: take tied=False or 1 stage.")
+        if self.tied and self.order.stages > 1 and self.order.asynchronous:
+            raise Impossible(f"{self.schedule} updates its stages at different times, so the copies of a tied embedding would part: "
+                             "take tied=False, or a synchronous schedule such as 1f1b.")
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
@@ -168,7 +168,7 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     @property
     def recipe(self) -> Recipe:
-        return training(self.config, self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
+        return training(self.config, self.order.stages, self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
                         schedule=self.order, steps=self.steps)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
@@ -177,9 +177,9 @@ class PipelineExperiment(OnHardware, Pipelined):
         return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
 
 
-def training(config: GPTConfig, slices, data: Callable, optimizer: Callable, seed: int = 0, **order) -> Recipe:
+def training(config: GPTConfig, stages: int, slices, data: Callable, optimizer: Callable, seed: int = 0, **order) -> Recipe:
     return Recipe(model=lambda stage: GPTStage(config, *slices[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
-                  whole_names=True, **order)
+                  tied=tied_weights(config, stages), whole_names=True, **order)
 
 
 def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE) -> Part:
@@ -193,11 +193,11 @@ def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: st
 @lru_cache(maxsize=256)
 def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal) -> Part:
     hidden = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META)
-    stage, after = first > 0, last < config.pieces
+    stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
     def data(number: int) -> one_process.Sample:
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
         return one_process.Sample(inputs, targets, (Noise(0, 0, number),))
 
-    recipe = training(config, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1))
-    return rehearse(recipe, rehearsal, stage, stage + 1 + after, hidden)
+    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1))
+    return rehearse(recipe, rehearsal, stage, stages, hidden)

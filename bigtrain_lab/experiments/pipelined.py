@@ -16,6 +16,7 @@ from ..plan import lower
 from ..rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
 from ..schedule import Schedule, name_of
 from ..simulate import simulate
+from ..techniques.tied import with_exchanges
 from .experiment import Experiment, Quantity
 
 
@@ -118,7 +119,8 @@ class Pipelined(Experiment):
         return [name_of(step) for step in self.order.over(self.steps)[rank]]
 
     def simulated(self) -> Trace:
-        return simulate(self.order, self.cost(), self.steps)
+        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
+        return simulate(with_exchanges(self.order, self.steps, self.recipe.tied, sizes), self.cost())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

@@ -71,6 +71,19 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
         assert held == VERSIONS.get(schedule, 1)
 
 
+@pytest.mark.parametrize("schedule, adds", [("1f1b", 1), ("interleaved", 1), ("zb-v", 0)])
+def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds, tmp_path):
+    """Where two ranks hold them: each sends one table's gradient a step, and 16 bytes that tell its copy in the first two."""
+    asked = experiment(schedule, ranks=2, micro_batches=4, hardware="a100-nvlink", tied=True, **EXACT | dict(steps=3))
+    run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
+    assert run_differs(asked, run) == []
+    assert told(asked.rehearsed.looked_into(asked.simulated(), most=10**9)) == told(run.trace("modelled"))
+    plain = asked.replace(tied=False).predict()
+    for rank in range(2):
+        more = asked.predict().bytes_sent(rank) - plain.bytes_sent(rank)
+        assert more == adds * (3 * 256 * asked.width * 8 + 2 * 16)
+
+
 def test_a_rank_that_holds_all_of_the_model_in_chunks_sends_to_itself(tmp_path):
     asked = experiment("interleaved", **SETTINGS["unit"], ranks=1, micro_batches=2)
     assert run_differs(asked, finish(asked.run(directory=tmp_path / "run"))) == []

@@ -30,7 +30,7 @@ BAD = [
     (dict(hardware="z"), "hardware is 'z': choose one of unit"),
     (dict(optimizer="z"), "optimizer is 'z': choose one of sgd"),
     (dict(dtype="float8"), "dtype is 'float8': it must be one of float32, float64"),
-    (dict(tied=True), "tied=False or 1 stage"),
+    (dict(tied=True, schedule="pipedream"), "tied=False, or a synchronous schedule"),
     (dict(text="/nowhere/at all"), "cannot be read"),
     (dict(ranks=2.5), "ranks is 2.5: it must be a whole number from 1 to 8"),
     (dict(stashing="x"), "stashing is 'x': it must be true or false"),

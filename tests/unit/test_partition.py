@@ -160,7 +160,7 @@ def test_the_pipeline_lab_balances_what_hardware_prices():
         PipelineExperiment(partition="balanced")
     with pytest.raises(Impossible, match="partition is 'x': choose one of equal, balanced"):
         PipelineExperiment(partition="x")
-    with pytest.raises(Impossible, match="tied=False or 1 stage"):
+    with pytest.raises(Impossible, match="tied=False, or a synchronous"):
         asked.replace(partition="balanced", tied=True)
 
 
