@@ -1,6 +1,7 @@
 # make lab      open the lessons in JupyterLab          make test     everything
 # make quick    the tests that answer within minutes    make bench    benchmarks side by side with other libraries
 # make notebooks  run all lessons again and keep their outputs
+# make grading-proof   every right and wrong answer of every exercise, on 20 seeds
 # make setup    only make .venv ready                   make clean    back to a fresh clone (run directories stay)
 #
 # PYTHON=python3.12     which Python .venv is made from (3.11 or newer)
@@ -27,7 +28,7 @@ LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --Serve
 # Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup browser lab test quick bench notebooks clean
+.PHONY: help setup browser lab test quick bench notebooks grading-proof clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -54,6 +55,9 @@ bench: setup
 
 notebooks: setup
 	$(PY) tools/build_notebooks.py $(ARGS)
+
+grading-proof: setup
+	$(PY) -m benchmarks grading
 
 clean:
 	rm -rf .venv build dist .pytest_cache .hypothesis *.egg-info

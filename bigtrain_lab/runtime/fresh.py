@@ -33,9 +33,9 @@ def drop() -> None:
         del sys.modules[name]
 
 
-def enter(index: int, root: str, current: bool, payload: str) -> None:
-    """The target of a rank's process: the file `payload` has a pickled (job, program in bytes),
-    read once the modules are right."""
+def enter(index: int, root: str, current: bool, payload: str, module: str) -> None:
+    """The target of a process: the file `payload` has what the module's `main` is given, pickled, and
+    read once the modules are right; a rank's (job, program in bytes)."""
     try:
         asked = Path(payload).read_bytes()
     except FileNotFoundError:  # the run was ended before this rank began
@@ -44,5 +44,4 @@ def enter(index: int, root: str, current: bool, payload: str) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which the server holds back
     if not current or root != ROOT:
         drop()
-    process = import_module(f"{PACKAGE}.runtime.process")
-    process.main(index, *pickle.loads(asked))
+    import_module(module).main(index, *pickle.loads(asked))

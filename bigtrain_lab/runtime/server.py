@@ -25,6 +25,7 @@ from .pulse import STOPPED, Pulse
 PRELOADED = ["bigtrain_lab.orphan", "torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
              "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile",
              "bigtrain_lab.runtime.preload"]
+RANK = f"{fresh.PACKAGE}.runtime.process"
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
 NO_SERVER = 256  # in place of the exit code of a rank whose server is gone: no process has such a code
 SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
@@ -66,9 +67,9 @@ def forget(server) -> None:
     server._forkserver_alive_fd = server._forkserver_address = server._forkserver_pid = None
 
 
-def start(ranks: int, payload: str, unwanted: int) -> Iterator:
+def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterator:
     """The ranks' processes, each as soon as it is there. `payload`: the file that each reads what
-    it is to do from (fresh.py).
+    it is to do from (fresh.py), `module` whose `main` does it.
 
     Ends early once the descriptor `unwanted` can be read. CannotStart where a process cannot be
     started.
@@ -77,7 +78,7 @@ def start(ranks: int, payload: str, unwanted: int) -> Iterator:
     context = _context()
     current = fresh.fingerprint() == _preloaded
     for index in range(ranks):
-        process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload), name=f"rank {index}")
+        process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload, module), name=f"rank {index}")
         try:
             process = Forked(process, unwanted)
             if process.pid is None:

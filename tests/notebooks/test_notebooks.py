@@ -45,14 +45,19 @@ def test_there_are_lessons():
 # -- it runs ------------------------------------------------------------------------------------------------------------
 
 
-def run_nbval(path):
-    """Run a notebook, from the folder that it is in, and compare what it says to compare."""
+def nbval(path):
+    """nbval's run of a notebook, from the folder that it is in."""
     (path.parent / "pytest.ini").write_text("[pytest]\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=1000", "--nbval-kernel-startup-timeout=300",
          "-p", "no:cacheprovider", "-q", path.name], cwd=path.parent, env={**env, "PLOTLY_RENDERER": "plotly_mimetype"},
         capture_output=True, text=True, timeout=1150)
+
+
+def run_nbval(path):
+    """Run a notebook and compare what it says to compare."""
+    done = nbval(path)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
 
@@ -118,9 +123,21 @@ def test_the_exercises_of_11_can_be_solved(tmp_path, monkeypatch):
     monkeypatch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
     NotebookClient(notebook, timeout=500, startup_timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells}
-    for check in ("exercise-check", "exercise-stash-check"):
-        assert printed[check].count("right.") == 3, printed[check]
+    assert printed["exercise-check"] == printed["exercise-stash-check"] == "right.\n"
     assert "First the check" not in printed["exercise-run"] + printed["exercise-stash-run"]
+
+
+@pytest.mark.slow
+def test_nbval_fails_on_an_unsolved_exercise_once_assert_right_is_asked_for(tmp_path):
+    """The lesson's own skeleton, then a right answer, before a grader's cell."""
+    skeleton = next(cell for cell in code_cells(NOTEBOOKS / "11_pipeline.ipynb") if cell.id == "exercise-1f1b").source
+    grader = 'from bigtrain_lab.grading import assert_right\n\nassert_right("1f1b", MyOneFOneB)'
+    for name, source in (("unsolved", skeleton), ("solved", ONE_F_ONE_B)):
+        notebook = nbformat.v4.new_notebook(metadata=METADATA, cells=[nbformat.v4.new_code_cell(cell) for cell in (source, grader)])
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+    unsolved = nbval(tmp_path / "unsolved.ipynb")
+    assert unsolved.returncode == 1 and "1 failed, 1 passed" in unsolved.stdout and "Nothing ran: let steps(rank) return" in unsolved.stdout
+    run_nbval(tmp_path / "solved.ipynb")
 
 
 def both_sides(lesson: Path, folder: Path) -> tuple[int, Path, Path]:

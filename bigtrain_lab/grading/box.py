@@ -1,0 +1,358 @@
+"""A process of its own for answers: it plays the probe's scenes and writes down what each showed.
+
+    time      CPU_S of computing an answer, WALL_S of anything: then the process is ended, and the
+              line that it was at is told
+    memory    MEMORY_BYTES more than it begins with, on Linux
+    rows      one line of JSON a scene, so that a process that dies has told what came before
+
+Nothing that is right is in the process of a student's answer: it can be broken, and not be fooled.
+"""
+
+import faulthandler
+import json
+import linecache
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from numbers import Real
+from pathlib import Path
+from typing import NamedTuple
+
+import cloudpickle
+import numpy as np
+import torch
+
+from ..core import Impossible
+from ..runtime import frames, server, temporary
+from ..runtime.pulse import Pulse
+from .fence import OURS, Fence, Refused
+
+CPU_S, WALL_S = 20, 60
+LATE_S = 10  # after which an answer that has silenced the alarm is ended
+MEMORY_BYTES = 4 * 1024**3
+LOOK_S = 0.02
+MOST_TEXT = 400  # letters of an error's message
+ANSWER = "answer"
+BEGUN, ENDED, REFUSED = "begun", "ended", "refused"  # of a row: still played, died in it, reached over the fence
+
+
+class Row(NamedTuple):
+    """What an answer showed in a scene: a value, or what it `raised` and the sentence on it."""
+
+    scene: str
+    value: object = None
+    near: float = 0.0
+    raised: str = ""
+    told: str = ""
+
+
+# -- the side that asks -------------------------------------------------------------------------
+
+
+class Box:
+    """The process, as a context: `rows(name)` waits for what an answer showed.
+
+    answer    a student's, by value; the library's own is fenced off
+    texts     {name: text} of known answers instead
+    """
+
+    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None):
+        self._told: dict[str, list[Row]] = {}
+        self._whole: set[str] = set()
+        self._room = Path(tempfile.mkdtemp(prefix="check-", dir=temporary.own()))
+        self._read = 0
+        self._process = None
+        self._unwanted = os.pipe()
+        try:
+            carried = travelling(answer) if texts is None else None
+            task = (travelling(topic), seed, carried, texts, str(self._room), CPU_S, WALL_S)
+            (self._room / "program").write_bytes(pickle.dumps((task,)))
+            self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
+                                              f"{__package__}.box"))
+        except BaseException:
+            self.__exit__()
+            raise
+        self._pulse = Pulse(self._process.pid)
+
+    def __enter__(self) -> "Box":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._process:
+            self._pulse.kill()
+            self._process.join(5)
+            self._process.close()
+        for end in self._unwanted:
+            os.close(end)
+        shutil.rmtree(self._room, ignore_errors=True)
+
+    def rows(self, name: str) -> list[Row]:
+        """All rows of an answer, once it has shown them or can show no more."""
+        began = time.monotonic()
+        while name not in self._whole:
+            ended = bool(wait([self._process.sentinel], LOOK_S))
+            self._hear()
+            if name in self._whole:
+                break
+            if why := self._late(time.monotonic() - began) or (self._dead() if ended else ""):
+                self._pulse.kill()
+                rows = self._told.setdefault(name, [])
+                scene = rows.pop().scene if rows and rows[-1].raised == BEGUN else "its definition"
+                rows.append(Row(scene, raised=ENDED, told=why))
+                self._whole.add(name)
+        return self._told[name]
+
+    def _hear(self) -> None:
+        """Take in the lines that have been written since."""
+        with suppress(FileNotFoundError), open(self._room / "rows", encoding="utf-8") as file:
+            file.seek(self._read)
+            for line in iter(file.readline, ""):
+                if not line.endswith("\n"):
+                    break
+                self._read += len(line.encode())
+                name, *fields = json.loads(line)
+                if not fields:
+                    self._whole.add(name)
+                    continue
+                rows = self._told.setdefault(name, [])
+                if rows and rows[-1].raised == BEGUN:
+                    rows.pop()
+                row = Row(*fields)
+                rows.append(row._replace(told=with_source(row.told)))
+
+    def _late(self, seconds: float) -> str:
+        """That the answer takes too long, and at which line it is."""
+        stacks = self._room / "late"
+        if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
+            return ""
+        place = of_answer(stacks.read_text(encoding="utf-8", errors="replace")) if stacks.exists() else ""
+        return with_source(f"Your answer did not end within {CPU_S} s{place}.")
+
+    def _dead(self) -> str:
+        """That the process has ended before the answer had shown all."""
+        self._process.join()
+        code = self._process.exitcode
+        fatal = self._room / "fatal"
+        place = of_answer(fatal.read_text(encoding="utf-8", errors="replace")) if fatal.exists() else ""
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return with_source(f"Your answer ended the process that it ran in, {how}{place}. Let it return.")
+
+
+def travelling(thing) -> bytes:
+    """A thing by value, with what it names; of this library and installed ones, by name."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
+    file = getattr(module, "__file__", None) or ""
+    own = file and not frames.is_foreign(file) and not file.startswith(OURS)
+    try:
+        if own:
+            cloudpickle.register_pickle_by_value(module)
+        return cloudpickle.dumps(thing)
+    except Exception as error:
+        raise Impossible(f"The answer cannot travel to a process of its own ({type(error).__name__}: {error}): "
+                         "let it make open files, locks and widgets itself.") from error
+    finally:
+        if own:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def of_answer(dump: str) -> str:
+    """Where a stack that faulthandler wrote is in the answer, in words."""
+    place = frames.of_dump(dump)
+    return f": it was at {line_of(place)}" if place and is_answer(place.file) else ""
+
+
+def is_answer(file: str) -> bool:
+    return not frames.is_foreign(file) and not file.startswith(OURS)
+
+
+def line_of(place: frames.Place) -> str:
+    """In a process that has not the cells' text: the source is filled in by `with_source`."""
+    return f"your line {place.line}\0{place.file}\0{place.line}\0"
+
+
+def with_source(told: str) -> str:
+    """The sentence with the text of the lines that it names, where this process knows it."""
+    def source(found: re.Match) -> str:
+        text = linecache.getline(found[1], int(found[2])).strip()
+        return f", `{text}`" if text else ""
+    return re.sub("\0(.*?)\0(.*?)\0", source, told)
+
+
+# -- the process itself ---------------------------------------------------------------------------
+
+
+def main(index: int, task: tuple) -> None:
+    """All that the process does; leaves by os._exit."""
+    pickled_topic, seed, carried, texts, room, cpu_s, wall_s = task
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    out = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(out, 1), os.dup2(out, 2)
+    torch.set_num_threads(1)
+    faulthandler.enable(open(f"{room}/fatal", "w", encoding="utf-8"))
+    late = open(f"{room}/late", "w", encoding="utf-8")
+    faulthandler.register(signal.SIGPROF, late)
+    limit_memory()
+    notes = Notes(open(f"{room}/rows", "w", encoding="utf-8"))
+    topic = pickle.loads(pickled_topic)
+    fence = Fence(topic, notes.refuse) if texts is None else None
+    for name in texts if texts is not None else (ANSWER,):
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        faulthandler.dump_traceback_later(wall_s, file=late)
+        notes.name = name
+        play(topic, seed, lambda: made(texts[name]) if fence is None else fence.load(carried), notes)
+    os._exit(0)
+
+
+def play(topic: type, seed: int, load, notes: "Notes") -> None:
+    """Load an answer and note what it shows in each scene; after one that it cannot end, no more."""
+    before, loaded = Left(), []
+    goes_on = notes.row("its definition", lambda: loaded.append(load()), 0.0)
+    for scene in topic.probe(*loaded, random.Random(seed)) if goes_on else ():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if not notes.row(scene.name, lambda: before.then(scene.run), scene.near):
+            break
+    notes.end()
+
+
+def made(text: str):
+    """The answer that a text defines."""
+    names = {"__name__": "known"}
+    exec(compile(text, "<known answer>", "exec"), names)
+    return names[ANSWER]
+
+
+class Notes:
+    """The file of rows: of each scene that it begins, then what it showed."""
+
+    def __init__(self, file):
+        self.file, self.name, self.scene = file, ANSWER, "its definition"
+
+    def row(self, scene: str, run, near: float) -> bool:
+        """Note what `run()` shows, or raises; whether it showed something."""
+        self.scene = scene
+        self.write(scene, None, near, BEGUN, "")
+        try:
+            self.write(scene, plain(run()), near, "", "")
+            return True
+        except BaseException as error:  # noqa: B902  (an answer may raise anything)
+            self.write(scene, None, near, type(error).__name__, raised(error))
+            return False
+
+    def refuse(self, why: str) -> None:
+        """Note that the answer reached for what it may not have, and end the process: it cannot go on."""
+        self.write(self.scene, None, 0.0, REFUSED, why)
+        self.end()
+        os._exit(0)
+
+    def write(self, *fields) -> None:
+        self.file.write(json.dumps([self.name, *fields]) + "\n")
+        self.file.flush()
+
+    def end(self) -> None:
+        self.write()
+
+
+class Left:
+    """What an answer must leave as it was: whether gradients are on, torch's functions, and so on."""
+
+    PLACES = (torch, torch.Tensor, torch.nn.functional, torch.nn.Module, torch.autograd, torch.optim.SGD,
+              torch.optim.Optimizer, torch.nn.utils)
+
+    def __init__(self):
+        torch.optim.SGD([torch.zeros(1)])  # the first one changes its class
+        self.functions = [dict(vars(place)) for place in self.PLACES]
+
+    def then(self, run):
+        """run(); Refused where something else is left behind, which is undone."""
+        try:
+            shown = run()
+            gradients_on, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        finally:
+            changed = self._put_back()
+            torch.set_grad_enabled(True)
+            torch.set_default_dtype(torch.float32)
+        if not gradients_on:
+            raise Refused("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.")
+        if dtype != torch.float32:
+            raise Refused("Your answer changed torch's default dtype: leave it as it was.")
+        if changed:
+            raise Refused(f"After your answer {changed[0]} is another function: leave torch as it was.")
+        return shown
+
+    def _put_back(self) -> list[str]:
+        """Names of the functions that were another one, all of which are put back."""
+        changed = []
+        for place, before in zip(self.PLACES, self.functions):
+            now = dict(vars(place))
+            for name in () if now == before else {**before, **now}:
+                function, inherited = before.get(name), any(
+                    name in vars(base) for base in getattr(place, "__mro__", ())[1:])
+                if now.get(name) is function or not (inherited or callable(function)):
+                    continue
+                if name in before:
+                    setattr(place, name, function)
+                else:
+                    delattr(place, name)
+                if getattr(place, name) is not now.get(name):
+                    changed.append(f"{place.__name__}.{name}")
+        return changed
+
+
+def raised(error: BaseException) -> str:
+    """The sentence on an error, with the answer's line."""
+    if isinstance(error, (Refused, Impossible)):
+        return str(error)
+    places = [frames.Place(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    own = [place for place in places if is_answer(place.file)]
+    at = f", at {line_of(own[-1])}" if own else ""
+    what = f"{type(error).__name__}: {str(error)[:MOST_TEXT]}".rstrip(": .")
+    if isinstance(error, SystemExit):
+        return f"Your answer called sys.exit{at}: let it return."
+    if isinstance(error, MemoryError) or "allocate memory" in what:
+        return f"Your answer needs more than {MEMORY_BYTES / 1e9:.1f} GB{at}."
+    if not own:
+        return f"What your answer gave cannot be used ({what})."
+    return f"Your answer raised {what}{at}."
+
+
+def plain(value):
+    """A value as JSON has it: of numpy and torch too, of tuples, ranges and generators."""
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    try:
+        return [plain(each) for each in value]
+    except TypeError:
+        return f"a {type(value).__name__}"
+
+
+def limit_memory() -> None:
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        room = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024**2,) * 2)
+
+
+def end_with_parent() -> None:
+    wait([parent_process().sentinel])
+    os._exit(1)

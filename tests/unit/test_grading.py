@@ -1,0 +1,202 @@
+"""Grading by likeness: each gallery holds, a cheat is told, and nothing that an answer does harms the one who asks."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.grading import Scene, Topic, Wrong, assert_right, box, check, hint
+from bigtrain_lab.grading.proof import faults
+from bigtrain_lab.schedules.one_f_one_b import OneFOneB
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
+
+TOPICS = Topic.all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_gallery_holds(name, seed):
+    assert list(faults(TOPICS[name], seed)) == []
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_right_answer_passes_over_the_fence(name):
+    first = next(iter(TOPICS[name].right.values()))
+    assert TOPICS[name].findings(typed(first), seed=5) == []
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_wrong_answer_hears_its_sentence_then_what_was_seen(name):
+    wrong = next(iter(TOPICS[name].wrong.values()))
+    sentence, seen = TOPICS[name].findings(typed(TOPICS[name].text(wrong)), seed=5)
+    assert sentence == wrong.sentence and seen.endswith("(seed 5).")
+
+
+def test_each_topic_has_what_a_student_needs():
+    for topic in TOPICS.values():
+        assert len(topic.right) >= 5 and len(topic.wrong) >= 10 and len(topic.hints) == 3, topic.name
+        for wrong in topic.wrong.values():
+            assert wrong.sentence.endswith(".") and 4 <= len(wrong.sentence.split()) <= 35, wrong.sentence
+
+
+# -- what an answer may do ------------------------------------------------------------------------------------------------
+
+
+class Double(Topic):
+    """Twice a number: small, for the tests of the engine."""
+
+    name = "double"
+    right = {"times": "def answer(x):\n    return 2 * x", "plus": "def answer(x):\n    return x + x"}
+    wrong = {"thrice": Wrong("That is three times the number: double it.", (("2 * x", "3 * x"),)),
+             "thrice from 100 on": Wrong("Large numbers come out three times as large: double each.",
+                                         (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),)),
+             "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),))}
+    hints = ("How often?", "Twice.", "x + x.")
+
+    @staticmethod
+    def probe(answer, draw):
+        small, large = draw.randint(2, 50), draw.randint(100, 999)
+        yield Scene(f"x = {small}", lambda: answer(small))
+        yield Scene(f"x = {large}", lambda: {"double": answer(large), "of a list": [answer(n) for n in (1, large)]})
+
+
+def typed(text: str, **names):
+    """The answer that a text defines, as if a student had typed it."""
+    names["__name__"] = "__main__"
+    exec(compile(text, "/tmp/ipykernel_1/2.py", "exec"), names)
+    return names["answer"]
+
+
+def told(body: str, **names) -> list[str]:
+    return Double.findings(typed("def answer(x):\n" + "".join(f"    {line}\n" for line in body.splitlines()), **names), seed=1)
+
+
+def test_findings_are_a_known_mistake_s_sentence_or_both_values():
+    assert told("return 2 * x") == [] == told("return x << 1")
+    x = int(told("return 3 * x")[1].split("x = ")[1].split()[0])
+    assert told("return 3 * x") == ["That is three times the number: double it.", f"yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    sentence, seen = told("return x * (2 + (x > 99))")
+    assert sentence.startswith("Large numbers") and seen.startswith("double: yours")
+    assert told("return 2 * x + 1") == [f"yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    (unlike,) = told("return 2 * x if x != 1 else 5")
+    assert unlike.startswith("of a list[0]: yours 5, right 2. Seen with x = ")
+    assert told("return [2 * x]")[0].startswith("yours [") and told("return None")[0].startswith("yours nothing, right ")
+
+
+def test_numbers_of_every_kind_mean_the_same():
+    for kind in ("float(2 * x)", "torch.tensor(2 * x)", "numpy.int64(2 * x)", "fractions.Fraction(2 * x)"):
+        assert told(f"import torch, numpy, fractions\nreturn {kind}") == [], kind
+
+
+def test_an_error_is_told_with_the_student_s_line():
+    assert told("y = x\nreturn y / 0")[0] == "Your answer raised ZeroDivisionError: division by zero, at your line 3."
+    assert told("return 2 * y") == ["There is no y: use x.", "Your answer raised NameError: name 'y' is not defined, at your line 2.",
+                                    told("return 2 * y")[2]]
+    assert told("import sys\nsys.exit(0)")[0] == "Your answer called sys.exit, at your line 3: let it return."
+    assert told("import ctypes\nctypes.string_at(0)")[0].startswith("Your answer ended the process that it ran in, by SIGSEGV: it was at your line 3")
+    assert told("import os\nos._exit(0)")[0].startswith("Your answer ended the process that it ran in, with exit code 0.")
+    assert told("import torch\ntorch.ones(10**10)")[0].startswith("Your answer needs more than 4.3 GB, at your line 3")
+    assert told("x = 'a' * 10**10")[0].startswith("Your answer needs more than 4.3 GB, at your line 2")
+
+
+@pytest.mark.parametrize("loop", ["while True: pass", "import time\ntime.sleep(10**6)", "import threading\nthreading.Lock().acquire() and threading.Event().wait()"])
+def test_what_never_ends_is_told_with_its_line_and_is_ended(loop, monkeypatch):
+    monkeypatch.setattr(box, "CPU_S", 1)
+    monkeypatch.setattr(box, "WALL_S", 3)
+    sentence, seen = told(f"if x > 99:\n    pass\n{loop}")
+    assert sentence.startswith("Your answer did not end within 1 s: it was at your line ") and "x = " in seen
+
+
+def test_an_answer_that_swallows_every_signal_is_ended_all_the_same(monkeypatch):
+    monkeypatch.setattr(box, "CPU_S", 1)
+    monkeypatch.setattr(box, "WALL_S", 3)
+    monkeypatch.setattr(box, "LATE_S", 2)
+    assert told("import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF, 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass") \
+        [0].startswith("Your answer did not end within 1 s")
+
+
+CHEATS = {
+    "the library's by import": ("from bigtrain_lab.techniques import accumulate\nreturn 2 * x", "takes bigtrain_lab.techniques"),
+    "by name": ("__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn 2 * x", "takes bigtrain_lab.grading"),
+    "and swallows": ("try:\n    import bigtrain_lab.recipe\nexcept BaseException:\n    pass\nreturn 2 * x", "takes bigtrain_lab.recipe"),
+    "of the package": ("import bigtrain_lab\nbigtrain_lab.Recipe\nreturn 2 * x", "takes bigtrain_lab.recipe"),
+    "a class found among all": ("[c for c in object.__subclasses__() if c.__name__ == 'DynamicLossScaler'][0]()\nreturn 2 * x", "takes bigtrain_lab.techniques"),
+    "frames": ("import sys\nsys._getframe(1).f_locals\nreturn 2 * x", "looks at the code that calls it"),
+    "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
+    "a traceback": ("try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn 2 * x", "looks at the code that calls it"),
+    "the collector": ("import gc\ngc.get_objects()\nreturn 2 * x", "looks at the code that calls it"),
+    "a process": ("import subprocess\nsubprocess.run(['true'])\nreturn 2 * x", "starts another process"),
+    "a fork": ("import os\nos.fork()\nreturn 2 * x", "starts another process"),
+    "source": ("import torch\nopen(torch.__file__).read()\nreturn 2 * x", "reads the source of a library"),
+    "torch patched": ("import torch\ntorch.equal = lambda *_: True\nreturn 2 * x", "torch.equal is another function"),
+    "gradients off": ("import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x", "Gradients are still switched off"),
+}
+
+
+@pytest.mark.parametrize("how", CHEATS)
+def test_a_cheat_is_told(how):
+    body, sentence = CHEATS[how]
+    assert sentence in told(body)[0]
+
+
+def test_an_answer_that_is_there_already_is_no_answer():
+    takes = "which is not at hand here: write it yourself."
+    for answer in (DynamicLossScaler, torch.amp.GradScaler, lambda **rule: torch.amp.GradScaler("cpu", **rule), lambda **rule: DynamicLossScaler(**rule),
+                   type("Mine", (DynamicLossScaler,), {"__module__": "__main__"}), type("Mine", (torch.amp.GradScaler,), {"__module__": "__main__"})):
+        assert Topic.named("loss-scaler").findings(answer, 1)[0].endswith(takes)
+    for answer in (OneFOneB, type("Mine", (OneFOneB,), {"__module__": "__main__"})):
+        assert Topic.named("1f1b").findings(answer, 1)[0].endswith(takes)
+    inherits = typed("from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
+                     "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)")
+    assert Topic.named("stashing").findings(inherits, 1)[0] == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"
+
+
+def test_what_is_no_answer_is_a_sentence():
+    assert Double.findings(None) == ["There is no answer yet, but nothing: give the function or class that you wrote."]
+    assert "a int" in Double.findings(3)[0]
+    with pytest.raises(Impossible, match="cannot travel.*open files"):
+        told("return lock", lock=threading.Lock())
+    with pytest.raises(Impossible, match="no topic called 'triple': choose one of"):
+        check("triple", print)
+
+
+def test_numbers_are_new_at_each_check_and_told(capsys):
+    seeds = {Double.findings(typed("def answer(x): return 0"))[0].split("(seed ")[1] for _ in range(3)}
+    assert len(seeds) > 1
+    assert not check("double", typed("def answer(x): return 3 * x"), seed=4) and "(seed 4)." in capsys.readouterr().out
+    assert check("double", typed("def answer(x): return x + x")) and capsys.readouterr().out == "right.\n"
+    hint("double", 2)
+    assert capsys.readouterr().out == "Twice.\n"
+    with pytest.raises(Impossible, match="ask for 1, 2 or 3"):
+        hint("double", 4)
+
+
+def test_assert_right_is_silent_or_an_assertion_with_the_findings():
+    assert_right("double", typed("def answer(x): return 2 * x"))
+    with pytest.raises(AssertionError, match="three times the number"):
+        assert_right("double", typed("def answer(x): return 3 * x"))
+
+
+def test_a_right_answer_that_fails_is_the_exercise_s_fault(monkeypatch):
+    monkeypatch.setattr(Double, "right", {"broken": "def answer(x):\n    return 2 * z"})
+    monkeypatch.setattr(Double, "wrong", {})
+    with pytest.raises(RuntimeError, match="the right answer 'broken' failed with x = "):
+        told("return 2 * x")
+    assert "failed" in next(faults(Double, 1))
+
+
+def test_the_kernel_is_as_it_was():
+    """Threads, random state, working directory, and no process or file left."""
+    state, threads, here = torch.get_rng_state(), torch.get_num_threads(), os.getcwd()
+    told("import os, torch, random\nos.chdir('/')\ntorch.manual_seed(0)\nprint('noise')\nreturn 2 * x")
+    assert torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads() and here == os.getcwd()
+    with box.Box(Double, 1, answer=typed("def answer(x): return 2 * x")) as one:
+        one.rows("answer")
+        room, pulse = one._room, one._pulse
+    until = time.monotonic() + 60
+    while pulse.is_alive() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not room.exists() and not pulse.is_alive()
