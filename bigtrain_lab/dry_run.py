@@ -40,14 +40,13 @@ from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive, Span, Trace
 from .core.peak import placed
-from .runtime.balance import APART, READINGS, Balance, read, together
+from .runtime.balance import APART, Balance, Heights, read, together
 from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
 from .runtime.log import levels
 from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
-MOST = 2000  # levels told inside the actions of a trace
 
 
 class Work(NamedTuple):
@@ -254,29 +253,22 @@ class DryRank:
             yield
 
 
-def with_levels_inside(trace: Trace, inside: Callable, most: int = MOST) -> Trace:
-    """The trace with levels inside each action, at the moments that a run tells of; of many actions
-    at less of them, the highest among them, and of very many only where it is a new height.
+def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
+    """The trace with levels inside each action, at the moments that a run tells of.
 
     inside   span -> (kinds, their bytes at all moments, what to add to them, bytes of other kinds)
     """
-    events, chosen, highest = [], {}, Counter()
-    each = -(-READINGS * sum(isinstance(event, Span) for event in trace.events) // most)
+    events, known, heights = [], {}, [Heights(trace.ranks) for _ in range(trace.ranks)]
     for event in trace.events:
         if isinstance(event, Span):
             kinds, rows, base, others = inside(event)
-            if id(rows) not in chosen:
-                told = read(rows)
-                top = max(told, key=lambda at: sum(rows[at]), default=None)
-                few = [(n, rows[at]) for n, at in enumerate(told) if n % each == 0 or at == top]
-                chosen[id(rows)] = len(told), few, sum(rows[top]) if told else 0
-            count, few, top = chosen[id(rows)]
-            top += sum(base) + others
-            if each <= READINGS or top > highest[event.rank]:
-                highest[event.rank] = top
-                ticks = placed(event.start, event.end, count)
-                few = [(ticks[n], ticks[n], *map(add, base, row)) for n, row in few]
-                told = levels(event.rank, event.lane, event.name, kinds, few)
+            if id(rows) not in known:
+                known[id(rows)] = [rows[at] for at in read(rows)], max(map(sum, rows), default=0)
+            told, top = known[id(rows)]
+            if heights[event.rank].tells(top + sum(base) + others, len(told)):
+                ticks = placed(event.start, event.end, len(told))
+                told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
+                told = levels(event.rank, event.lane, event.name, kinds, told)
                 events += (one.modelled for one in told)
         events.append(event)
     return Trace.of(events, **trace.header())

@@ -293,7 +293,7 @@ class Rehearsed:
                 before = moves.later
         return found
 
-    def looked_into(self, trace: Trace, most: int = 1000) -> Trace:
+    def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action."""
         ranks = range(len(self._work))
         held, to_come = [Counter(self.resident(r)) for r in ranks], [self.moves(r) for r in ranks]
@@ -305,7 +305,7 @@ class Rehearsed:
             for change in (*moves.ends, moves.later):
                 now.update(change)
             return moves.kinds, moves.inside, base, others
-        return with_levels_inside(trace, inside, most)
+        return with_levels_inside(trace, inside)
 
 
 NOTHING: dict[str, int] = {}

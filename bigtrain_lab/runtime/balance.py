@@ -14,6 +14,7 @@ from ..core import MEMORY_KINDS, Alive
 
 APART = ("inputs", "buffers")  # known and told, but part of no sum: hand counts and predictions leave them out
 READINGS = 16  # moments told of one span
+MOST = 1000  # of a run
 MOST_ROWS = 400  # of a list in a log
 
 
@@ -26,6 +27,7 @@ class Balance:
         self.total = self.peak_bytes = self.peak_wall = 0
         self._since: dict[object, tuple | None] = {}  # storage -> what it was at the peak
         self._told: list[tuple] | None = None
+        self.before: dict[str, int] = {}  # levels when `listen` was called
 
     def change(self, storage, state: tuple[str, int] | None, wall: int) -> None:
         before = storage.counted
@@ -65,13 +67,13 @@ class Balance:
     # -- readings inside a span -----------------------------------------------------------------------------
 
     def listen(self) -> None:
-        self._told, self._before = [], dict(self.levels)
+        self._told, self.before = [], dict(self.levels)
 
     def readings(self) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
         """The kinds that have changed since `listen`, all moments (wall), and the bytes of each kind then."""
         told, self._told = self._told or [], None
         kinds = [kind for kind in dict.fromkeys(kind for _, kind, *_ in told) if kind not in APART]
-        now, walls, levels = {kind: self._before.get(kind, 0) for kind in kinds}, [], []
+        now, walls, levels = {kind: self.before.get(kind, 0) for kind in kinds}, [], []
         for (wall, kind, level, total), after in zip(told, [*told[1:], None]):
             now[kind] = level
             # The two halves of a change of kind are one moment: the later.
@@ -79,6 +81,21 @@ class Balance:
                 walls.append(wall)
                 levels.append(tuple(map(now.get, kinds)))
         return kinds, walls, levels
+
+
+class Heights:
+    """Inside which of its spans a rank tells levels: the first ones, until all `ranks` together have told MOST, and those that are
+    higher than all before."""
+
+    def __init__(self, ranks: int = 1):
+        self.left, self.highest = MOST // ranks, 0
+
+    def tells(self, top: int, moments: int) -> bool:
+        """Of the next span: its highest total, and at how many moments its levels would be told."""
+        new, self.highest = top > self.highest, max(top, self.highest)
+        tells = new or self.left > 0
+        self.left -= tells * moments
+        return tells
 
 
 def read(levels: list[tuple[int, ...]], most: int = READINGS) -> list[int]:

@@ -283,6 +283,11 @@ class Ledger:
         return self._balance.readings()
 
     @property
+    def before(self) -> dict[str, int]:
+        """kind -> bytes at the start of the last action, of those that count."""
+        return {kind: size for kind, size in self._balance.before.items() if kind not in APART}
+
+    @property
     def highest_bytes(self) -> int:
         """The peak, as of the last look."""
         return self._allocated.peak_bytes if self._allocated else self._balance.peak_bytes
