@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
+from operator import sub
 from typing import NamedTuple
 
 from .core import MEMORY_KINDS, Trace
@@ -24,7 +25,7 @@ from .schedule import Action, Schedule, Step
 
 
 class Like(NamedTuple):
-    """What an action is like. `found`: the gradients that are there, "" or of I, W or both; of F and
+    """What an action is like. `found`: the gradients that are there, "", of I, W or both; of F and
     U "" for the stage's first one. `halved`: a forward whose backward is. `turns`: the last use of
     an old weight version, or an update before which the version is needed still."""
 
@@ -38,7 +39,7 @@ def likes(schedule: Schedule, work: Iterable[Step]) -> Iterator[list[Like]]:
     """Of each step of one rank."""
     stashes = schedule.asynchronous and schedule.stashing
     uses = schedule.uses(work) if stashes else Counter()
-    found: dict[tuple[int, str], str] = defaultdict(str)  # (stage, "F", "U" or "B") -> what is there
+    found: dict[tuple, str] = defaultdict(str)  # (stage, "F", "U" or "B") -> what is there
     updates: Counter = Counter()
     for step in work:
         alike = []
@@ -50,7 +51,7 @@ def likes(schedule: Schedule, work: Iterable[Step]) -> Iterator[list[Like]]:
                 found[place] = "again"
                 halved = kind == "F" and (stage, number % schedule.micro_batches) in schedule.halved
             else:
-                found[place] = "".join(half for half in "IW" if half in there or kind in (half, "B"))
+                found[place] = "".join(half for half in "IW" if half in there or kind in half + "B")
                 there = there if kind == "B" else kind * (kind in there)
             if stashes and kind in "FBI":
                 version = stage, schedule.version(action)
@@ -136,21 +137,20 @@ def those_that_show(wanted: frozenset, schedule: Schedule, orders) -> tuple[Rehe
 
 def excerpts(schedule: Schedule, orders: Mapping[int, list[Action]]) -> Iterator[Rehearsal]:
     """The first micro-batches of the first updates of each stage, the shortest excerpt first."""
-    size = schedule.update_size
-    updates = schedule.micro_batches // size if schedule.asynchronous else 1
-    for length, of_each, groups in sorted((a * n, a, n) for a in range(1, size + 1)
-                                          for n in range(1, updates + 1)):
+    size, late = schedule.update_size, schedule.asynchronous
+    updates = schedule.micro_batches // size if late else 1
+    sizes = ((a * n, a, n) for a in range(1, size + 1) for n in range(1, updates + 1))
+    for length, of_each, groups in sorted(sizes):
         for stage in sorted(orders, reverse=True):
             acts = []
             for action in orders[stage]:
                 group, number = divmod(action.micro_batch, size)
-                if action.kind == "U" and schedule.asynchronous:
-                    number = number - size + of_each
-                if group < groups and number < of_each and (action.kind != "U" or schedule.asynchronous):
-                    version = schedule.version(action) if schedule.asynchronous else 0
+                if action.kind == "U":
+                    number += of_each - size if late else size  # a batch ends with one anyway
+                if group < groups and number < of_each:
+                    version = schedule.version(action) if late else 0
                     acts.append((action.kind, group * of_each + number, version))
-            yield Rehearsal(1, length, tuple(acts), of_each if schedule.asynchronous else 0,
-                            schedule.stashing)
+            yield Rehearsal(1, length, tuple(acts), of_each * late, schedule.stashing)
 
 
 def lengthened(schedule: Schedule, steps: int) -> Schedule:
@@ -163,7 +163,8 @@ def lengthened(schedule: Schedule, steps: int) -> Schedule:
 
 class Part(NamedTuple):
     """A stage. `start`: kind -> bytes of its weights, of which there are `tensors`; `later`: what
-    changes between an action and the next one, such as a result that is sent; `sent`: bytes of its messages by site."""
+    changes between an action and the next one, such as a result that is sent; `sent`: bytes of its
+    messages by site."""
 
     start: dict[str, int]
     tensors: int
@@ -184,13 +185,12 @@ class Part(NamedTuple):
         return self._replace(acted=acted, later=later)
 
 
-def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int,
-             arriving=None) -> Part:
+def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int, arriving=None) -> Part:
     """Run a stage of a chain of so many. `recipe`: its model is asked for this stage alone;
     `arriving`: on meta, what comes from the stage before."""
     order = replace(rehearsal, ranks=stages)
-    numbers = {} if order.asynchronous else {"samples": order.micro_batches + 1, "steps": 2}
-    recipe = replace(recipe, schedule=order, **{"steps": 1, "samples": None} | numbers)
+    samples = None if order.asynchronous else order.micro_batches + 1
+    recipe = replace(recipe, schedule=order, steps=2 if samples else 1, samples=samples)
     run = dry_run(partial(train, recipe), index=stage, size=stages, arriving=arriving)
     work, acted, later = order.whole(stage), {}, {}
     for (action,), (like,), after in zip(work, likes(order, work), [*work[1:], None]):
@@ -213,7 +213,7 @@ def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str,
 
 class Moves(NamedTuple):
     """What a step does to a rank's levels: `ends`, the change at its end by each action; `later`,
-    before the next step; `inside`, the levels of `kinds` at all moments, from those at its start."""
+    before the next step; `inside`, the levels of `kinds` at all moments, as from its start."""
 
     ends: tuple[dict[str, int], ...]
     later: dict[str, int]
@@ -221,31 +221,38 @@ class Moves(NamedTuple):
     inside: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, step: Step, alike: Sequence[Like], parts: Sequence[Part]) -> "Moves":
-        acted = [parts[action.stage].acted[like] for action, like in zip(step, alike)]
-        later = [parts[action.stage].later[like] for action, like in zip(step, alike)]
-        ends = [difference(each.before, each.after) for each in acted]
+    def of(cls, step: Step, acted: Sequence[Acted], later: Sequence[dict]) -> "Moves":
+        ends, later = [difference(each.before, each.after) for each in acted], list(later)
         used = {(a.kind == "F", a.stage + (-1 if a.kind == "F" else 1), a.micro_batch)
                 for a in step if a.kind in "FBI"}
         for at, action in enumerate(step):  # handed on within the step
             if (action.kind == "F", action.stage, action.micro_batch) in used:
                 ends[at], later[at] = total(ends[at], later[at]), {}
-        # What is found declared was there before: it moves first, of all actions of the step.
-        early = [{kind: more for kind, level in zip(each.kinds, each.inside[each.early - 1])
-                  if (more := level - each.before.get(kind, 0))} if each.early else {}
-                 for each in acted]
-        kinds = tuple(dict.fromkeys((*chain(*early), *chain(*(each.kinds for each in acted)))))
-        rows, done = [], total(*early)
-        if done:
-            rows.append(tuple(done.get(kind, 0) for kind in kinds))
-        for each, moved, end in zip(acted, early, ends):
-            base = total(done, {kind: -more for kind, more in moved.items()})
-            for row in each.inside[each.early:]:
-                now = {kind: level - each.before.get(kind, 0)
-                       for kind, level in zip(each.kinds, row)}
-                rows.append(tuple(base.get(kind, 0) + now.get(kind, 0) for kind in kinds))
-            done = total(base, end)
+        kinds, rows = joined(acted, ends)
         return cls(tuple(ends), total(*later), kinds, tuple(rows))
+
+
+def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...], list[tuple]]:
+    """The kinds that actions of one step change, and all their moments, from the step's start."""
+    inside = []
+    for each in acted:
+        base = [each.before.get(kind, 0) for kind in each.kinds]
+        inside.append([tuple(map(sub, row, base)) for row in each.inside])
+    if len(acted) == 1:
+        return acted[0].kinds, inside[0]
+    # What is found declared was there before: it moves first, of all actions of the step.
+    early = [total(dict(zip(each.kinds, rows[each.early - 1]))) if each.early else {}
+             for each, rows in zip(acted, inside)]
+    kinds = tuple(dict.fromkeys((*chain(*early), *chain(*(each.kinds for each in acted)))))
+    done = total(*early)
+    rows = [tuple(done.get(kind, 0) for kind in kinds)] if done else []
+    for each, own, moved, end in zip(acted, inside, early, ends):
+        base = total(done, {kind: -more for kind, more in moved.items()})
+        for row in own[each.early:]:
+            now = dict(zip(each.kinds, row))
+            rows.append(tuple(base.get(kind, 0) + now.get(kind, 0) for kind in kinds))
+        done = total(base, end)
+    return kinds, rows
 
 
 def total(*changes: Mapping[str, int]) -> dict[str, int]:
@@ -267,9 +274,13 @@ class Rehearsed:
     def moves(self, rank: int) -> Iterator[tuple[Step, Moves]]:
         """Of each step of the rank."""
         for step, alike in zip(*self._work[rank]):
-            key = len(step) > 1 and step, tuple((a.stage, like) for a, like in zip(step, alike))
+            parts, (_, stage, number) = [self.parts[action.stage] for action in step], step[0]
+            acted = [part.acted[like] for part, like in zip(parts, alike)]
+            later = [part.later[like] for part, like in zip(parts, alike)]
+            apart = [(action.stage - stage, action.micro_batch - number) for action in step[1:]]
+            key = *map(id, acted), *map(id, later), *apart
             if key not in self._moves:
-                self._moves[key] = Moves.of(step, alike, self.parts)
+                self._moves[key] = Moves.of(step, acted, later)
             yield step, self._moves[key]
 
     def resident(self, rank: int) -> dict[str, int]:

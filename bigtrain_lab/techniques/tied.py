@@ -28,7 +28,7 @@ LOOKS = 2  # at the copies: before the first update and after it
 
 
 class Copy(NamedTuple):
-    """One message of an exchange: which copy's tensor, at which site of the program, how it goes."""
+    """One message of an exchange: which copy's tensor, at which site of the program, and how."""
 
     number: int
     site: str

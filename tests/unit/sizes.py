@@ -46,7 +46,8 @@ class ByHand(defaultdict):
         self.sizes = sizes
 
     def __missing__(self, like):
-        return Acted(Work(), {}, self.sizes.change(like), (), (), 0, 0)
+        self[like] = Acted(Work(), {}, self.sizes.change(like), (), (), 0, 0)
+        return self[like]
 
 
 def traced(schedule, steps=2, sizes=Sizes()):
