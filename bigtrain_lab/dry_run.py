@@ -22,7 +22,6 @@ Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_c
 formulas of the FLOPs.
 """
 
-import gc
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive, Span, Trace
 from .core.peak import placed
+from .plan import collector_paused
 from .runtime.balance import APART, Balance, Heights, read, together
 from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
@@ -155,15 +155,9 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
-    collects = gc.isenabled()
-    gc.disable()  # a search for cycles in all that is there takes as long as the dry run
-    try:
-        with ledger:
-            program(rank)
-            ledger.changes()
-    finally:
-        if collects:
-            gc.enable()
+    with collector_paused(), ledger:
+        program(rank)
+        ledger.changes()
     alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
     run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
     return run, journal
