@@ -219,8 +219,8 @@ def difference(found: Row, right: Row) -> str:
         return f"Yours gave {said(found.value)}, where a right answer raises {right.raised}."
     ours, theirs = ({"": row.value} if not isinstance(row.value, dict) else row.value
                     for row in (found, right))
-    name = next((key for key in theirs if key not in ours or not alike(ours[key], theirs[key], found.near)),
-                next(iter(ours)))
+    name = next(key for key in (*theirs, *ours) if not (key in ours and key in theirs)
+                or not alike(ours[key], theirs[key], found.near))
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
     what = f"{name}{where}: " if name or where else ""
     return f"{what}yours {said(yours)}, right {said(rights)}."
