@@ -28,6 +28,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from numbers import Real
@@ -71,9 +72,10 @@ class Box:
 
     answer    a student's, by value; the library's own is fenced off
     texts     {name: text} of known answers instead
+    scenes    how many are played, of the first ones; all of them for None
     """
 
-    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None):
+    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None, scenes: int | None = None):
         self._told: dict[str, list[Row]] = {}
         self._whole: set[str] = set()
         self._room = Path(tempfile.mkdtemp(prefix="check-", dir=temporary.own()))
@@ -82,7 +84,7 @@ class Box:
         self._unwanted = os.pipe()
         try:
             carried = travelling(answer) if texts is None else None
-            task = (travelling(topic), seed, carried, texts, str(self._room), CPU_S, WALL_S)
+            task = (travelling(topic), seed, carried, texts, scenes, str(self._room), CPU_S, WALL_S)
             (self._room / "program").write_bytes(pickle.dumps((task,)))
             self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
                                               f"{__package__}.box"))
@@ -225,7 +227,7 @@ def with_source(told: str) -> str:
 
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
-    pickled_topic, seed, carried, texts, room, cpu_s, wall_s = task
+    pickled_topic, seed, carried, texts, scenes, room, cpu_s, wall_s = task
     threading.Thread(target=end_with_parent, daemon=True).start()
     out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -241,15 +243,15 @@ def main(index: int, task: tuple) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         faulthandler.dump_traceback_later(wall_s, file=late)
         notes.name = name
-        play(topic, seed, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
+        play(topic, seed, scenes, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
     os._exit(0)
 
 
-def play(topic: type, seed: int, load, notes: "Notes") -> None:
+def play(topic: type, seed: int, most: int | None, load, notes: "Notes") -> None:
     """Load an answer and note what it shows in each scene; after one that it cannot end, no more."""
     before, answers = Left(), []
     goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
-    for scene in topic.probe(*answers, random.Random(seed)) if goes_on else ():
+    for scene in islice(topic.probe(*answers, random.Random(seed)), most) if goes_on else ():
         torch.manual_seed(seed)
         random.seed(seed)
         if not notes.row(scene.name, lambda: before.then(scene.run), scene.near):

@@ -24,6 +24,7 @@ from .box import ENDED, REFUSED, Box, Row
 
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
+BEYOND = 8  # scenes after the first difference, by which wrong answers that make it are told apart
 NOT_OF_A_MISTAKE = (ENDED, REFUSED, "SystemExit")
 
 
@@ -78,15 +79,17 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             return [f"There is no answer yet, but {'nothing' if answer is None else f'a {type(answer).__name__}'}: "
                     "give the function or class that you wrote."]
         seed = secrets.randbelow(10**6) if seed is None else seed
-        with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.texts()) as known:
+        with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.right) as known:
             found = own.rows("answer")
             rights = [cls.sound(name, known.rows(name)) for name in cls.right]
-            differs = first_difference(found, rights)
-            if differs is None:
-                return []
-            if found[differs].raised in NOT_OF_A_MISTAKE:
-                return [found[differs].told, seen(found[differs].scene, seed)]
-            wrongs = {name: known.rows(name) for name in cls.wrong}
+        at = first_difference(found, rights)
+        if at is None:
+            return []
+        if found[at].raised in NOT_OF_A_MISTAKE:
+            return [found[at].told, seen(found[at].scene, seed)]
+        texts = {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
+        with Box(cls, seed, texts=texts, scenes=at + BEYOND) as known:
+            wrongs = {name: known.rows(name) for name in texts}
         return cls.diagnosis(found, rights, wrongs, seed)
 
     @classmethod
