@@ -141,12 +141,14 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
                  scatters, in place
     place        index, size, arriving: which of how many ranks, see Unsent
     """
-    return followed(program, unobserved, **place)[0]
+    with collector_paused():
+        return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False) -> "Account":
     """The same, storage by storage."""
-    return followed(program, unobserved)[1].account()
+    with collector_paused():
+        return followed(program, unobserved)[1].account()
 
 
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
@@ -156,7 +158,7 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
     try:
-        with collector_paused(), ledger:
+        with ledger:
             program(rank)
             ledger.changes()
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
@@ -199,7 +201,8 @@ class DryRank:
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked
         yield
-        kinds, walls, rows = ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
+        look = not self._hooked or kind not in "AB" and not in_backward()
+        kinds, walls, rows = ledger.end(look=look)
         journal.action = ""
         work = Work(*(now - was for now, was in zip(self._operators.work(), done)))
         after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)

@@ -203,11 +203,11 @@ class Ledger:
             while self._seen.events:
                 storage, own, count, wall = self._seen.events.popleft()
                 balance.change(storage, None if count is None else (storage.declared or own, count), wall)
-            now = {storage for storage, _, _ in declared} if look else self._held
-            if not ended:
-                now = now | self._held
-            moved += [(storage, "") for storage in self._held - now]
-            self._held, self.looked = now, self._wall()
+            if look:
+                now = {storage for storage, _, _ in declared} | (set() if ended else self._held)
+                moved += [(storage, "") for storage in self._held - now]
+                self._held = now
+            self.looked = self._wall()
             for storage, kind in moved:
                 self._rename(storage, kind)
                 if storage.counted:
