@@ -22,14 +22,14 @@ Source: torch's meta device and torch.utils._python_dispatch; torch.utils.flop_c
 formulas of the FLOPs.
 """
 
-import gc
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, count
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -37,10 +37,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .core import MEMORY_KINDS, Alive
-from .runtime.balance import APART, Balance, together
-from .runtime.group import Alone
+from .core import MEMORY_KINDS, Alive, Span, Trace
+from .core.peak import placed
+from .plan import collector_paused
+from .runtime.balance import APART, Balance, Heights, read, together
+from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
+from .runtime.log import levels
 from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
@@ -63,13 +66,16 @@ class Work(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """One action. `after`: kind -> bytes at its end. `inside`: the levels of `kinds` at some
-    moments in it, in order, the highest and the lowest total among them, as a ledger reads them."""
+    """One action. `before`, `after`: kind -> bytes at its start and its end. `inside`: the levels
+    of the `kinds` that change at all moments in it, in order; the first `early` of them are of what
+    was there before, and only then found to be declared."""
 
     work: Work
+    before: dict[str, int]
     after: dict[str, int]
     kinds: tuple[str, ...]
     inside: tuple[tuple[int, ...], ...]
+    early: int
     highest_bytes: int
 
 
@@ -77,7 +83,8 @@ class Acted(NamedTuple):
 class DryRun:
     """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the
     peak, which is in `peak_action`, at its reading number `peak_at` (None: at its end). `rises`:
-    (action, what is made, bytes held then) each time that more is held than ever before."""
+    (action, what is made, bytes held then) each time that more is held than ever before. `sent`:
+    bytes of a message by its site in the program."""
 
     start: dict[str, int]
     actions: dict[str, Acted]
@@ -85,6 +92,7 @@ class DryRun:
     peak_action: str
     peak_at: int | None
     rises: tuple[tuple[str, str, int], ...]
+    sent: dict[str, int]
 
     @property
     def peak_bytes(self) -> int:
@@ -115,8 +123,8 @@ class DryRun:
     def of_json(cls, text: str) -> "DryRun":
         told = json.loads(text)
         told["actions"] = {
-            name: Acted(Work(*work), after, tuple(kinds), tuple(map(tuple, inside)), highest)
-            for name, (work, after, kinds, inside, highest) in told["actions"].items()}
+            name: Acted(Work(*work), before, after, tuple(kinds), tuple(map(tuple, inside)), *rest)
+            for name, (work, before, after, kinds, inside, *rest) in told["actions"].items()}
         told["alive"] = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
         return cls(**told | {"rises": tuple(map(tuple, told["rises"]))})
 
@@ -126,13 +134,14 @@ def is_of(action: str, step: int) -> bool:
     return action[2:] == str(step)
 
 
-def dry_run(program: Callable, unobserved: bool = False) -> DryRun:
+def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
     """Run program(rank) without values, on a DryRank.
 
     unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and
                  scatters, in place
+    place        index, size, arriving: which of how many ranks, see Unsent
     """
-    return followed(program, unobserved)[0]
+    return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False) -> "Account":
@@ -140,85 +149,89 @@ def account(program: Callable, unobserved: bool = False) -> "Account":
     return followed(program, unobserved)[1].account()
 
 
-def followed(program: Callable, unobserved: bool = False) -> tuple[DryRun, "Journal"]:
+def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
     """Both, of one run."""
+    wake()
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
-    rank, operators.copied = DryRank(ledger, operators, journal), ledger.ignore
-    collects = gc.isenabled()
-    gc.disable()  # a search for cycles in all that is there takes as long as the dry run
+    rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
     try:
-        with ledger:
+        with collector_paused(), ledger:
             program(rank)
             ledger.changes()
+        alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
+        run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
+        return run, journal
     finally:
-        if collects:
-            gc.enable()
-    alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-    return DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises)), journal
+        ledger.forget()
+
+
+@cache
+def wake() -> None:
+    """Torch's first quotient on meta imports modules, and keeps the frames that led there."""
+    torch.ones(1, device=META) / 2
 
 
 class DryRank:
-    """What a program is given in place of a rank that is alone: its device is meta, what spans hold
-    and do is noted, and nothing is logged."""
+    """What a program is given in place of a rank: its device is meta, what spans hold and do is
+    noted, nothing is logged, and nobody else is there."""
 
-    index, size, device = 0, 1, META
+    device = META
 
-    def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal"):
+    def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal", index: int = 0,
+                 size: int = 1, arriving: torch.Tensor | None = None):
         self._ledger, self._operators, self._journal = ledger, operators, journal
+        self.index, self.size, self._arriving = index, size, arriving
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
+        self.sent: dict[str, int] = {}
         self.peak: tuple[str, int | None] = "", None
-        self._before, self._highest, self._hooked = {}, 0, False
+        self._highest, self._hooked, self._loaded = 0, False, False
 
     @contextmanager
     def span(self, step, version: int | None = None):
         step = (step,) if isinstance(step, (str, Action)) else tuple(step)
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
-        ledger, journal, before = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name, look=ledger.pending)
+        ledger, journal, done = self._ledger, self._journal, self._operators.work()
+        ledger.begin(name, look=ledger.pending or self._loaded)
+        self._loaded = False
         journal.action, journal.highest_now = name, journal.total
+        before, began = journal.held, ledger.looked
         yield
-        read = ledger.end(look=not self._hooked or kind not in "AB")
+        kinds, walls, rows = ledger.end(look=not self._hooked or kind not in "AB" and not in_backward())
         journal.action = ""
-        walls = sorted({wall for readings in read.values() for wall, _ in readings})
-        now, rows = {kind: self._before.get(kind, 0) for kind in read}, []
-        sizes = {kind: dict(readings) for kind, readings in read.items()}
-        for wall in walls:
-            now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
-            rows.append(tuple(now.values()))
-        work = Work(*(after - was for after, was in zip(self._operators.work(), before)))
-        levels = self._levels(name, walls)
-        self.actions[name] = Acted(work, levels, tuple(read), tuple(rows), journal.highest_now)
+        work = Work(*(now - was for now, was in zip(self._operators.work(), done)))
+        after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
+        self.actions[name] = Acted(work, before, after, tuple(kinds), tuple(rows), early,
+                                   journal.highest_now)
         journal.end(name)
 
-    def _levels(self, name: str, walls: list[int]) -> dict[str, int]:
+    def _levels(self, name: str, rows=(), walls=()) -> dict[str, int]:
         """Bytes by kind now; a peak that is new was at one of these moments, or is now."""
         self._ledger.changes()
         journal = self._journal
         if journal.peak_bytes > self._highest:
-            self._highest, wall = journal.peak_bytes, journal.peak_wall
-            self.peak = name, walls.index(wall) if wall in walls else None
-        self._before = {kind: size for kind, size in journal.levels.items()
-                        if size and kind not in APART}
-        return self._before
+            self._highest, heights = journal.peak_bytes, [*map(sum, rows)]
+            inside = journal.peak_wall in walls
+            self.peak = name, heights.index(max(heights)) if inside else None
+        return journal.held
 
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
-        nothing that is declared, and a backward only gradients, of which hooks tell where weights
-        have no masters: after these there is no look."""
+        nothing that is declared, and a backward, or what it recomputes, only gradients, of which
+        hooks tell where weights have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
         if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
                     weight.register_post_accumulate_grad_hook(partial(self._arrived, name))
-        self.start = self._levels("start", [])
+        self.start = self._levels("start")
         self._journal.end("")
 
     def group(self, axis: str | None = None) -> Alone:
-        return Alone(META, self.span)
+        return Unsent(self, self._arriving)
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -232,8 +245,56 @@ class DryRank:
     @contextmanager
     def aside(self):
         """What is done within is not followed, and has no values either."""
+        self._loaded = True
         with self._ledger.aside(), Aside(self._operators):
             yield
+
+
+def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
+    """The trace with levels inside each action, at the moments that a run tells of.
+
+    inside   span -> (kinds, their bytes at all moments, what to add to them, bytes of other kinds)
+    """
+    events, known, heights = [], {}, [Heights(trace.ranks) for _ in range(trace.ranks)]
+    for event in trace.events:
+        if isinstance(event, Span):
+            kinds, rows, base, others = inside(event)
+            if id(rows) not in known:
+                known[id(rows)] = [rows[at] for at in read(rows)], max(map(sum, rows), default=0)
+            told, top = known[id(rows)]
+            if heights[event.rank].tells(top + sum(base) + others, len(told)):
+                ticks = placed(event.start, event.end, len(told))
+                told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
+                told = levels(event.rank, event.lane, event.name, kinds, told)
+                events += (one.modelled for one in told)
+        events.append(event)
+    return Trace.of(events, **trace.header())
+
+
+class Unsent(Alone):
+    """A group that carries nothing. An action's result looks like what was sent to that rank
+    before, the first of all like `arriving`; any other message is received `like` a tensor."""
+
+    def __init__(self, rank: DryRank, arriving: torch.Tensor | None = None):
+        super().__init__(META, rank.span)
+        self.rank, self.size = rank.index, rank.size
+        self._arriving, self._sent, self._sites = arriving, {}, rank.sent
+
+    def isend(self, tensor, dst, name="", site="", tag=0):
+        if isinstance(name, Action):
+            self._sent[dst] = tensor.shape, tensor.dtype
+        self._sites[site] = tensor.nbytes
+
+    def _posted(self, src, name, site, tag, like):
+        def take():
+            shape, dtype = self._sent.get(src) or (self._arriving.shape, self._arriving.dtype)
+            if like is not None:
+                shape, dtype = like.shape, like.dtype
+            return torch.empty(shape, dtype=dtype, device=META)
+        return Handle(None, take)
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        return tensor.div_(self.size) if op == "mean" else tensor
 
 
 # -- what operators return, and what they cost ----------------------------------------------------
@@ -245,6 +306,14 @@ INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}
 SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}
 RESIZING = {"set_", "resize_", "resize_as_"}
 UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}
+MOST_KNOWN = 20_000  # calls of operators, some 20 MB
+
+
+@cache
+def known_calls(dtype: torch.dtype) -> dict[tuple, tuple]:
+    """What operators returned and cost where this is the default format: of all dry runs, since
+    weights keep their shapes when a batch changes, and stages are alike."""
+    return {}
 
 
 class Operators:
@@ -254,7 +323,9 @@ class Operators:
 
     def __init__(self, unobserved: bool = False):
         self._unobserved = unobserved
-        self._known: dict[tuple, tuple] = {}
+        self._known = known_calls(torch.get_default_dtype())
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
         self._ways: dict[object, str] = {}
         self.flops = self.moved_bytes = self.operators = 0
         self.copied: Callable = lambda tensor: None
@@ -277,6 +348,8 @@ class Operators:
             return args[0]
         if known is None:
             return self._first(key, way, operator, args, kwargs)
+        if known is VIEW:
+            return operator(*args, **kwargs)
         alone, looks, flops, moved, started = known
         self.flops += flops
         self.moved_bytes += moved
@@ -304,11 +377,12 @@ class Operators:
 
     @staticmethod
     def _key(operator, args, kwargs):
-        """The operator and what its arguments look like; None where the first is no meta tensor."""
+        """The operator and what its arguments look like; None where nothing says that it works on
+        meta tensors: its first argument, or the device on which it makes a new one."""
         first = args[0]
-        if not isinstance(first, torch.Tensor):
-            first = first[0] if isinstance(first, list) and first else None
-        if not isinstance(first, torch.Tensor) or not first.is_meta:
+        if isinstance(first, list) and first:
+            first = first[0]
+        if not (first.is_meta if isinstance(first, torch.Tensor) else kwargs.get("device") == META):
             return None
         looks = [operator]
         for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
@@ -332,6 +406,9 @@ class Operators:
             if not all(t is not None and t.is_meta for t in tensors):
                 return result
             given, made = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
+            if made <= given:  # a view that does not say so
+                self._known[key] = VIEW
+                return result
             looks = tuple(map(look_of, tensors))
             if given & made or len(made) < len(tensors) or any(
                     t.untyped_storage().nbytes() != empty(*look).untyped_storage().nbytes()
@@ -383,6 +460,8 @@ def storages_of(values) -> set[int]:
 
 
 def on_meta(values) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values] if values.is_meta else []
     return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_meta]
 
 
@@ -523,6 +602,11 @@ class Journal(Balance):
             self.highest_now = self.total
         if self.peak_bytes > highest and self.action:
             self.rises.append((self.action, words(storage.maker), self.total))
+
+    @property
+    def held(self) -> dict[str, int]:
+        """kind -> bytes now."""
+        return {kind: size for kind, size in self.levels.items() if size and kind not in APART}
 
     def end(self, action: str) -> None:
         self._changes.append((action, None, None, None))

@@ -130,6 +130,11 @@ class Recipe:
         """The same in one process: stage after stage, in the model's own formats, and autograd
         keeps all."""
         order, stages = self.order, [self.model(stage) for stage in range(self.order.stages)]
+        for places in self.tied.values():
+            (first, name), *others = sorted(places.items())
+            for stage, other in others:
+                owner, _, leaf = other.rpartition(".")
+                setattr(stages[stage].get_submodule(owner), leaf, stages[first].get_parameter(name))
         batches = [[self.sample(n) for n in window] for window in self.windows]
         if not order.asynchronous:
             return one_process.synchronous(stages, batches, self.loss, self.optimizer,
@@ -240,7 +245,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     for number, window in enumerate(recipe.windows):
         if len(window) < order.micro_batches:  # the last one
             pipeline = pipeline_of(replace(order, micro_batches=len(window)), pipeline)
-        samples = {n: recipe.sample(n, rank.device) for n in window}
+        with rank.aside():  # what loads data is no part of what a training holds
+            samples = {n: recipe.sample(n, rank.device) for n in window}
         batch, waiting = list(samples.values()), list(own)
         weights = recipe.weights(batch) if recipe.weights else None
         with lens.window(number, stages, batch), precision:

@@ -8,6 +8,7 @@ the micro-batch it names. Micro-batches are numbered on through a whole run, so 
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -65,6 +66,7 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     micro_batches: int
     chunks = 1  # stages that each rank holds; a field where it can be chosen
     asynchronous = False
+    stashing = True  # asynchronous: an update keeps the old weights while an action still uses them
 
     def __post_init__(self):
         for name in ("ranks", "micro_batches", "chunks"):
@@ -92,6 +94,10 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     def version(self, action: Action) -> int:
         """The weight version that the action uses: the number of updates its stage's weights have behind them."""
         return action.micro_batch // self.micro_batches
+
+    def uses(self, work: Iterable[Step]) -> Counter:
+        """(stage, version) -> how many actions of a rank's work compute with that version."""
+        return Counter((a.stage, self.version(a)) for step in work for a in step if a.kind in "FBI")
 
     @cached_property
     def halved(self) -> frozenset[tuple[int, int]]:

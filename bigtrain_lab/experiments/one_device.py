@@ -13,18 +13,16 @@ from ..core import MEMORY_KINDS, Cost, Trace
 from ..core.hardware import TICKS_PER_SECOND
 from ..core.peak import placed
 from ..core.trace import ACTION
-from ..dry_run import Acted, DryRun, dry_run
+from ..dry_run import Acted, DryRun, dry_run, with_levels_inside
 from ..plan import Compute, Plan
 from ..rates import last
+from ..runtime.balance import read
 from ..runtime.faults import Fault
-from ..runtime.log import levels
 from ..schedule import Action, Step
 from ..simulate import simulate
 from .experiment import Quantity
 from .on_hardware import OnHardware
 
-
-READINGS, MOST = 16, 2000  # levels told inside an action, and in all; of many actions, less of each
 
 
 class OneDevice(OnHardware):
@@ -127,21 +125,24 @@ class OneDevice(OnHardware):
 
     def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action, the highest among them, and all that is alive at the peak."""
-        dry, events, spans, made = self.dry, list(trace.events), trace.spans(0), {}
-        each = -(-READINGS * len(spans) // MOST)
-        for span in spans:
+        dry, first = self.dry, {}
+
+        def inside(span):
             name = str(self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3)))))
-            acted, first = dry.actions[name], made.setdefault(name, span.name) == span.name
-            highest = max(acted.inside, key=sum, default=())
-            read = [row for at, row in enumerate(acted.inside) if each == 1 or row is highest or at % each == 0]
-            ticks = placed(span.start, span.end, len(read))
-            events += (told for told, _ in levels(0, span.lane, span.name, acted.kinds, [(tick, tick, *row) for tick, row in zip(ticks, read)]))
-            if first and name == dry.peak_action:
-                at = span.end if dry.peak_at is None else ticks[read.index(acted.inside[dry.peak_at])]
-                peak = at, span.lane
-        if dry.peak_action in made:
-            events += [row._replace(start=peak[0], lane=peak[1], made=made.get(row.made, row.made)) for row in dry.alive]
-        return Trace.of(events, **trace.header())
+            first.setdefault(name, span)
+            acted = dry.actions[name]
+            others = sum(size for kind, size in acted.before.items() if kind not in acted.kinds)
+            return acted.kinds, acted.inside, [0] * len(acted.kinds), others
+
+        trace = with_levels_inside(trace, inside)
+        if (span := first.get(dry.peak_action)) is None:
+            return trace
+        at, told = span.end, read(dry.actions[dry.peak_action].inside)
+        if dry.peak_at is not None:
+            at = placed(span.start, span.end, len(told))[told.index(dry.peak_at)]
+        made = {name: each.name for name, each in first.items()}
+        alive = (row._replace(start=at, lane=span.lane, made=made.get(row.made, row.made)) for row in dry.alive)
+        return Trace.of([*trace.events, *alive], **trace.header())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

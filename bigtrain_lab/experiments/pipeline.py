@@ -3,8 +3,9 @@
 A byte-level GPT is cut into one stage a rank and trained on real text by the schedule of your choice.
 """
 
-from fractions import Fraction
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal
 
@@ -12,15 +13,16 @@ import torch
 
 from ..core import Impossible, knob
 from ..data import chosen_text
-from ..dry_run import META, DryRun, Work
-from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split
+from ..dry_run import META, Work
+from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split, tied_weights
 from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
 from ..recipe import Recipe
+from ..rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
 from ..schedule import Schedule
 from ..techniques import one_process
 from .on_hardware import OnHardware, profiles
-from .pipelined import Pipelined, of_stage
+from .pipelined import Pipelined
 
 
 class PipelineExperiment(OnHardware, Pipelined):
@@ -44,7 +46,7 @@ class PipelineExperiment(OnHardware, Pipelined):
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
     learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
-    tied: bool = knob(False, "embedding and output share one matrix (one rank only)", more=True)
+    tied: bool = knob(False, "embedding and output share one matrix", more=True)
     dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations",
                                                 choices=("float32", "float64"), more=True)
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
@@ -71,9 +73,9 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
-        if self.tied and self.order.stages > 1:
-            raise Impossible("A tied embedding has a copy in the first and the last stage, and the prediction prices no message between "
-                             "them: take tied=False or 1 stage.")
+        if self.tied and self.order.stages > 1 and self.order.asynchronous:
+            raise Impossible(f"{self.schedule} updates its stages at different times, so the copies of a tied embedding would part: "
+                             "take tied=False, or a synchronous schedule such as 1f1b.")
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
@@ -116,8 +118,8 @@ class PipelineExperiment(OnHardware, Pipelined):
         wires = [self.profile.wire(rank, rank + 1) for rank in range(self.ranks - 1)]
         return min((wire.bytes_per_s for wire in wires if wire), default=None)
 
-    def stage_run(self, number: int, halved: bool = False) -> DryRun:
-        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, halved)
+    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal)
 
     @property
     def message_bytes(self) -> int:
@@ -133,7 +135,7 @@ class PipelineExperiment(OnHardware, Pipelined):
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
         stages = [self.times(first, last) for first, last in self.slices]
-        updates = [0 if self.profile.textbook else self.stage_run(number).seconds("0U1", self.profile, self.dtype) for number in range(len(stages))]
+        updates = [0 if self.profile.textbook else self.update_time(number) for number in range(len(stages))]
         return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
 
     def times(self, first: int, last: int) -> dict[str, float]:
@@ -152,18 +154,22 @@ class PipelineExperiment(OnHardware, Pipelined):
     def piece_time(self, at: int) -> dict[str, float]:
         return {kind: work.seconds(self.profile, self.dtype) for kind, work in self.slice_works(at, at + 1).items()}
 
+    def update_time(self, number: int) -> float:
+        part = self.stage_run(number, WHOLE)
+        return part.work("U").seconds(self.profile, self.dtype, part.tensors)
+
     def slice_works(self, first: int, last: int) -> dict[str, Work]:
         """Kind -> what a slice of the model computes and moves for one micro-batch."""
-        runs = [slice_run(self.config, first, last, self.rows, self.optimizer, halved) for halved in (True, False)[1 - self.halves:]]
-        return {name[1]: acted.work for run in runs for name, acted in run.actions.items() if name[1] != "U"}
+        halves = {"IW": HALVES} if self.halves else {}
+        return {kind: slice_run(self.config, first, last, self.rows, self.optimizer, rehearsal).work(kind)
+                for kinds, rehearsal in ({"FB": WHOLE} | halves).items() for kind in kinds}
 
     # -- reality --------------------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(
-            model=lambda stage: GPTStage(self.config, *self.slices[stage], seed=self.seed), data=self.samples, loss=cross_entropy,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps, schedule=self.order, whole_names=True)
+        return training(self.config, self.order.stages, self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
+                        schedule=self.order, steps=self.steps)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The n-th micro-batch is the same text whatever the size of a batch."""
@@ -171,17 +177,27 @@ class PipelineExperiment(OnHardware, Pipelined):
         return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
 
 
-def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, halved: bool = False) -> DryRun:
+def training(config: GPTConfig, stages: int, slices, data: Callable, optimizer: Callable, seed: int = 0, **order) -> Recipe:
+    return Recipe(model=lambda stage: GPTStage(config, *slices[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
+                  tied=tied_weights(config, stages), whole_names=True, **order)
+
+
+def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE) -> Part:
     """The dry run of the slice [first, last) of a model. Blocks are alike: so many blocks, with or without ends, are run once."""
     begins, ends = first == 0, last == config.pieces
     blocks = last - first - begins - ends
     start = 0 if begins else 1 if blocks else 2
-    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, halved)
+    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, rehearsal)
 
 
 @lru_cache(maxsize=256)
-def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, halved: bool) -> DryRun:
-    ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=META)
-    x = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META, requires_grad=True) if first else ids
-    return of_stage(lambda: GPTStage(config, first, last), x, (Noise(0, 0, 0),), (lambda y: cross_entropy(y, ids)) if last == config.pieces else None,
-                    OPTIMIZERS[optimizer](0.1), halved)
+def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal) -> Part:
+    hidden = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META)
+    stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
+
+    def data(number: int) -> one_process.Sample:
+        inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
+        return one_process.Sample(inputs, targets, (Noise(0, 0, number),))
+
+    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1))
+    return rehearse(recipe, rehearsal, stage, stages, hidden)

@@ -4,28 +4,29 @@ A subclass says which model is cut into stages, what a stage holds, computes and
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from typing import ClassVar, NamedTuple
 
 from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
-from ..dry_run import DryRun, dry_run
+from ..core.peak import readings
 from ..explain import bubbles
-from ..footprint import StageBytes, footprint
 from ..plan import lower
-from ..schedule import Action, Schedule, name_of
+from ..rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
+from ..schedule import Schedule, name_of
 from ..simulate import simulate
-from ..models import built
-from ..runtime import owned
-from ..techniques.split_backward import WeightGradientsLater
+from ..techniques.tied import with_exchanges
 from .experiment import Experiment, Quantity
+
+
+class StageBytes(NamedTuple):
+    """What a stage holds: weights, their gradients, optimizer state, and activations that autograd keeps of one micro-batch."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
 
 
 class Pipelined(Experiment):
@@ -33,6 +34,7 @@ class Pipelined(Experiment):
     handed to it."""
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "versions")
+    ledger: ClassVar[bool] = True
     ticks_per_slot: ClassVar[int] = 1000
     says_itself: ClassVar[tuple[str, ...]] = (*Experiment.says_itself, "schedule")
 
@@ -59,8 +61,8 @@ class Pipelined(Experiment):
         """The hardware that prices the run."""
 
     @abstractmethod
-    def stage_run(self, number: int, halved: bool = False) -> DryRun:
-        """A stage's actions of one micro-batch, and two updates: see `of_stage`. `halved`: with I and W in place of B."""
+    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+        """What each action of the rehearsal does on a stage."""
 
     @property
     @abstractmethod
@@ -78,19 +80,26 @@ class Pipelined(Experiment):
         """Whether the schedule splits any backward in two."""
         return bool(self.order.halved)
 
-    @cached_property
+    @property
     def stage_bytes(self) -> list[StageBytes]:
         """What each stage holds."""
         found = []
         for number in range(self.order.stages):
-            ends = {name[1]: acted.after for name, acted in self.stage_run(number).actions.items()}
-            late = self.stage_run(number, halved=True).actions["0I0"].after if self.halves else {}
-            found.append(StageBytes(ends["F"].get("weights", 0), ends["B"].get("gradients", 0), ends["U"].get("optimizer", 0), ends["F"].get("activations", 0),
-                                    late.get("queued", 0), late.get("gradients", 0)))
+            acted = self.stage_run(number, WHOLE).acted
+            forward, backward, update = (difference(acted[like].before, acted[like].after) for like in (Like("F", "again"), Like("B"), Like("U")))
+            found.append(StageBytes(acted[Like("F")].before["weights"], backward.get("gradients", 0), update.get("optimizer", 0), forward.get("activations", 0)))
         return found
 
+    @cached_property
+    def rehearsed(self) -> Rehearsed:
+        """What each action does to what its rank holds."""
+        needed = rehearsals(self.order, self.steps if self.order.asynchronous else min(self.steps, 2))
+        parts = [[self.stage_run(stage, one) for one in several] for stage, several in enumerate(needed)]
+        return Rehearsed(self.order, self.steps, [first.joined(*others) for first, *others in parts])
+
     def cost(self) -> Cost:
-        changes, resident = footprint(self.order, self.stage_bytes, self.steps)
+        changes = self.rehearsed.changes()
+        resident = {rank: tuple(self.rehearsed.resident(rank).items()) for rank in range(self.ranks)}
         time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
@@ -104,13 +113,14 @@ class Pipelined(Experiment):
         return [[rank, lane, ops] for (rank, lane), ops in plan.lanes.items()]
 
     def predict(self) -> Trace:
-        return replace(self.simulated(), settings=self.told)
+        return self.rehearsed.looked_into(replace(self.simulated(), settings=self.told))
 
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[rank]]
 
     def simulated(self) -> Trace:
-        return simulate(self.order, self.cost(), self.steps)
+        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
+        return simulate(with_exchanges(self.order, self.steps, self.recipe.tied, sizes), self.cost())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -118,7 +128,7 @@ class Pipelined(Experiment):
         return (
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity("idle share", "%", lambda t: 100 * t.bubble()),
-            *(Quantity(f"peak memory, rank {r}", "B", lambda t, r=r: t.peak_bytes(r)) for r in range(self.ranks)),
+            *(Quantity(f"peak memory, rank {r}", "B", lambda t, r=r: max((read.bytes for read in readings(t, r)), default=0)) for r in range(self.ranks)),
             Quantity("bytes sent, all ranks", "B", lambda t: sum(t.bytes_sent(r) for r in range(t.ranks))),
             Quantity("loss, last batch", "", self.last_loss, exact=False),
         )
@@ -136,32 +146,3 @@ class Pipelined(Experiment):
 
     def explain(self, trace: Trace) -> list[str]:
         return super().explain(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
-
-
-def of_stage(make: Callable[[], nn.Module], x: Tensor, context: tuple, loss_of: Callable | None, make_optimizer: Callable, halved: bool) -> DryRun:
-    """What a stage does with one micro-batch, as Pipeline runs it on a rank: F, B (or I and W), U and U again.
-
-    x         on meta: ids, or what the stage before sends        loss_of   output -> loss, on the last stage
-    """
-    later, given = WeightGradientsLater(), [x]
-
-    def program(rank):
-        stage = built(make, rank.device)
-        optimizer = make_optimizer(list(stage.parameters()))
-        rank.watch(lambda: owned.of((stage, optimizer)) | {"inputs": given} | ({"queued": later.tensors()} if halved else {}))
-        with rank.span(Action("F", 0, 0)):
-            with later if halved else nullcontext():
-                y = stage(x, *context)
-            y = loss_of(y) if loss_of else y
-            sent, edge = y.detach(), get_gradient_edge(y)
-            del y
-        given.append(dy := torch.ones_like(sent))
-        with rank.span(Action("I" if halved else "B", 0, 0)):
-            torch.autograd.backward(edge, dy)
-        if halved:
-            with rank.span(Action("W", 0, 0)):
-                later.run()
-        for update in range(2):
-            with rank.span(Action("U", 0, update)):
-                optimizer.step()
-    return dry_run(program)

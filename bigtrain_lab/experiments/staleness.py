@@ -16,12 +16,12 @@ from torch.nn.functional import mse_loss
 
 from ..core import Impossible, knob
 from ..core.hardware import PROFILES
-from ..dry_run import META, DryRun
-from ..models import MLPStage, layered_mlp
+from ..models import layered_mlp
 from ..recipe import Recipe
+from ..rehearsal import Part, Rehearsal, rehearse
 from ..schedule import Action, Schedule
 from ..techniques import one_process
-from .pipelined import Pipelined, of_stage
+from .pipelined import Pipelined
 
 ITEM = torch.float64.itemsize
 
@@ -49,8 +49,8 @@ class Staleness(Pipelined):
     def profile(self):
         return PROFILES["unit"]
 
-    def stage_run(self, number: int, halved: bool = False) -> DryRun:
-        return layer_run(self.width, self.rows, number == 0, number == self.ranks - 1, halved)
+    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+        return layer_run(self.width, self.rows, number > 0, number < self.ranks - 1, rehearsal)
 
     @property
     def message_bytes(self) -> int:
@@ -61,10 +61,7 @@ class Staleness(Pipelined):
 
     @property
     def recipe(self) -> Recipe:
-        stages = (self.ranks, self.width, self.ranks, self.seed, torch.float64)
-        return Recipe(
-            model=lambda stage: layered_mlp(*stages)[stage], data=self.samples, loss=mse_loss, steps=self.steps,
-            optimizer=lambda weights: torch.optim.SGD(weights, self.learning_rate), schedule=self.order, whole_names=True)
+        return training(self.ranks, self.width, self.samples, self.learning_rate, self.seed, schedule=self.order, steps=self.steps)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The teacher has the student's shape and other weights."""
@@ -96,9 +93,14 @@ def teacher_of(layers: int, width: int, seed: int):
     return layered_mlp(layers, width, seed=seed + 100, dtype=torch.float64)[0]
 
 
+def training(stages: int, width: int, data, learning_rate: float = 0.1, seed: int = 0, **order) -> Recipe:
+    return Recipe(
+        model=lambda stage: layered_mlp(stages, width, stages, seed, torch.float64)[stage], data=data, loss=mse_loss,
+        optimizer=lambda weights: torch.optim.SGD(weights, learning_rate), whole_names=True, **order)
+
+
 @lru_cache(maxsize=64)
-def layer_run(width: int, rows: int, is_first: bool, is_last: bool, halved: bool) -> DryRun:
+def layer_run(width: int, rows: int, stage: bool, after: bool, rehearsal: Rehearsal) -> Part:
     """The dry run of a stage: one layer, which all in between are like."""
-    x, targets = (torch.empty(rows, width, dtype=torch.float64, device=META) for _ in range(2))
-    return of_stage(lambda: MLPStage(1 + (not is_last), width, 0, 1, dtype=torch.float64), x.requires_grad_(not is_first), (),
-                    (lambda y: mse_loss(y, targets)) if is_last else None, lambda weights: torch.optim.SGD(weights, 0.1), halved)
+    x, stages = torch.zeros(rows, width, dtype=torch.float64), stage + 1 + after
+    return rehearse(training(stages, width, lambda n: (x.clone(), x.clone())), rehearsal, stage, stages, x)

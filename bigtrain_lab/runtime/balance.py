@@ -14,6 +14,7 @@ from ..core import MEMORY_KINDS, Alive
 
 APART = ("inputs", "buffers")  # known and told, but part of no sum: hand counts and predictions leave them out
 READINGS = 16  # moments told of one span
+MOST = 1000  # of a run
 MOST_ROWS = 400  # of a list in a log
 
 
@@ -26,6 +27,7 @@ class Balance:
         self.total = self.peak_bytes = self.peak_wall = 0
         self._since: dict[object, tuple | None] = {}  # storage -> what it was at the peak
         self._told: list[tuple] | None = None
+        self.before: dict[str, int] = {}  # levels when `listen` was called
 
     def change(self, storage, state: tuple[str, int] | None, wall: int) -> None:
         before = storage.counted
@@ -65,25 +67,41 @@ class Balance:
     # -- readings inside a span -----------------------------------------------------------------------------
 
     def listen(self) -> None:
-        self._told = []
+        self._told, self.before = [], dict(self.levels)
 
-    def readings(self) -> dict[str, list[tuple[int, int]]]:
-        """kind -> (wall, bytes) at READINGS moments since `listen`, the same for all kinds, where a kind has changed.
-
-        The highest and the lowest total are among the moments, so what is stacked there has the true height."""
+    def readings(self) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
+        """The kinds that have changed since `listen`, all moments (wall), and the bytes of each kind then."""
         told, self._told = self._told or [], None
-        # The two halves of a change of kind are one moment: the later.
-        moments = [i for i, t in enumerate(told) if i + 1 == len(told) or told[i + 1][3] != t[3] or told[i + 1][0] != t[0]]
-        moments = few(moments, READINGS, lambda i: told[i][3])
-        now, last, found, chosen = {}, {}, defaultdict(list), set(moments)
-        for i, (wall, kind, level, _) in enumerate(told):
+        kinds = [kind for kind in dict.fromkeys(kind for _, kind, *_ in told) if kind not in APART]
+        now, walls, levels = {kind: self.before.get(kind, 0) for kind in kinds}, [], []
+        for (wall, kind, level, total), after in zip(told, [*told[1:], None]):
             now[kind] = level
-            if i in chosen:
-                for kind in now:
-                    if now[kind] != last.get(kind):
-                        found[kind].append((wall, now[kind]))
-                last = dict(now)
-        return {kind: found[kind] for kind in found if kind not in APART}
+            # The two halves of a change of kind are one moment: the later.
+            if kinds and (after is None or (wall, total) != (after[0], after[3])):
+                walls.append(wall)
+                levels.append(tuple(map(now.get, kinds)))
+        return kinds, walls, levels
+
+
+class Heights:
+    """Inside which of its spans a rank tells levels: the first ones, until all `ranks` together have told MOST, and those that are
+    higher than all before."""
+
+    def __init__(self, ranks: int = 1):
+        self.left, self.highest = MOST // ranks, 0
+
+    def tells(self, top: int, moments: int) -> bool:
+        """Of the next span: its highest total, and at how many moments its levels would be told."""
+        new, self.highest = top > self.highest, max(top, self.highest)
+        tells = new or self.left > 0
+        self.left -= tells * moments
+        return tells
+
+
+def read(levels: list[tuple[int, ...]], most: int = READINGS) -> list[int]:
+    """Which moments of a span are told: at most so many, the highest and the lowest total among them, and none that tells nothing new."""
+    chosen = few(range(len(levels)), most, lambda at: sum(levels[at]))
+    return [at for before, at in zip([None, *chosen], chosen) if before is None or levels[at] != levels[before]]
 
 
 def few(moments: list, most: int, height: Callable) -> list:

@@ -48,7 +48,7 @@ from .meter import held
 from .places import Places
 from .storages import Storage, Storages, storage_of
 
-MOST_EVENTS = 20_000  # before they are balanced, where nobody asks
+MOST_EVENTS = 100_000  # before they are balanced, where nobody asks
 
 
 class Ledger:
@@ -76,7 +76,7 @@ class Ledger:
         self._record = allocator.Record(device) if device.type == "cuda" else None
         self._allocated: allocator.Held | None = None
         self._held: set[Storage] = set()  # what was declared at the last look
-        self._settling, self._looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
+        self._settling, self.looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
         self._active: ExitStack | None = None
         self._ended = False
         self.refused: list[Alive] = []
@@ -139,6 +139,13 @@ class Ledger:
         """It was made just now, and is not to be counted."""
         self._seen.record(tensor.untyped_storage(), tensor, "ignored")
 
+    def forget(self) -> None:
+        """Let go of all storages and tensors that it knows, at its end. What it is made of leads back to it, so they would else stay
+        until the collector finds them."""
+        self.holdings, self._watched, self._balance = dict, (), Balance()
+        for known in (self._held, self._seen.known, self._seen.events):
+            known.clear()
+
     # -- on and off -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Ledger":
@@ -168,7 +175,7 @@ class Ledger:
 
     def _grows(self, storage: Storage, more: int) -> None:
         if len(self._seen.events) > MOST_EVENTS:
-            self._settled()
+            self._settled(ended=False)
         if self._limit is not None and more > 0 and storage.kind not in APART and self._seen.total + more > self._limit:
             levels = self._levels()
             held = [(s, s.kind, s.bytes + more * (s is storage)) for s in list(self._seen.known.values()) if s.kind not in APART]
@@ -179,13 +186,13 @@ class Ledger:
 
     def _levels(self) -> dict[str, int]:
         """Bytes by kind, of those that count."""
-        return {kind: level for kind, level in self._settled().levels.items() if kind not in APART}
+        return {kind: level for kind, level in self._settled(ended=False).levels.items() if kind not in APART}
 
     # -- kinds that are declared ----------------------------------------------------------------------------
 
-    def _settled(self, look: bool = True) -> Balance:
+    def _settled(self, look: bool = True, ended: bool = True) -> Balance:
         """The balance of all that has happened. A storage that is found declared counts as that since the last such look; without a
-        look, all are taken to be declared as they were."""
+        look, all are taken to be declared as they were. Before an action has ended what it no longer declares is still in its hands."""
         if self._settling:
             return self._balance
         self._settling = True
@@ -197,12 +204,14 @@ class Ledger:
                 storage, own, count, wall = self._seen.events.popleft()
                 balance.change(storage, None if count is None else (storage.declared or own, count), wall)
             now = {storage for storage, _, _ in declared} if look else self._held
+            if not ended:
+                now = now | self._held
             moved += [(storage, "") for storage in self._held - now]
-            self._held, self._looked = now, self._wall()
+            self._held, self.looked = now, self._wall()
             for storage, kind in moved:
                 self._rename(storage, kind)
                 if storage.counted:
-                    balance.change(storage, (storage.kind, storage.counted[1]), self._looked)
+                    balance.change(storage, (storage.kind, storage.counted[1]), self.looked)
         finally:
             self._settling = False
         return balance
@@ -218,7 +227,7 @@ class Ledger:
                     known = self._seen.record(storage, part, kind)
                     known.declared, known.bytes = kind, storage.nbytes()
                     self._seen.total += known.bytes * (kind not in APART)
-                    self._balance.change(known, (kind, known.bytes), self._looked)
+                    self._balance.change(known, (kind, known.bytes), self.looked)
                 if known is not None:
                     found.setdefault(known, (known, kind, name))
         return list(found.values())
@@ -230,8 +239,8 @@ class Ledger:
             moved.append((storage, kind))  # from one to another: from now on
         elif not storage.declared:
             self._rename(storage, kind)
-        if storage.counted and storage.declared == kind:
-            self._balance.change(storage, (kind, storage.counted[1]), self._looked)
+        if storage.counted and storage.declared == kind != storage.counted[0]:
+            self._balance.change(storage, (kind, storage.counted[1]), self.looked)
 
     def _rename(self, storage: Storage, kind: str) -> None:
         """Its declared kind ("": its own again), and with it the running sum, of which kinds APART are no part."""
@@ -274,11 +283,16 @@ class Ledger:
         self._balance.listen()
         return nullcontext()
 
-    def end(self, look: bool = True) -> dict[str, list[tuple[int, int]]]:
-        """At an action's end: kind -> [(wall ns, bytes)] as it rose and fell inside."""
+    def end(self, look: bool = True) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
+        """At an action's end: the kinds that rose or fell inside, the moments (wall ns), and the bytes of each kind then."""
         self._settled(look)
         self._seen.action, self._ended = "", True
         return self._balance.readings()
+
+    @property
+    def before(self) -> dict[str, int]:
+        """kind -> bytes at the start of the last action, of those that count."""
+        return {kind: size for kind, size in self._balance.before.items() if kind not in APART}
 
     @property
     def highest_bytes(self) -> int:

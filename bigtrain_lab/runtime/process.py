@@ -184,7 +184,7 @@ def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
                               device=job.device(index)), None
     else:
         meter, limit = Meter(clock.wall), job.capacity_bytes
-    return Recorder(index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief)
+    return Recorder(index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief, job.mesh.size)
 
 
 def failure(error: BaseException) -> dict:

@@ -17,7 +17,7 @@ from ..core.peak import placed
 from ..explain import NOT_FINITE
 from ..formats import Exponents
 from ..schedule import Action, kind_of, name_of
-from .balance import together
+from .balance import Heights, read, together
 from .capacity import out_of_memory
 from .clock import Clock
 from .log import EventLog
@@ -35,7 +35,7 @@ class Recorder:
     """
 
     def __init__(self, rank: int, clock: Clock, log: EventLog, meter: Meter | Ledger | None = None, jitter_s: float = 0.0, seed: int = 0,
-                 capacity_bytes: int | None = None, relief: str = ""):
+                 capacity_bytes: int | None = None, relief: str = "", ranks: int = 1):
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
@@ -43,6 +43,7 @@ class Recorder:
         self.strike = None  # a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
+        self._heights = Heights(ranks)
         self._ticks: dict[int, int | None] = {}  # wall -> lane's time of what a ledger read inside the last action
         self._peak: tuple = (0, None, "compute")  # bytes, lane's time and lane of the highest moment so far
         self._told = (0, 0)  # bytes of the peak whose storages were written, and when
@@ -121,20 +122,20 @@ class Recorder:
 
     def _within(self, name: str, lane: str, start: int | None, end: int | None) -> dict[str, int]:
         """Note what was read inside the action that has just ended; return the most of each kind."""
-        read = self.meter.end() if self.meter else {}
         if isinstance(self.meter, Ledger):
-            walls = sorted({wall for readings in read.values() for wall, _ in readings})
-            ticks = placed(start, end, len(walls)) if self.clock.modelled else [None] * len(walls)
-            self._ticks = dict(zip(walls, ticks))
-            now, sizes, rows = {kind: self._held.get(kind, 0) for kind in read}, {kind: dict(readings) for kind, readings in read.items()}, []
-            for wall, at in self._ticks.items():
-                now = {kind: sizes[kind].get(wall, size) for kind, size in now.items()}
-                rows.append([wall, at, *now.values()])
-            self.log.note("levels", self.rank, lane, name, list(read), rows)
-        else:
-            for kind, readings in read.items():
-                self.log.note("inside", self.rank, lane, kind, name, readings)
-        return self._held | {kind: max(size for _, size in readings) for kind, readings in read.items()}
+            kinds, walls, found = self.meter.end()
+            told = read(found)
+            others = sum(size for kind, size in self.meter.before.items() if kind not in kinds)
+            if not self._heights.tells(max(map(sum, found), default=0) + others, len(told)):
+                told = []
+            ticks = placed(start, end, len(told)) if self.clock.modelled else [None] * len(told)
+            self._ticks = {walls[at]: tick for at, tick in zip(told, ticks)}
+            self.log.note("levels", self.rank, lane, name, kinds, [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)])
+            return {}  # it has kept the limit itself, at the very operator
+        inside = self.meter.end() if self.meter else {}
+        for kind, readings in inside.items():
+            self.log.note("inside", self.rank, lane, kind, name, readings)
+        return self._held | {kind: max(size for _, size in readings) for kind, readings in inside.items()}
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""

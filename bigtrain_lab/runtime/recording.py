@@ -15,6 +15,7 @@ header, hence no sender's time: a measured Transfer then begins when the receive
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from zlib import crc32
 
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from ..core import Impossible
 from ..plan import Message, Together
 from . import frames
-from .group import Group, again, is_lost
+from .group import Group, Handle, again, is_lost
 from .message import HEADER, Shape, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
@@ -50,7 +51,17 @@ class RecordingGroup(Group):
 
     def isend(self, tensor, dst, name="", site="", tag=0):
         self.recorder.jitter()
-        super().isend(tensor, dst, name, site, tag)
+        with self.recorder.aside():  # buffers on the way are the transport's, not the program's
+            super().isend(tensor, dst, name, site, tag)
+
+    def _posted(self, src, name, site, tag, like):
+        with self.recorder.aside():
+            handle = super()._posted(src, name, site, tag, like)
+        return Handle(partial(self._aside, handle.arrive), partial(self._aside, handle.wait))
+
+    def _aside(self, call):
+        with self.recorder.aside():
+            return call()
 
     def finish(self):
         self.recorder.mark("finish", lane=self.name)
@@ -74,8 +85,8 @@ class RecordingGroup(Group):
         self.recorder.sending(self.name, to, way, str(name))
         if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
             self.recorder.not_finite("sent", str(name) or "a message", self.name)
-        if not clock.modelled:
-            return super()._wire(tensor, dst, name, way)
+        if not clock.modelled:  # a copy, as under a clock: when it goes is the transport's affair
+            return super()._wire(tensor.clone(), dst, name, way)
         link = clock.cost.link(self.recorder.rank, to, self.name)
         charged = self._charged(message(name, tensor.nbytes), tensor.nbytes)
         issue, stamp = clock.lane(self.name).send(link, charged)
@@ -169,7 +180,7 @@ class RecordingGroup(Group):
         with (recorder.waiting(self.name, *waited),
               super()._together(name, kind, size_bytes, call)):
             start, end = clock.now(self.name), None
-            latest = self._agree(start or 0)
+            latest = self._aside(partial(self._agree, start or 0))
             wall_latest = clock.wall()
             yield
             if clock.modelled:

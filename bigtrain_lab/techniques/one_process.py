@@ -53,7 +53,7 @@ def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]]
             (loss * factor).backward()
             losses.append(loss.item())
         if clip:
-            nn.utils.clip_grad_norm_([p for stage in stages for p in stage.parameters()], clip)
+            nn.utils.clip_grad_norm_({p: None for stage in stages for p in stage.parameters()}, clip)  # a tied one counts once
         for update in updates:
             update.step()
             update.zero_grad()

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ..footprint import holds_copies, uses_of_versions
 from ..plan import Compute, Recv, Send, lower
 from ..runtime import owned
 from ..runtime.group import Group, Handle
@@ -95,11 +94,12 @@ class Pipeline:
         self.calls = {stage: partial(forward, module) if forward else module
                       for stage, module in self.modules.items()}
         self.versions = {
-            stage: WeightVersions(self.modules[stage], holds_copies(schedule), self.calls[stage])
+            stage: WeightVersions(self.modules[stage], schedule.stashing, self.calls[stage])
             for stage in self.optimizers if schedule.asynchronous}
         self.later = {action[1:]: WeightGradientsLater()  # (stage, micro-batch) -> what W will do
                       for step in self.order for action in step if action.kind == "W"}
-        self.values: dict[tuple, Tensor] = {}  # `made`: received or our own, until used or sent
+        self.fresh: dict[tuple, Tensor] = {}  # `made`: the results of the step that runs
+        self.values: dict[tuple, Tensor] = {}  # received or our own, until used or sent
         self.graphs: dict[tuple, tuple] = {}  # (stage, micro-batch) -> (input, where B begins)
         self.inputs: list[Tensor] = []
         self.targets: list[Tensor] = []
@@ -129,9 +129,11 @@ class Pipeline:
                     with self._span(op):
                         for action in op.step:
                             run[action.kind](action)
+                    self.values |= self.fresh
+                    self.fresh = {}
                 case Send():
-                    result = self.values.pop(made(op.message))
-                    self.group.isend(result, op.dst, **self._message(op.message))
+                    self.group.isend(self.values.pop(made(op.message)), op.dst,
+                                     **self._message(op.message))
         self.group.finish()
         self.done += self.schedule.micro_batches
         self.updates_done += self.schedule.micro_batches // self.schedule.update_size
@@ -142,14 +144,14 @@ class Pipeline:
         if stage == 0:
             x = self.inputs[micro_batch]
         else:
-            x = self.values.pop(("F", stage - 1, micro_batch)).requires_grad_()
+            x = self._take("F", stage - 1, micro_batch).requires_grad_()
         with self.later.get((stage, micro_batch), nullcontext()), self._weights(action) as module:
             y = module(x, *self.context(self._numbered(action).micro_batch))
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
         guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
         if not is_last:
-            self.values[made(action)] = y.detach()
+            self.fresh[made(action)] = y.detach()
         # The edge, not y: the output may be freed. A first stage that is frozen has no backward.
         edge = get_gradient_edge(y) if y.requires_grad else None
         self.graphs[stage, micro_batch] = x, edge
@@ -157,12 +159,15 @@ class Pipeline:
     def _backward(self, action: Action) -> None:
         _, stage, micro_batch = action
         x, edge = self.graphs.pop((stage, micro_batch))
-        dy = self.values.pop(("B", stage + 1, micro_batch), None)  # None: y is the loss
+        dy = self._take("B", stage + 1, micro_batch)  # None: y is the loss
         with self._weights(action):
             if edge is not None:
                 torch.autograd.backward(edge, dy)
         if stage > 0:
-            self.values[made(action)] = guard.gradient(action, x)
+            self.fresh[made(action)] = guard.gradient(action, x)
+
+    def _take(self, *key) -> Tensor | None:
+        return (self.fresh if key in self.fresh else self.values).pop(key, None)
 
     def _weight_gradients(self, action: Action) -> None:
         self.later[action[1:]].run()
@@ -200,7 +205,7 @@ class Pipeline:
         for versions in self.versions.values():
             versions.refresh()
         if self.versions:
-            for (stage, version), uses in uses_of_versions(self.schedule, self.order).items():
+            for (stage, version), uses in self.schedule.uses(self.order).items():
                 if stage in self.versions:
                     self.versions[stage].uses[version + self.updates_done] += uses
         for tie in self.tied:
@@ -275,8 +280,7 @@ class Pipeline:
             **{f"inputs {i}": x for i, x in enumerate(self.inputs)},
             **{f"targets {i}": y for i, y in enumerate(self.targets)},
             **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
-            **{f"result of {Action(*key)}": value for key, value in self.values.items()
-               if key[1] not in self.modules}}}
+            **{f"result of {Action(*key)}": value for key, value in self.values.items()}}}
 
     def _span(self, op: Compute):
         step = tuple(map(self._numbered, op.step))

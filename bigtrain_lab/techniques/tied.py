@@ -11,14 +11,71 @@ Source: Press and Wolf 2017 (arXiv:1608.05859); across stages, Shoeybi et al. 20
 (arXiv:1909.08053).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
 from ..core import Impossible
+from ..plan import Message, Plan, Recv, Send, lower
 from ..runtime.group import Group
+from ..schedule import Schedule
+
+LOOKS = 2  # at the copies: before the first update and after it
+
+
+class Copy(NamedTuple):
+    """One message of an exchange: which copy's tensor, at which site of the program, and how."""
+
+    number: int
+    site: str
+    way: Send | Recv
+
+
+def exchange(name: str, what: str, ranks: Iterable[int], rank: int, batch: int,
+             sizes: Mapping[str, int] = {}) -> list[Copy]:
+    """What a rank does so that it has the tensors of all copies. `ranks`: of each copy, in order
+    of the stages; `sizes`: site -> bytes."""
+    ranks, sent, received = list(ranks), [], []
+    for number, home in enumerate(ranks):
+        site = f"{name} {what} {number}"
+        message = Message(f"{site} of batch {batch}", bytes=sizes.get(site))
+        if home != rank:
+            received.append(Copy(number, site, Recv(home, message)))
+        else:
+            sent += [Copy(number, site, Send(dst, message)) for dst in dict.fromkeys(ranks)
+                     if dst != rank]
+    return sent + received
+
+
+def with_exchanges(schedule: Schedule, steps: int, tied: Mapping[str, Mapping[int, str]],
+                   sizes: Mapping[str, int]) -> Plan:
+    """The schedule's plan, with the messages of its tied weights."""
+    plan = lower(schedule, steps)
+    ties = {name: [schedule.rank_of(stage, 0) for stage in sorted(places)]
+            for name, places in tied.items()}
+
+    def exchanges(rank, what, batch):
+        return (copy.way for name, ranks in ties.items() if rank in ranks
+                for copy in exchange(name, what, ranks, rank, batch, sizes))
+
+    def lane(rank, ops):
+        begun = summed = 0  # batches
+        for op in ops:
+            actions = () if isinstance(op, Send) else getattr(op, "step", None) or (op.message,)
+            batches = {action.micro_batch // schedule.micro_batches for action in actions}
+            if begun in batches:
+                yield from exchanges(rank, "copy", begun) if begun < LOOKS else ()
+                begun += 1
+            if summed in batches and any(action.kind == "U" for action in actions):
+                yield from exchanges(rank, "gradient", summed)
+                summed += 1
+            yield op
+
+    return replace(plan, lanes={key: tuple(lane(key[0], ops)) for key, ops in plan.lanes.items()})
 
 
 class TiedWeight:
@@ -32,12 +89,12 @@ class TiedWeight:
         self.aside: dict[int, Tensor | None] = {}
         for stage, copy in own.items():
             copy.is_copy = stage != next(iter(self.ranks))
-        self.looks = 2  # at the copies: before the first update and after it
+        self.batch = -1
 
     def begin(self) -> None:
         """Before the first backward of an update."""
-        if self.looks:
-            self.looks -= 1
+        self.batch += 1
+        if self.batch < LOOKS:
             self._compare()
         self.aside = {stage: copy.grad for stage, copy in self.own.items()}
         for copy in self.own.values():
@@ -62,23 +119,21 @@ class TiedWeight:
 
     def _exchange(self, what: str, own: Mapping[int, Tensor]) -> list[Tensor]:
         """Every stage's tensor, in order of stage."""
-        others = [rank for rank in dict.fromkeys(self.ranks.values()) if rank != self.group.rank]
-        for stage, tensor in own.items():
-            for rank in others:
-                self.group.isend(tensor, rank, **self._message(what, stage))
-        like = next(iter(own.values()))
-        return [own[stage] if stage in own
-                else self.group.recv(rank, **self._message(what, stage), like=like).to(like.device)
-                for stage, rank in self.ranks.items()]
-
-    def _message(self, what: str, stage: int) -> dict:
-        name = f"{self.name} {what} of stage {stage}"
-        return {"name": name, "site": name}
+        parts = [own.get(stage) for stage in self.ranks]
+        like, group = next(iter(own.values())), self.group
+        for number, site, way in exchange(self.name, what, self.ranks.values(), group.rank,
+                                          self.batch):
+            if isinstance(way, Send):
+                group.isend(parts[number], way.dst, way.message.name, site)
+            else:
+                received = group.recv(way.src, way.message.name, site, like=like)
+                parts[number] = received.to(like.device)
+        return parts
 
     def _compare(self) -> None:
         """Impossible where the copies differ, or only some learn."""
         looks = self._exchange("copy", {stage: look(copy) for stage, copy in self.own.items()})
-        if any(not torch.equal(looks[0], other) for other in looks[1:]):
+        if any(bool((looks[0] != other).any()) for other in looks[1:]):
             raise Impossible(f"The copies of tied weight {self.name!r} on stages "
                              f"{list(self.ranks)} differ: start all from the same values, let all "
                              "learn or none, and update all by the same rule.")

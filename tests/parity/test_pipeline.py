@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bigtrain_lab.checks import bytes_differ, run_differs, tensors_differ
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import GPTConfig, GPTStage, cross_entropy, split
 from bigtrain_lab.runtime import launch
@@ -43,6 +43,15 @@ def finish(run):
     return run
 
 
+def told(trace):
+    """Rank -> all that was told of its memory, at the ends of actions and inside."""
+    levels = {rank: [] for rank in range(trace.ranks)}
+    for event in trace.events:
+        if isinstance(event, Memory):
+            levels[event.rank].append(event)
+    return levels
+
+
 @pytest.mark.parametrize("profile", SETTINGS)
 @pytest.mark.parametrize("schedule", Schedule.all())
 def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
@@ -51,6 +60,7 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
     run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
     assert run_differs(asked, run) == []
     predicted = asked.predict()
+    assert told(asked.predict()) == told(run.trace("modelled"))
     for rank, work in enumerate(asked.order.over(1)):
         split = any(action.kind == "W" for step in work for action in step)
         assert all(predicted.peak_bytes(rank, kind) for kind in ("weights", "gradients", "activations"))
@@ -59,6 +69,19 @@ def test_a_run_is_as_predicted_and_as_one_process(schedule, profile, tmp_path):
     if asked.ranks == 4 and (schedule in VERSIONS or not asked.order.asynchronous):
         held = max(predicted.peak_bytes(r, "stashed") // predicted.peak_bytes(r, "weights") + 1 for r in range(4))
         assert held == VERSIONS.get(schedule, 1)
+
+
+@pytest.mark.parametrize("schedule, adds", [("1f1b", 1), ("interleaved", 1), ("zb-v", 0)])
+def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds, tmp_path):
+    """Where two ranks hold them: each sends one table's gradient a step, and 16 bytes that tell its copy in the first two."""
+    asked = experiment(schedule, ranks=2, micro_batches=4, hardware="a100-nvlink", tied=True, **EXACT | dict(steps=3))
+    run = finish(asked.run(directory=tmp_path / "run", jitter_s=0.003))
+    assert run_differs(asked, run) == []
+    assert told(asked.predict()) == told(run.trace("modelled"))
+    plain = asked.replace(tied=False).predict()
+    for rank in range(2):
+        more = asked.predict().bytes_sent(rank) - plain.bytes_sent(rank)
+        assert more == adds * (3 * 256 * asked.width * 8 + 2 * 16)
 
 
 def test_a_rank_that_holds_all_of_the_model_in_chunks_sends_to_itself(tmp_path):

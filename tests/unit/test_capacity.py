@@ -72,33 +72,32 @@ def test_every_lab_knows_what_would_need_less(name):
 
 @pytest.fixture(scope="module")
 def tight():
-    """A pipeline of which only rank 0 has this peak, and the bytes of it."""
+    """A pipeline of which only rank 1 has this peak, inside its backwards, and the bytes of it."""
     experiment = PipelineExperiment(**SMALL)
-    peaks = [experiment.predict().peak_bytes(rank) for rank in range(2)]
-    assert peaks[0] > peaks[1]
-    return experiment, peaks[0]
+    peaks = [peak(experiment.predict(), rank) for rank in range(2)]
+    assert peaks[1].bytes > peaks[0].bytes and peaks[1].inside
+    return experiment, peaks[1].bytes
 
 
 def test_a_run_that_needs_all_of_its_memory_and_no_more_is_done(tight, tmp_path):
-    experiment, peak = tight
-    run = experiment.replace(memory_mb=peak / 1e6).run(directory=tmp_path / "run")
-    assert max(run.wait().peak_bytes(rank) for rank in range(2)) == peak
+    experiment, most = tight
+    run = experiment.replace(memory_mb=most / 1e6).run(directory=tmp_path / "run")
+    assert peak(run.wait(), 1).bytes == most
 
 
 def test_a_run_that_lacks_one_byte_fails_where_it_was_predicted(tight, tmp_path, capsys):
-    experiment, peak = tight
-    less = experiment.replace(memory_mb=(peak - 1) / 1e6)
-    [first] = excesses(less.predict(), peak - 1)
+    experiment, most = tight
+    less = experiment.replace(memory_mb=(most - 1) / 1e6)
+    [first] = excesses(less.predict(), most - 1)
     settings = [word for name, value in (SMALL | {"memory_mb": less.memory_mb}).items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert main(["run", "pipeline", *settings, "--directory", str(tmp_path / "run")]) == 1
-    said = f"Rank 0 runs out of memory at {first.action}: it holds "
+    said = f"Rank 1 runs out of memory at {first.action}: "
     assert said in " ".join(capsys.readouterr().err.split())
     run = Run.open(tmp_path / "run")
     assert run.state == "failed" and run.diagnosis.startswith(said)
     assert "1 byte too few. Smaller micro-batches (rows) or more ranks would need less on each device.\n" in run.diagnosis
-    assert [state.state == "failed" for state in run.waits] == [True, False] and run.waits[0].what == "no memory"
-    held = run.trace().where(Memory, rank=0)
-    assert max(sum(level for _, level in held.levels(0)[-1:]), 0) == peak and held.events[-1].name == first.action  # what it held is kept
+    assert [state.state == "failed" for state in run.waits] == [False, True] and run.waits[1].what == "no memory"
+    assert sum(alive.bytes for alive in run.trace().at_peak(1)) == most  # what it held is kept
 
 
 def test_a_limit_holds_without_a_modelled_clock_and_inside_actions(tmp_path):
@@ -156,7 +155,7 @@ def test_what_a_container_grants(groups, left, tmp_path):
 
 def test_more_than_the_machine_has_is_refused_before_a_process_starts(tmp_path, monkeypatch):
     asked = PipelineExperiment(**{**SMALL, "steps": 200})
-    needed = [asked.replace(steps=2).predict().peak_bytes(rank) for rank in range(2)]
+    needed = [peak(asked.replace(steps=2).predict(), rank).bytes for rank in range(2)]
     assert asked.needed_bytes() == needed and min(needed) > 0
     monkeypatch.setattr(capacity, "available_bytes", lambda: sum(needed) - 1)
     monkeypatch.setattr(sys.modules[launch.__module__], "Watch", None)

@@ -1,5 +1,6 @@
 """A dry run finds what torch, the ledger and the papers count: storages, FLOPs, bytes moved."""
 
+import gc
 import random
 import weakref
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from bigtrain_lab.dry_run import DryRank, DryRun, Journal, Operators, dry_run
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_steps, layered_mlp, mlp_steps,
                                  parameter_bytes, parameter_shapes, parameters, peak_bytes, saved_bytes, theory)
+from bigtrain_lab.rehearsal import HALVES, WHOLE, Like
 from bigtrain_lab.runtime import Ledger, owned
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
@@ -200,10 +202,10 @@ def test_flops_and_saved_bytes_of_a_block_have_the_closed_form():
     config, B = GPTConfig(layers=3, width=48, heads=6, sequence=20), 5
     one, two = ([row.bytes for row in saved_bytes(config, 1, last, B)] for last in (2, 3))
     assert sum(two) - sum(one) == theory.block_saved_bytes(config, B)
-    run = slice_run(config, 1, 2, B, "sgd").actions
-    assert (run["0F0"].work.flops, run["0B0"].work.flops) == (theory.block_flops(config, B), 2 * theory.block_flops(config, B))
-    whole = slice_run(config, 0, config.pieces, B, "sgd").actions
-    assert (whole["0F0"].work.flops, whole["0B0"].work.flops) == (theory.forward_flops(config, B), 2 * theory.forward_flops(config, B))
+    run = slice_run(config, 1, 2, B, "sgd")
+    assert (run.work("F").flops, run.work("B").flops) == (theory.block_flops(config, B), 2 * theory.block_flops(config, B))
+    whole = slice_run(config, 0, config.pieces, B, "sgd")
+    assert (whole.work("F").flops, whole.work("B").flops) == (theory.forward_flops(config, B), 2 * theory.forward_flops(config, B))
     dropped = replace(config, dropout=0.1)
     assert sum(row.bytes for row in saved_bytes(dropped, 1, 3, B)) - sum(row.bytes for row in saved_bytes(dropped, 1, 2, B)) == theory.block_saved_bytes(dropped, B)
 
@@ -235,9 +237,9 @@ def test_flops_equal_torchs_counter(first, last, batch):
             y = forward(stage, x, targets)
         with FlopCounterMode(display=False) as backwards:
             y.sum().backward()
-        whole, halves = (slice_run(config, first, last, batch, "sgd", halved).actions for halved in (False, True))
-        assert (whole["0F0"].work.flops, whole["0B0"].work.flops) == (forwards.get_total_flops(), backwards.get_total_flops())
-        assert halves["0I0"].work.flops + halves["0W0"].work.flops == backwards.get_total_flops()
+        whole, halves = (slice_run(config, first, last, batch, "sgd", rehearsal) for rehearsal in (WHOLE, HALVES))
+        assert (whole.work("F").flops, whole.work("B").flops) == (forwards.get_total_flops(), backwards.get_total_flops())
+        assert halves.work("I").flops + halves.work("W").flops == backwards.get_total_flops()
 
 
 def packed_bytes(stage, x, targets, noise=NOISE):
@@ -265,7 +267,7 @@ def test_saved_bytes_are_exact(size, batch, dropout):
     for first, last in SLICES if config.layers == 3 else [(0, 3), (1, 3)]:
         measured = packed_bytes(GPTStage(config, first, last), *given_to(config, first, batch))
         assert sorted(row.bytes for row in saved_bytes(config, first, last, batch)) == measured, (first, last)
-        assert slice_run(config, first, last, batch, "sgd").actions["0F0"].after.get("activations", 0) == sum(measured)
+        assert slice_run(config, first, last, batch, "sgd").acted[Like("F")].after.get("activations", 0) == sum(measured)
 
 
 def test_without_noise_or_in_eval_dropout_saves_nothing():
@@ -313,9 +315,9 @@ def test_moved_bytes_are_near_what_the_operators_move(first, last, dropout):
     gradient = torch.ones_like(y)
     with OperatorBytes() as backwards:
         y.backward(gradient)
-    run = slice_run(config, first, last, batch, "sgd").actions
-    assert run["0F0"].work.moved_bytes == pytest.approx(forwards.bytes, rel=0.01)
-    assert run["0B0"].work.moved_bytes == pytest.approx(backwards.bytes, rel=0.01)
+    run = slice_run(config, first, last, batch, "sgd")
+    assert run.work("F").moved_bytes == pytest.approx(forwards.bytes, rel=0.01)
+    assert run.work("B").moved_bytes == pytest.approx(backwards.bytes, rel=0.01)
 
 
 # Any program, against a ledger of the same with values
@@ -385,6 +387,22 @@ def test_numbers_that_are_read_take_the_plain_path_and_what_is_aside_counts_noth
     assert run.actions["F"].after == run.start | {"temporaries": 4 * 8 * 4}
     assert run.actions["B"].after["gradients"] == 8 * 9 * 4
     assert run.actions["B"].work.operators == 4  # a sum, its gradient, dL/dw, dL/db: views are none
+
+
+def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
+    weights = []
+
+    def training(rank):
+        model = nn.Linear(8, 8, device=rank.device)
+        weights.append(weakref.ref(model.weight))
+        rank.watch(lambda: owned.of([model]))
+        with rank.span("B"):
+            model(torch.ones(4, 8, device=rank.device)).sum().backward()
+    gc.disable()
+    try:
+        assert dry_run(training) == dry_run(training) and [weight() for weight in weights] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_dry_run_comes_back_from_json():

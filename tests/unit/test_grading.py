@@ -10,7 +10,9 @@ import torch
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.grading import Scene, Topic, Wrong, assert_right, box, check, hint
+from bigtrain_lab.grading.fence import Refused
 from bigtrain_lab.grading.proof import faults
+from bigtrain_lab.models import peak_bytes
 from bigtrain_lab.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
@@ -164,6 +166,20 @@ def test_a_cheat_is_told(how):
     assert sentence in told(body)[0]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_torch_s_functions_are_all_put_back(fails):
+    """A method that stood before a base class's, too; and the next answer meets torch as it was."""
+    left, own = box.Left(), (torch.mm, torch.bmm, torch.Tensor.exp)
+
+    def run():
+        torch.mm = torch.bmm = torch.Tensor.exp = len
+        return 1 / (not fails)
+
+    with pytest.raises(ZeroDivisionError if fails else Refused):
+        left.then(run)
+    assert (torch.mm, torch.bmm, torch.Tensor.exp) == own and "exp" not in vars(torch.Tensor)
+
+
 def test_what_a_student_caches_travels_too():
     from functools import cache
 
@@ -180,6 +196,9 @@ def test_an_answer_that_is_there_already_is_no_answer():
         assert Topic.named("loss-scaler").findings(answer, 1)[0].endswith(takes)
     for answer in (OneFOneB, type("Mine", (OneFOneB,), {"__module__": "__main__"})):
         assert Topic.named("1f1b").findings(answer, 1)[0].endswith(takes)
+    assert Topic.named("peak-bytes").findings(peak_bytes, 1)[0] == f"Your answer takes bigtrain_lab.models.steps.peak_bytes, {takes}"
+    dry = typed("def answer(*size):\n    from bigtrain_lab.models import steps\n    return steps.account(lambda rank: None).peak_bytes")
+    assert Topic.named("peak-bytes").findings(dry, 1)[0] == "Your answer runs the step dry: count from shapes alone."
     inherits = typed("from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
                      "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)")
     assert Topic.named("stashing").findings(inherits, 1)[0] == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"

@@ -19,7 +19,7 @@ from bigtrain_lab.core import Alive, Impossible
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.allocator import replayed
-from bigtrain_lab.runtime.balance import READINGS, Balance, together
+from bigtrain_lab.runtime.balance import READINGS, Balance, read, together
 from bigtrain_lab.runtime.capacity import OutOfMemory
 from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_sequential
@@ -796,14 +796,10 @@ def test_the_balance_is_that_of_a_full_record():
         assert balance.peak_bytes == peak
         assert {t: (kind, size) for t, kind, size in balance.at_peak(alive)} == then
         assert all(balance.highest[kind] >= highest[kind] for kind in "abc")
-        readings = balance.readings()
-        moments = sorted({wall for told in readings.values() for wall, _ in told})
-        assert len(moments) <= READINGS
-        stacked, now = {}, dict.fromkeys("abc", 0)
-        for moment in moments:
-            now |= {kind: size for kind, told in readings.items() for wall, size in told if wall == moment}
-            stacked[moment] = sum(now.values())
-        assert all(stacked[moment] == totals[moment] for moment in moments) and max(stacked.values()) == peak
+        kinds, walls, levels = balance.readings()
+        assert set(kinds) == set("abc") and [sum(each) for each in levels] == [totals[wall] for wall in walls]
+        told = read(levels)
+        assert len(told) <= READINGS and max(sum(levels[at]) for at in told) == peak
 
 
 def test_what_came_and_went_since_the_peak_is_forgotten():

@@ -5,9 +5,9 @@ from fractions import Fraction
 import pytest
 
 from bigtrain_lab.core import Cost, Impossible
-from bigtrain_lab.footprint import StageBytes, footprint
 from bigtrain_lab.schedule import Action, Schedule, name_of
 from bigtrain_lab.simulate import simulate
+from tests.unit.sizes import traced
 
 P, M = (1, 2, 3, 4, 8), (1, 2, 4, 8, 16)
 GRID = [(p, m) for p in P for m in M]
@@ -65,8 +65,7 @@ def test_zb_h2(p, m, F, I, W):  # noqa: E741
 
 def versions_and_copies(name, p, m, steps=3):
     schedule = Schedule.named(name)(p, m)
-    changes, resident = footprint(schedule, [StageBytes(1000, 100, 10, 1)] * p, steps)
-    trace = simulate(schedule, Cost({"F": 1, "B": 2}, changes=changes, resident=resident), steps)
+    trace = traced(schedule, steps)
     return trace, [1 + trace.peak_bytes(r, "stashed") // 1000 for r in range(p)]
 
 

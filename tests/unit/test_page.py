@@ -75,6 +75,7 @@ def traces_of(experiment, run) -> dict[str, Trace]:
 
 def test_it_holds_every_clock_and_equal_ones_once(done):
     traces = traces_of(*done)
+    traces["modelled"] = replace(traces["predicted"], clock="modelled")
     held = Elements(page(traces, *done))
     assert held.packed() == {clock: pack(trace) for clock, trace in traces.items()}
     told = json.loads(held.text("script", id="btl-run"))

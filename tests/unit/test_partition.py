@@ -160,8 +160,8 @@ def test_the_pipeline_lab_balances_what_hardware_prices():
         PipelineExperiment(partition="balanced")
     with pytest.raises(Impossible, match="partition is 'x': choose one of equal, balanced"):
         PipelineExperiment(partition="x")
-    with pytest.raises(Impossible, match="tied=False or 1 stage"):
-        asked.replace(partition="balanced", tied=True)
+    with pytest.raises(Impossible, match="tied=False, or a synchronous"):
+        asked.replace(partition="balanced", tied=True, schedule="pipedream")
 
 
 @pytest.mark.parametrize("cut", ["3 2 5", "3 2 2 2", "1 2 2 2 3", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"])

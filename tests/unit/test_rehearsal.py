@@ -1,18 +1,11 @@
-"""What a schedule holds, by hand: stage sizes that tell the kinds apart."""
+"""What a schedule holds, of stages by hand whose sizes tell the kinds apart, and what is rehearsed of it."""
 
 import pytest
 
-from bigtrain_lab.core import MEMORY_KINDS, Cost
-from bigtrain_lab.footprint import StageBytes, footprint
+from bigtrain_lab.core import MEMORY_KINDS
+from bigtrain_lab.rehearsal import HALVES, WHOLE, rehearsals
 from bigtrain_lab.schedule import Schedule
-from bigtrain_lab.simulate import simulate
-
-SIZES = StageBytes(weights=1000, gradients=100, optimizer=10, activations=1)
-
-
-def traced(schedule, steps=2):
-    changes, resident = footprint(schedule, [SIZES] * schedule.stages, steps)
-    return simulate(schedule, Cost({"F": 1, "B": 2, "I": 1, "W": 1}, changes=changes, resident=resident), steps)
+from tests.unit.sizes import Sizes, traced
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
@@ -55,13 +48,20 @@ def test_one_micro_batch_of_two_ranks_event_by_event():
 
 def test_a_micro_batch_whole_and_one_halved_on_a_rank_of_two_stages_event_by_event():
     """I makes 30 of the 100 bytes of gradients, the whole backward the rest; a pair that takes what it frees changes nothing."""
-    sizes = [StageBytes(1000, 100, 0, 1, queued=5, early_gradients=30)] * 2
     order = Schedule.of("0F0 0F1 1F0 1I0+1F1 1B1 0B0 0I1 1W0 0W1")
-    changes, resident = footprint(order, sizes)
-    trace = simulate(order, Cost({"F": 1, "B": 2, "I": 1, "W": 1}, changes=changes, resident=resident))
+    trace = traced(order, 1, Sizes(optimizer=0, queued=5, early=30))
     held = [(e.name, e.kind, e.bytes) for e in trace.events if hasattr(e, "inside")]
     assert held == [
         ("start", "weights", 2000), *((f, "activations", n) for f, n in (("0F0", 1), ("0F1", 2), ("1F0", 3))),
         ("1I0+1F1", "gradients", 30), ("1I0+1F1", "queued", 5), ("1B1", "gradients", 100), ("1B1", "activations", 2),
         ("0B0", "gradients", 200), ("0B0", "activations", 1), ("0I1", "activations", 0), ("0I1", "queued", 10),
         ("1W0", "queued", 5), ("0W1", "queued", 0), ("0U1", "gradients", 100), ("1U1", "gradients", 0)]
+
+
+@pytest.mark.parametrize("name", Schedule.all())
+def test_a_few_micro_batches_show_all_that_a_run_does(name):
+    """Whatever the schedule, and without a search where no weights are late."""
+    for p, m, steps in ((4, 8, 2), (4, 32, 3), (1, 1, 2)):
+        chosen = rehearsals(Schedule.named(name)(p, m), steps)
+        assert max(sum(one.micro_batches for one in several) for several in chosen) <= 6
+        assert Schedule.named(name).asynchronous or {one for several in chosen for one in several} <= {WHOLE, HALVES}

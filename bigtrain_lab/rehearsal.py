@@ -1,0 +1,322 @@
+"""What the ranks of a pipeline hold, at and inside actions, from a few actions of each stage.
+
+    rehearsal   F0 F1 B0 B1 U, F2 B2 U              the recipe's loop without values, on one stage
+    rank        levels += what a like action did    for each action of its stages, in its order
+
+Actions are alike where they are of one kind and find alike gradients and weight versions. Stages
+share no storage, so what they hold adds up, whatever the order in which a rank serves them.
+
+Cost: a dry run of three micro-batches a kind of stage (an asynchronous schedule: of as many as show
+each case), then O(actions).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain
+from operator import sub
+from typing import NamedTuple
+
+from .core import MEMORY_KINDS, Trace
+from .dry_run import Acted, Work, dry_run, with_levels_inside
+from .recipe import Recipe, train
+from .schedule import Action, Schedule, Step
+
+
+class Like(NamedTuple):
+    """What an action is like. `found`: the gradients that are there, "", of I, W or both; of F and
+    U "" for the stage's first one. `halved`: a forward whose backward is. `turns`: the last use of
+    an old weight version, or an update before which the version is needed still."""
+
+    kind: str
+    found: str = ""
+    halved: bool = False
+    turns: bool = False
+
+
+def likes(schedule: Schedule, work: Iterable[Step]) -> Iterator[list[Like]]:
+    """Of each step of one rank."""
+    stashes = schedule.asynchronous and schedule.stashing
+    uses = schedule.uses(work) if stashes else Counter()
+    found: dict[tuple, str] = defaultdict(str)  # (stage, "F", "U" or "B") -> what is there
+    updates: Counter = Counter()
+    for step in work:
+        alike = []
+        for action in step:
+            kind, stage, number = action
+            place = stage, kind if kind in "FU" else "B"
+            there, halved, turns = found[place], False, False
+            if kind in "FU":
+                found[place] = "again"
+                halved = kind == "F" and (stage, number % schedule.micro_batches) in schedule.halved
+            else:
+                found[place] = "".join(half for half in "IW" if half in there or kind in half + "B")
+                there = there if kind == "B" else kind * (kind in there)
+            if stashes and kind in "FBI":
+                version = stage, schedule.version(action)
+                uses[version] -= 1
+                turns = not uses[version] and version[1] != updates[stage]
+            if kind == "U":
+                turns = uses[stage, updates[stage]] > 0
+                updates[stage] += 1
+                found[stage, "B"] = ""
+            alike.append(Like(kind, there, halved, turns))
+        yield alike
+
+
+@dataclass(frozen=True)
+class Rehearsal(Schedule):
+    """A few micro-batches of one stage, on each rank of a chain; of a synchronous one, then a batch
+    of one more. `acts`: (kind, micro-batch, weight version); `every`: micro-batches of an update
+    of an asynchronous one."""
+
+    acts: tuple[tuple[str, int, int], ...] = ()
+    every: int = 0
+    stashing: bool = True
+
+    asynchronous = property(lambda self: bool(self.every))
+    update_size = property(lambda self: self.every or self.micro_batches)
+
+    def steps(self, rank):
+        return [(Action(kind, rank, number),) for kind, number, _ in self.acts
+                if number < self.micro_batches]
+
+    def version(self, action):
+        versions = {(kind, number): version for kind, number, version in self.acts}
+        return versions[action.kind, action.micro_batch] if self.every else super().version(action)
+
+    def whole(self, stage: int) -> list[Step]:
+        """All that the rank of a stage does."""
+        batches = [self] if self.every else [self, replace(self, micro_batches=1)]
+        return [tuple(action._replace(micro_batch=action.micro_batch + number * self.micro_batches)
+                      for action in step)
+                for number, batch in enumerate(batches) for step in batch.over(1)[stage]]
+
+    @lru_cache(maxsize=64)
+    def shows(self) -> frozenset[Like]:
+        return frozenset(chain(*likes(self, self.whole(0))))
+
+
+def in_words(text: str) -> Rehearsal:
+    acts = tuple((word[0], int(word[1:]), 0) for word in text.split())
+    return Rehearsal(1, 1 + max(number for _, number, _ in acts), acts)
+
+
+WHOLE, HALVES = map(in_words, ("F0 F1 B0 B1", "F0 F1 I0 I1 W0 W1"))
+
+
+@lru_cache(maxsize=64)
+def rehearsals(schedule: Schedule, steps: int) -> list[tuple[Rehearsal, ...]]:
+    """Of each stage those that show all that its actions in so many steps are like."""
+    needed: dict[int, set[Like]] = defaultdict(set)
+    orders: dict[int, list[Action]] = defaultdict(list)
+    for work in schedule.over(steps):
+        for step, alike in zip(work, likes(lengthened(schedule, steps), work)):
+            for action, like in zip(step, alike):
+                needed[action.stage].add(like)
+                orders[action.stage].append(action)
+    found: dict[frozenset, tuple[Rehearsal, ...]] = {}
+    for stage in range(schedule.stages):
+        if (wanted := frozenset(needed[stage])) not in found:
+            found[wanted] = those_that_show(wanted, lengthened(schedule, steps), orders)
+    return [found[frozenset(needed[stage])] for stage in range(schedule.stages)]
+
+
+def those_that_show(wanted: frozenset, schedule: Schedule, orders) -> tuple[Rehearsal, ...]:
+    chosen, missing = [], set(wanted)
+    usual = () if schedule.asynchronous else (WHOLE, HALVES)
+    for one in sorted(usual, key=lambda one: -len(wanted & one.shows())):
+        if missing & one.shows():
+            chosen.append(one)
+            missing -= one.shows()
+    if missing:
+        chosen.append(next(one for one in excerpts(schedule, orders) if missing <= one.shows()))
+    return tuple(chosen)
+
+
+def excerpts(schedule: Schedule, orders: Mapping[int, list[Action]]) -> Iterator[Rehearsal]:
+    """The first micro-batches of the first updates of each stage, the shortest excerpt first."""
+    size, late = schedule.update_size, schedule.asynchronous
+    updates = schedule.micro_batches // size if late else 1
+    sizes = ((a * n, a, n) for a in range(1, size + 1) for n in range(1, updates + 1))
+    for length, of_each, groups in sorted(sizes):
+        for stage in sorted(orders, reverse=True):
+            acts = []
+            for action in orders[stage]:
+                group, number = divmod(action.micro_batch, size)
+                if action.kind == "U":
+                    number += of_each - size if late else size  # a batch ends with one anyway
+                if group < groups and number < of_each:
+                    version = schedule.version(action) if late else 0
+                    acts.append((action.kind, group * of_each + number, version))
+            yield Rehearsal(1, length, tuple(acts), of_each * late, schedule.stashing)
+
+
+def lengthened(schedule: Schedule, steps: int) -> Schedule:
+    """The schedule that numbers the micro-batches of so many steps."""
+    return schedule.lengthened(steps) if schedule.asynchronous and steps > 1 else schedule
+
+
+# -- one stage ------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A stage. `start`: kind -> bytes of its weights, of which there are `tensors`; `later`: what
+    changes between an action and the next one, such as a result that is sent; `sent`: bytes of its
+    messages by site."""
+
+    start: dict[str, int]
+    tensors: int
+    acted: dict[Like, Acted]
+    later: dict[Like, dict[str, int]]
+    sent: dict[str, int] = {}
+
+    def work(self, kind: str) -> Work:
+        """Of a later action of this kind; of a backward that finds no gradients."""
+        return self.acted[Like(kind, "again" if kind in "FU" else "", kind == "F" and
+                               Like("I") in self.acted)].work
+
+    def joined(self, *others: "Part") -> "Part":
+        """With all that these showed."""
+        acted, later = dict(self.acted), dict(self.later)
+        for other in others:
+            acted, later = other.acted | acted, other.later | later
+        return self._replace(acted=acted, later=later)
+
+
+def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int, arriving=None) -> Part:
+    """Run a stage of a chain of so many. `recipe`: its model is asked for this stage alone;
+    `arriving`: on meta, what comes from the stage before."""
+    order = replace(rehearsal, ranks=stages)
+    samples = None if order.asynchronous else order.micro_batches + 1
+    recipe = replace(recipe, schedule=order, steps=2 if samples else 1, samples=samples)
+    run = dry_run(partial(train, recipe), index=stage, size=stages, arriving=arriving)
+    work, acted, later = order.whole(stage), {}, {}
+    for (action,), (like,), after in zip(work, likes(order, work), [*work[1:], None]):
+        if like not in acted:
+            acted[like] = now = run.actions[str(action)]
+            then = run.actions[str(after[0])].before if after else now.after
+            later[like] = difference(now.after, then)
+    return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later,
+                run.sent)
+
+
+def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """kind -> how many bytes more."""
+    return {kind: more for kind in {**before, **after}
+            if (more := after.get(kind, 0) - before.get(kind, 0))}
+
+
+# -- all of a rank --------------------------------------------------------------------------------
+
+
+class Moves(NamedTuple):
+    """What a step does to a rank's levels: `ends`, the change at its end by each action; `later`,
+    before the next step; `inside`, the levels of `kinds` at all moments, as from its start."""
+
+    ends: tuple[dict[str, int], ...]
+    later: dict[str, int]
+    kinds: tuple[str, ...]
+    inside: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, step: Step, acted: Sequence[Acted], later: Sequence[dict]) -> "Moves":
+        ends, later = [difference(each.before, each.after) for each in acted], list(later)
+        used = {(a.kind == "F", a.stage + (-1 if a.kind == "F" else 1), a.micro_batch)
+                for a in step if a.kind in "FBI"}
+        for at, action in enumerate(step):  # handed on within the step
+            if (action.kind == "F", action.stage, action.micro_batch) in used:
+                ends[at], later[at] = total(ends[at], later[at]), {}
+        kinds, rows = joined(acted, ends)
+        return cls(tuple(ends), total(*later), kinds, tuple(rows))
+
+
+def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...], list[tuple]]:
+    """The kinds that actions of one step change, and all their moments, from the step's start."""
+    inside = []
+    for each in acted:
+        base = [each.before.get(kind, 0) for kind in each.kinds]
+        inside.append([tuple(map(sub, row, base)) for row in each.inside])
+    if len(acted) == 1:
+        return acted[0].kinds, inside[0]
+    # What is found declared was there before: it moves first, of all actions of the step.
+    early = [total(dict(zip(each.kinds, rows[each.early - 1]))) if each.early else {}
+             for each, rows in zip(acted, inside)]
+    kinds = tuple(dict.fromkeys((*chain(*early), *chain(*(each.kinds for each in acted)))))
+    done = total(*early)
+    rows = [tuple(done.get(kind, 0) for kind in kinds)] if done else []
+    for each, own, moved, end in zip(acted, inside, early, ends):
+        base = total(done, {kind: -more for kind, more in moved.items()})
+        for row in own[each.early:]:
+            now = dict(zip(each.kinds, row))
+            rows.append(tuple(base.get(kind, 0) + now.get(kind, 0) for kind in kinds))
+        done = total(base, end)
+    return kinds, rows
+
+
+def total(*changes: Mapping[str, int]) -> dict[str, int]:
+    sums: Counter = Counter()
+    for change in changes:
+        for kind, more in change.items():
+            sums[kind] += more
+    return {kind: more for kind, more in sums.items() if more}
+
+
+class Rehearsed:
+    """What each action of a run does to what its rank holds. `parts`: its stages."""
+
+    def __init__(self, schedule: Schedule, steps: int, parts: Sequence[Part]):
+        self.schedule, self.parts, self._moves = schedule, parts, {}
+        self._work = [(work, [*likes(lengthened(schedule, steps), work)])
+                      for work in schedule.over(steps)]
+
+    def moves(self, rank: int) -> Iterator[tuple[Step, Moves]]:
+        """Of each step of the rank."""
+        for step, alike in zip(*self._work[rank]):
+            parts, (_, stage, number) = [self.parts[action.stage] for action in step], step[0]
+            acted = [part.acted[like] for part, like in zip(parts, alike)]
+            later = [part.later[like] for part, like in zip(parts, alike)]
+            apart = [(action.stage - stage, action.micro_batch - number) for action in step[1:]]
+            key = *map(id, acted), *map(id, later), *apart
+            if key not in self._moves:
+                self._moves[key] = Moves.of(step, acted, later)
+            yield step, self._moves[key]
+
+    def resident(self, rank: int) -> dict[str, int]:
+        """kind -> bytes before the first action."""
+        own = range(self.schedule.stages)
+        return total(*(self.parts[stage].start for stage in own
+                       if self.schedule.rank_of(stage, 0) == rank))
+
+    def changes(self) -> dict[Action, tuple]:
+        """Action -> ((memory kind, change in bytes), ...) at its end, as a Cost has them."""
+        found, known = {}, {}
+        for rank in range(len(self._work)):
+            before = NOTHING
+            for step, moves in self.moves(rank):
+                for action, end in zip(step, moves.ends):
+                    key = id(before), id(end)
+                    if key not in known:
+                        change = total(before, end)
+                        known[key] = tuple((k, change[k]) for k in MEMORY_KINDS if k in change)
+                    found[action], before = known[key], NOTHING
+                before = moves.later
+        return found
+
+    def looked_into(self, trace: Trace) -> Trace:
+        """The trace with levels inside each action."""
+        ranks = range(len(self._work))
+        held, to_come = [Counter(self.resident(r)) for r in ranks], [self.moves(r) for r in ranks]
+
+        def inside(span):
+            (_, moves), now = next(to_come[span.rank]), held[span.rank]
+            base = [now[kind] for kind in moves.kinds]
+            others = now.total() - sum(base)
+            for change in (*moves.ends, moves.later):
+                now.update(change)
+            return moves.kinds, moves.inside, base, others
+        return with_levels_inside(trace, inside)
+
+
+NOTHING: dict[str, int] = {}
