@@ -221,7 +221,8 @@ class Accumulation(Topic):
         "sums, not divided": Wrong(f"Too large by the window's tokens: you added sums and never divided. {DIVIDE}.", divided_by("1")),
         "divided by the number alone": Wrong(f"Sums were divided by the number of micro-batches alone. {DIVIDE}.", divided_by("len(window)")),
         "divided by k alone": Wrong(f"Sums were divided by the number of micro-batches alone. {DIVIDE}.", divided_by("k")),
-        "divided by both": Wrong(f"You divided by the window's tokens and by its number of micro-batches too. {DIVIDE}, once.", divided_by("total * len(window)")),
+        "divided by both": Wrong(f"You divided by the window's tokens and by its number of micro-batches too. {DIVIDE}, once.",
+                                 divided_by("total * len(window)")),
         "divided twice": Wrong(f"You divided by the window's tokens twice. {DIVIDE}, once.", divided_by("total * total")),
         "all tokens": Wrong("You divided by the tokens of all micro-batches: divide by those of the window.", divided_by("sum(map(tokens, micro_batches))")),
         "average tokens": Wrong("You divided by an average: divide by the tokens of this very window.",
@@ -232,7 +233,9 @@ class Accumulation(Topic):
                                        divided_by("sum(map(tokens, micro_batches[:k]))")),
         "minus": Wrong("The gradient points the other way: backward gives the gradient, and the optimizer steps against it.", divided_by("-total")),
         "tokens so far": Wrong(ALIKE, ((TOTAL, "total = 0"), (LOSS, "loss_sum(each) / (total := total + tokens(each))"))),
-        "divides .grad each time": Wrong(ALIKE, ((LOSS, "loss_sum(each)"), (BACKWARD, BACKWARD + "            for p in weights:\n                p.grad /= tokens(each)\n"))),
+        "divides .grad each time": Wrong(ALIKE,
+                                         ((LOSS, "loss_sum(each)"),
+                                          (BACKWARD, BACKWARD + "            for p in weights:\n                p.grad /= tokens(each)\n"))),
         "counts padding": Wrong("Padding was counted: ask tokens(micro_batch).", ((TOTAL, "total = sum(len(each[1]) for each in window)"),)),
         "last window over k": Wrong("The last window was divided by k, and holds fewer: divide by what is in the window.",
                                     divided_by("total * k / len(window)")),
@@ -264,7 +267,8 @@ class Accumulation(Topic):
         "only the first backward": Wrong("Only the first micro-batch of each window counts: call backward for each.",
                                          ((BACKWARD, "            if each is window[0]:\n    " + BACKWARD),)),
         "one late across windows": Wrong("A backward runs in the window after: call backward on each micro-batch's loss at once.",
-                                         ((WINDOWS, WINDOWS + " if [late := []] else ()"), (BACKWARD, "            late.append(loss)\n            if len(late) > 1:\n"
+                                         ((WINDOWS, WINDOWS + " if [late := []] else ()"),
+                                          (BACKWARD, "            late.append(loss)\n            if len(late) > 1:\n"
                                           "                late.pop(0).backward()\n"))),
         "clears group 1": Wrong("One group of the optimizer was never cleared: call optimizer.zero_grad().",
                                 ((ZERO, "        for p in optimizer.param_groups[0]['params']:\n            p.grad = None\n"),)),
@@ -280,29 +284,40 @@ class Accumulation(Topic):
                                    ((UNSCALE, "        for p in weights:\n            p.grad = p.grad.float().double()\n" + UNSCALE),)),
         "never clips": Wrong(UNCLIPPED, ((CLIP, "pass"),)),
         "clips each time": Wrong("You clipped the parts: clip the sum, once, just before the step.",
-                                 ((CLIPPED, ""), (BACKWARD, BACKWARD + CLIPPED.replace("        ", "            ", 1).replace("\n            ", "\n                ")))),
+                                 ((CLIPPED, ""),
+                                  (BACKWARD, BACKWARD + CLIPPED.replace("        ", "            ", 1).replace("\n            ", "\n                ")))),
         "clips each loss's": Wrong("You clipped the parts: clip the sum, once, just before the step.",
-                                   ((CLIPPED, ""), (BACKWARD, f"            sums = [0 if p.grad is None else p.grad for p in weights]\n            optimizer.zero_grad()\n"
+                                   ((CLIPPED, ""),
+                                    (BACKWARD, f"            sums = [0 if p.grad is None else p.grad for p in weights]\n            optimizer.zero_grad()\n"
                                     f"{BACKWARD}            clip is None or {CLIP}\n            for p, g in zip(weights, sums):\n                p.grad += g\n"))),
         "clips after the step": Wrong(UNCLIPPED, ((CLIPPED, ""), (STEPPED, STEPPED + CLIPPED))),
         "clips by value": Wrong("You clipped each number by itself: clip by norm, with torch.nn.utils.clip_grad_norm_.",
                                 ((CLIP, "nn.utils.clip_grad_value_(weights, clip)"),)),
-        "clips the first group": Wrong(f"You clipped the first group of the optimizer alone. {WHOLE}", ((CLIP, CLIP.replace("weights", "optimizer.param_groups[0]['params']")),)),
-        "clips the last group": Wrong(f"You clipped the last group of the optimizer alone. {WHOLE}", ((CLIP, CLIP.replace("weights", "optimizer.param_groups[-1]['params']")),)),
-        "clips each group": Wrong(f"You clipped each group by its own norm. {WHOLE}", ((CLIP, f"""[{CLIP.replace('weights', 'g["params"]')} for g in optimizer.param_groups]"""),)),
+        "clips the first group": Wrong(f"You clipped the first group of the optimizer alone. {WHOLE}",
+                                       ((CLIP, CLIP.replace("weights", "optimizer.param_groups[0]['params']")),)),
+        "clips the last group": Wrong(f"You clipped the last group of the optimizer alone. {WHOLE}",
+                                      ((CLIP, CLIP.replace("weights", "optimizer.param_groups[-1]['params']")),)),
+        "clips each group": Wrong(f"You clipped each group by its own norm. {WHOLE}",
+                                  ((CLIP, f"""[{CLIP.replace('weights', 'g["params"]')} for g in optimizer.param_groups]"""),)),
         "clips each tensor": Wrong(f"You clipped each tensor by its own norm. {WHOLE}", ((CLIP, f"[{CLIP.replace('weights', 'p')} for p in weights]"),)),
-        "norm of type 1": Wrong("The norm is of another type: leave out norm_type, and it is the Euclidean one.", ((CLIP, CLIP.replace("clip)", "clip, norm_type=1)")),)),
-        "norm of type inf": Wrong("The norm is of another type: leave out norm_type, and it is the Euclidean one.", ((CLIP, CLIP.replace("clip)", "clip, norm_type=math.inf)")),)),
-        "half the limit": Wrong("The clipped gradient has another norm than the limit: clip to this very limit.", ((CLIP, CLIP.replace("clip)", "clip / 2)")),)),
-        "the limit over k": Wrong("The clipped gradient has another norm than the limit: clip to this very limit.", ((CLIP, CLIP.replace("clip)", "clip / k)")),)),
+        "norm of type 1": Wrong("The norm is of another type: leave out norm_type, and it is the Euclidean one.",
+                                ((CLIP, CLIP.replace("clip)", "clip, norm_type=1)")),)),
+        "norm of type inf": Wrong("The norm is of another type: leave out norm_type, and it is the Euclidean one.",
+                                  ((CLIP, CLIP.replace("clip)", "clip, norm_type=math.inf)")),)),
+        "half the limit": Wrong("The clipped gradient has another norm than the limit: clip to this very limit.",
+                                ((CLIP, CLIP.replace("clip)", "clip / 2)")),)),
+        "the limit over k": Wrong("The clipped gradient has another norm than the limit: clip to this very limit.",
+                                  ((CLIP, CLIP.replace("clip)", "clip / k)")),)),
         "a limit of 1": Wrong("The clipped gradient has another norm than the limit: clip to this very limit.", ((CLIP, CLIP.replace("clip)", "1.0)")),)),
-        "always to the limit": Wrong(LARGE_LIMIT, ((CLIP, "norm = math.sqrt(sum(p.grad.square().sum() for p in weights)); [p.grad.mul_(clip / norm) for p in weights]"),)),
+        "always to the limit": Wrong(LARGE_LIMIT,
+                                     ((CLIP, "norm = math.sqrt(sum(p.grad.square().sum() for p in weights)); [p.grad.mul_(clip / norm) for p in weights]"),)),
         "divides after clipping": Wrong("You clipped before dividing: divide first, then clip.",
                                         ((LOSS, "loss_sum(each)"), (CLIPPED, CLIPPED + "        for p in weights:\n            p.grad /= total\n"))),
         "ignores the scaler": Wrong("The scaler was not used: call its scale, unscale_, step and update.",
                                     ((SCALED, "pass"), (UNSCALE, ""), (STEPPED, "        optimizer.step()\n"))),
         "never scales": Wrong(TOO_SMALL, ((SCALED, "pass"),)),
-        "scales twice": Wrong("The loss was scaled more than once: scale each micro-batch's loss, once.", ((SCALED, "loss = scaler.scale(scaler.scale(loss))"),)),
+        "scales twice": Wrong("The loss was scaled more than once: scale each micro-batch's loss, once.",
+                              ((SCALED, "loss = scaler.scale(scaler.scale(loss))"),)),
         "last not scaled": Wrong("One micro-batch of a window was not scaled: call backward on scaler.scale(loss) for each.",
                                  ((SCALED, "loss = scaler.scale(loss) if each is not window[-1] else loss"),)),
         "only the last scaled": Wrong("One micro-batch of a window alone was scaled: call backward on scaler.scale(loss) for each.",
@@ -312,10 +327,13 @@ class Accumulation(Topic):
         "unscales each time": Wrong(ONCE, ((UNSCALE, ""), (BACKWARD, BACKWARD + "            scaler and scaler.unscale_(optimizer)\n"))),
         "unscales again": Wrong(ONCE, ((UNSCALE, UNSCALE + UNSCALE),)),
         "unscales by hand too": Wrong(TOO_SMALL, ((UNSCALE, UNSCALE + "            for p in weights:\n                p.grad /= scaler.get_scale()\n"),)),
-        "unscales by hand": Wrong(TOO_SMALL, ((UNSCALE, "        if scaler is not None:\n            for p in weights:\n                p.grad /= scaler.get_scale()\n"),)),
+        "unscales by hand": Wrong(TOO_SMALL,
+                                  ((UNSCALE, "        if scaler is not None:\n            for p in weights:\n                p.grad /= scaler.get_scale()\n"),
+                                   )),
         "clips before unscaling": Wrong("You clipped the scaled gradient: unscale before clipping.", ((UNSCALE, ""), (CLIPPED, CLIPPED + UNSCALE))),
         "clips instead of unscaling": Wrong("You clipped the scaled gradient: unscale before clipping.", ((UNSCALE, ""),)),
-        "clips without a scaler alone": Wrong("Under a scaler nothing was clipped: clip after scaler.unscale_(optimizer).", (("if clip is not None:", "if clip is not None and scaler is None:"),)),
+        "clips without a scaler alone": Wrong("Under a scaler nothing was clipped: clip after scaler.unscale_(optimizer).",
+                                              (("if clip is not None:", "if clip is not None and scaler is None:"),)),
         "steps past the scaler": Wrong("The step went past the scaler: call scaler.step(optimizer), which skips where the gradient overflowed.",
                                        ((STEP, "            optimizer.step()\n"),)),
         "updates before the step": Wrong("scaler.update() came before scaler.step(optimizer): step, then update.", ((STEP + UPDATE, UPDATE + STEP),)),
@@ -328,7 +346,8 @@ class Accumulation(Topic):
         "leaves out inf": Wrong("A micro-batch whose loss is not finite was left out: let backward run, so that the scaler sees it and skips the step.",
                                 ((BACKWARD, "            if not loss.isfinite():\n                continue\n" + BACKWARD),)),
         "skips by itself": Wrong("Without a scaler a step was left out: step once for each window.",
-                                 ((ZERO, ZERO), (STEPPED, STEPPED.replace("            optimizer.step()", "            if all(p.grad.isfinite().all() for p in weights):\n"
+                                 ((ZERO, ZERO),
+                                  (STEPPED, STEPPED.replace("            optimizer.step()", "            if all(p.grad.isfinite().all() for p in weights):\n"
                                                                           "                optimizer.step()")))),
         "clears by a product": Wrong("inf times 0 is nan: clear gradients by optimizer.zero_grad().",
                                      ((ZERO, "        for p in weights:\n            if p.grad is not None:\n                p.grad *= 0\n"),)),
@@ -337,15 +356,18 @@ class Accumulation(Topic):
         "the large batch": Wrong("The window ran as one large batch, whose activations are alive together: call loss_sum on each micro-batch.",
                                  (("        for each in window:\n", "        for each in [tuple(map(torch.cat, zip(*window)))]:\n"),)),
         "pairs": Wrong("The window ran as one large batch, whose activations are alive together: call loss_sum on each micro-batch.",
-                       (("        for each in window:\n", "        for each in [tuple(map(torch.cat, zip(*window[i:i + 2]))) for i in range(0, len(window), 2)]:\n"),)),
+                       (("        for each in window:\n",
+                         "        for each in [tuple(map(torch.cat, zip(*window[i:i + 2]))) for i in range(0, len(window), 2)]:\n"),)),
         "one backward": Wrong(AT_ONCE, ((BACKWARD, ""), (LOSS, LOSS + "\n            kept.append(loss)"), (ZERO, ZERO + "        kept = []\n"),
                                         (UNSCALE, "        loss = sum(kept)\n        (scaler.scale(loss) if scaler else loss).backward()\n" + UNSCALE))),
         "logs a second forward": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
                                        ((LOSS, LOSS + "\n            print(loss_sum(each).item())"),)),
-        "all forwards first": Wrong(AT_ONCE, (("        for each in window:\n", "        for each in [loss_sum(each) for each in window]:\n"), (LOSS, "each / total"))),
+        "all forwards first": Wrong(AT_ONCE,
+                                    (("        for each in window:\n", "        for each in [loss_sum(each) for each in window]:\n"), (LOSS, "each / total"))),
         "one late": Wrong(AT_ONCE, ((BACKWARD, "            late.append(loss)\n            if len(late) > 1:\n                late.pop(0).backward()\n"),
                                     (ZERO, ZERO + "        late = []\n"), (UNSCALE, "        late.pop().backward()\n" + UNSCALE))),
-        "retains": Wrong("Graphs are alive at the peak with all that they saved: leave out retain_graph=True.", (("loss.backward()", "loss.backward(retain_graph=True)"),)),
+        "retains": Wrong("Graphs are alive at the peak with all that they saved: leave out retain_graph=True.",
+                         (("loss.backward()", "loss.backward(retain_graph=True)"),)),
         "keeps losses alive": Wrong(ITEM, ((ZERO, ZERO + "        total_loss = 0\n"), (BACKWARD, BACKWARD + "            total_loss += loss\n"))),
         "a loss of each window": Wrong(ITEM, ((WINDOWS, WINDOWS + " if [losses := []] else ()"), (UNSCALE, "        losses.append(loss)\n" + UNSCALE))),
         "a list of losses": Wrong(ITEM, ((WINDOWS, WINDOWS + " if [losses := []] else ()"), (BACKWARD, BACKWARD + "            losses.append(loss)\n"))),
@@ -354,14 +376,16 @@ class Accumulation(Topic):
         "two forwards": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
                               ((BACKWARD, BACKWARD + "            print(loss_sum(each).item())\n"),)),
         "three forwards without a graph": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
-                                                ((BACKWARD, BACKWARD + "            with torch.no_grad():\n                loss_sum(each), loss_sum(each)\n"),)),
+                                                ((BACKWARD, BACKWARD + "            with torch.no_grad():\n                loss_sum(each), loss_sum(each)\n"),
+                                                 )),
         "k gradient copies": Wrong("A copy of the gradient is held for each micro-batch: add each to one sum at once.",
                                    ((ZERO, ZERO + "        copies = []\n"),
                                     (BACKWARD, BACKWARD + "            copies.append([p.grad for p in weights])\n            optimizer.zero_grad()\n"),
                                     (UNSCALE, "        for p, *parts in zip(weights, *copies):\n            p.grad = sum(parts)\n" + UNSCALE))),
         "k gradients by grad": Wrong("A copy of the gradient is held for each micro-batch: add each to one sum at once.",
                                      ((BACKWARD, "            copies.append(torch.autograd.grad(loss, weights))\n"), (ZERO, ZERO + "        copies = []\n"),
-                                      (UNSCALE, "        for p, *parts in zip(weights, *copies):\n            p.grad = torch.stack(parts).sum(0)\n" + UNSCALE))),
+                                      (UNSCALE,
+                                       "        for p, *parts in zip(weights, *copies):\n            p.grad = torch.stack(parts).sum(0)\n" + UNSCALE))),
         "the lesson's": Wrong(MEANS, HEAD + """
     for i, micro_batch in enumerate(micro_batches):
         loss = loss_sum(micro_batch) / tokens(micro_batch)
@@ -382,15 +406,20 @@ class Accumulation(Topic):
 
             def run():
                 scaler = Scaler() if scaled else None
-                options = {"clip": clip, "scaler": scaler}
-                bench = Bench.of_counts(lengths, pads, slope, bad)
-                bench.play(answer, k, **{name: value for name, value in options.items() if value is not None})
+                options = ({"clip": clip} if clip else {}) | ({"scaler": scaler} if scaled else {})
+                bench = Bench.of_counts(lengths, pads, slope, bad).play(answer, k, **options)
                 return bench.updates() | (scaler.shown() if scaled else {})
-            told = f"micro-batches of {', '.join(map(str, lengths))} tokens, k={k}"
-            return Scene(f"{name}: {told}{f', clip={clip:g}' if clip else ''}{', a scaler' * scaled}", run, near)
+            besides = (f", clip={clip:g}" if clip else "") + ", a scaler" * scaled
+            return Scene(f"{name}: micro-batches of {listed(lengths)} tokens, k={k}{besides}", run, near)
 
         def unequal(n):
-            return [draw.choice((1, 2, 4, 8, 16)) * draw.randint(3, 9) + each % 3 for each in range(n)]
+            return [draw.choice((1, 2, 4, 8, 16)) * draw.randint(3, 9) + i % 3 for i in range(n)]
+
+        def words(name, k, lengths, near=0.0, shows=Bench.weights, scaled=False, **options):
+            def run():
+                inside = {"clip": clip, "scaler": Scaler()} if scaled else {}
+                return shows(Bench.of_words(lengths, seed, **options).play(answer, k, **inside))
+            return Scene(name, run, near)
 
         yield counts("one window", [equal] * k)
         yield counts("two windows", [equal] * 2 * k)
@@ -409,30 +438,39 @@ class Accumulation(Topic):
             yield counts(what, unequal(short), slope=slope, near=1e-9, clip=clip, scaled=True)
         yield counts("an infinite loss", unequal(short), bad=draw.randrange(k))
         for bad in (draw.randrange(k), draw.randrange(k, 2 * k)):
-            yield counts(f"an infinite loss of micro-batch {bad}", unequal(short), bad=bad, scaled=True)
-        yield counts("an infinite loss", unequal(short), slope=slope, near=1e-9, bad=draw.randrange(k, 2 * k), clip=clips[0], scaled=True)
-        lengths, seed = [8 * equal + draw.randint(0, 4) for _ in range(short)], draw.randrange(10**6)
-        for what in Bench.WATCHED:
-            long = [equal] * (2 * k + 2)
-            yield Scene(f"{what}, k={k}" if what != "gradients" else f"{what}, k={2 * k + 2}", lambda what=what: Bench.of_words(
-                long if what == "gradients" else lengths, seed, watched=what).play(answer, 2 * k + 2 if what == "gradients" else k).held(), 0.0)
+            told = f"an infinite loss of micro-batch {bad}"
+            yield counts(told, unequal(short), bad=bad, scaled=True)
+        yield counts("an infinite loss", unequal(short), slope=slope, near=1e-9,
+                     bad=draw.randrange(k, 2 * k), clip=clips[0], scaled=True)
+        seed, long = draw.randrange(10**6), 2 * k + 2
+        lengths = [8 * equal + draw.randint(0, 4) for _ in range(short)]
+        for what in Bench.WATCHED[:3]:
+            yield words(f"{what}, k={k}", k, lengths, shows=Bench.held, watched=what)
+        yield words(f"gradients, k={long}", long, [equal] * long, shows=Bench.held,
+                    watched="gradients")
         lengths, both = unequal(10), draw.sample((2, 3, 4, 5, 6, 7, 13), 2)
-        for size in (1, 2, 3, 4, 5, 6, 7, 10, 13):
-            rate, clip = draw.uniform(0.05, 0.2), draw.uniform(0.05, 0.5)
-            told = f"10 micro-batches of {', '.join(map(str, lengths))} tokens, k={size}, learning rate {rate:.3f}"
-            yield Scene(told, lambda size=size, rate=rate: Bench.of_words(lengths, seed, rate).play(answer, size).weights(), 1e-12)
-            if size in both:
-                yield Scene(f"{told}, clip={clip:.3f}, a scaler", lambda size=size, rate=rate, clip=clip: Bench.of_words(
-                    lengths, seed, rate, 1e5).play(answer, size, clip=clip, scaler=Scaler()).weights(), 1e-9)
+        clip = draw.uniform(0.05, 0.5)
+        for k in (1, 2, 3, 4, 5, 6, 7, 10, 13):
+            rate = draw.uniform(0.05, 0.2)
+            told = f"10 micro-batches of {listed(lengths)} tokens, k={k}, learning rate {rate:.3f}"
+            yield words(told, k, lengths, 1e-12, rate=rate)
+            if k in both:
+                told = f"{told}, clip={clip:.3f}, a scaler"
+                yield words(told, k, lengths, 1e-9, rate=rate, slope=1e5, scaled=True)
+
+
+def listed(lengths) -> str:
+    return ", ".join(map(str, lengths))
 
 
 class Counts(nn.Module):
-    """A summed loss whose gradient counts: of `a[i]`, the tokens of micro-batch i times `slopes[i]`."""
+    """A summed loss whose gradient counts: of a[i], the tokens of micro-batch i times slopes[i]."""
 
     def __init__(self, slopes):
         super().__init__()
         self.slopes = torch.tensor(slopes, dtype=torch.float64)
-        self.a, self.b, self.c = (nn.Parameter(torch.ones(size, dtype=torch.float64)) for size in (len(slopes), len(slopes), 1))
+        ones = [torch.ones(size, dtype=torch.float64) for size in (len(slopes), len(slopes), 1)]
+        self.a, self.b, self.c = map(nn.Parameter, ones)
 
     def forward(self, ids, targets):
         ids = ids[targets >= 0]
@@ -444,14 +482,17 @@ class Words(nn.Module):
 
     def __init__(self, slope):
         super().__init__()
-        self.slope, self.embedding, self.linear = slope, nn.Embedding(7, 5, dtype=torch.float64), nn.Linear(5, 7, dtype=torch.float64)
+        self.slope = slope
+        self.embedding = nn.Embedding(7, 5, dtype=torch.float64)
+        self.linear = nn.Linear(5, 7, dtype=torch.float64)
 
     def forward(self, ids, targets):
-        return self.slope * cross_entropy(self.linear(self.embedding(ids)), targets, reduction="sum")
+        logits = self.linear(self.embedding(ids))
+        return self.slope * cross_entropy(logits, targets, reduction="sum")
 
 
 class Bench:
-    """What an answer is given, micro-batches as (ids, targets) and an optimizer of two groups, and what it does with them."""
+    """What an answer is given, (ids, targets) and an optimizer of two groups, and what it does."""
 
     WATCHED = ("activations", "forwards", "graphs", "gradients")
 
@@ -461,13 +502,15 @@ class Bench:
         self.optimizer = torch.optim.SGD([{"params": group} for group in groups], rate, momentum)
         self.optimizer.register_step_pre_hook(lambda *_: self.note())
         self.gradients, self.rates, self.forwards, self.others = [], [], [0], 0
-        self.graphs, self.saved, self.made = weakref.WeakSet(), weakref.WeakSet(), Made([*self.parameters, *(t for pair in micro_batches for t in pair)])
+        self.graphs, self.saved = weakref.WeakSet(), weakref.WeakSet()
+        self.made = Made([*self.parameters, *(each for pair in micro_batches for each in pair)])
         self.most = {"saved": 0, "waiting": 0, "graphs": 0, "made": 0}
 
     @classmethod
     def of_counts(cls, lengths, pads, slope, bad):
         model = Counts([math.inf if i == bad else slope for i in range(len(lengths))])
-        batches = [(torch.full((n + pad,), i), torch.tensor([1] * n + [-100] * pad)) for i, (n, pad) in enumerate(zip(lengths, pads))]
+        batches = [(torch.full((n + pad,), i), torch.tensor([1] * n + [-100] * pad))
+                   for i, (n, pad) in enumerate(zip(lengths, pads))]
         return cls(model, [[model.a], [model.b, model.c]], batches, 0.1)
 
     @classmethod
@@ -475,11 +518,13 @@ class Bench:
         torch.manual_seed(seed)
         model = Words(slope)
         batches = [tuple(torch.randint(7, (2, n))) for n in lengths]
-        return cls(model, [[model.embedding.weight], list(model.linear.parameters())], batches, rate, 0.0 if watched else 0.9, watched)
+        groups = [[model.embedding.weight], list(model.linear.parameters())]
+        return cls(model, groups, batches, rate, 0.0 if watched else 0.9, watched)
 
     def play(self, answer, k, **options):
         with self.made if self.watched == "gradients" else torch.enable_grad():
-            answer(list(self.micro_batches), k, self.loss_sum, self.tokens, self.optimizer, **options)
+            given = self.loss_sum, self.tokens, self.optimizer
+            answer(list(self.micro_batches), k, *given, **options)
         return self
 
     # -- what the answer calls
@@ -495,7 +540,9 @@ class Bench:
             self.others += 1
             return self.model(ids, targets)
         self.forwards[-1] += 1
-        self.top("graphs", len(self.graphs)), self.top("waiting", sum(not each.ran for each in self.graphs)), self.top("made", self.made.bytes_alive())
+        self.top("graphs", len(self.graphs))
+        self.top("waiting", sum(not each.ran for each in self.graphs))
+        self.top("made", self.made.bytes_alive())
         with saved_tensors_hooks(self.save, lambda held: held.tensor):
             loss = self.model(ids, targets)
         return Node.apply(loss, self.graphs)
@@ -503,7 +550,9 @@ class Bench:
     def save(self, tensor):
         held = Held(tensor.detach())
         self.saved.add(held)
-        self.top("saved", sum({each.tensor.untyped_storage().data_ptr(): each.tensor.nbytes for each in self.saved}.values()))
+        tensors = [each.tensor for each in self.saved]
+        sizes = {each.untyped_storage().data_ptr(): each.nbytes for each in tensors}
+        self.top("saved", sum(sizes.values()))
         return held
 
     def top(self, what, number):
@@ -511,7 +560,8 @@ class Bench:
 
     def note(self):
         if not self.watched:
-            self.gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in self.parameters])
+            self.gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                                   for p in self.parameters])
         self.rates.append([group["lr"] for group in self.optimizer.param_groups])
         self.forwards.append(0)
 
@@ -522,16 +572,25 @@ class Bench:
                 "gradients of the second group in each update": [[g[1], g[2]] for g in self.gradients]}
 
     def weights(self) -> dict:
-        return {"updates": len(self.rates), "learning rates": self.rates, "weights at the end": self.parameters}
+        return {"updates": len(self.rates), "learning rates": self.rates,
+                "weights at the end": self.parameters}
 
     def held(self) -> dict:
         whole = sum(p.nbytes for p in self.parameters)
-        return {"activations": {"bytes kept for the backward, at most": self.most["saved"],
-                                "graphs without their backward as a forward begins": self.most["waiting"]},
-                "graphs": {"graphs of earlier micro-batches alive as a forward begins, not counting the last one": max(0, self.most["graphs"] - 1)},
-                "forwards": {"forwards with a graph in each update": self.forwards[:-1],
-                             "forwards without one, not counting one a micro-batch": max(0, self.others - len(self.micro_batches))},
-                "gradients": {"gradients held as a forward begins, 2 or more": max(2, self.most["made"] // whole)}}[self.watched]
+        match self.watched:
+            case "activations":
+                return {"bytes kept for the backward, at most": self.most["saved"],
+                        "graphs without their backward as a forward begins": self.most["waiting"]}
+            case "forwards":
+                others = max(0, self.others - len(self.micro_batches))
+                return {"forwards with a graph in each update": self.forwards[:-1],
+                        "forwards without one, not counting one a micro-batch": others}
+            case "graphs":
+                return {"graphs of earlier micro-batches alive as a forward begins, "
+                        "not counting the last one": max(0, self.most["graphs"] - 1)}
+            case "gradients":
+                copies = max(2, self.most["made"] // whole)
+                return {"gradients held as a forward begins, 2 or more": copies}
 
 
 class Held:
@@ -557,7 +616,7 @@ class Node(torch.autograd.Function):
 
 
 class Made(TorchDispatchMode):
-    """The storages that operators made, but for some tensors' own, for as long as they are alive."""
+    """The storages that operators made, but for those of `besides`, for as long as they are alive."""
 
     def __init__(self, besides):
         super().__init__()
@@ -577,11 +636,11 @@ class Made(TorchDispatchMode):
 
 
 class Scaler:
-    """A loss scaler with torch's methods and rule, doubling after each good step, that lets itself be misused."""
+    """A loss scaler with torch's methods, doubling after each good step, that can be misused."""
 
     def __init__(self):
-        self.value, self.unscaled, self.bad, self.calls = 1024.0, False, False, {"step": 0, "update": 0}
-        self.divided, self.most_divided = 0, 0
+        self.value, self.bad, self.calls = 1024.0, False, {"step": 0, "update": 0}
+        self.divided, self.most_divided = 0, 0  # times in this update, and in any
 
     def get_scale(self) -> float:
         return self.value
@@ -590,15 +649,16 @@ class Scaler:
         return loss * self.value
 
     def unscale_(self, optimizer):
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         for gradient in gradients:
             gradient /= self.value
+            self.bad = self.bad or not gradient.isfinite().all()
         self.divided += 1
         self.most_divided = max(self.most_divided, self.divided)
-        self.unscaled, self.bad = True, self.bad or not all(gradient.isfinite().all() for gradient in gradients)
 
     def step(self, optimizer):
-        if not self.unscaled:
+        if not self.divided:
             self.unscale_(optimizer)
         self.calls["step"] += 1
         if not self.bad:
@@ -607,9 +667,9 @@ class Scaler:
     def update(self):
         self.calls["update"] += 1
         self.value *= 0.25 if self.bad else 2.0
-        self.unscaled = self.bad = False
-        self.divided = 0
+        self.bad, self.divided = False, 0
 
     def shown(self) -> dict:
-        return {"calls of scaler.step()": self.calls["step"], "calls of scaler.update()": self.calls["update"], "scale at the end": self.value,
+        return {"calls of scaler.step()": self.calls["step"],
+                "calls of scaler.update()": self.calls["update"], "scale at the end": self.value,
                 "divisions by the scale in one update, at most": self.most_divided}
