@@ -8,6 +8,7 @@ from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, read, script_p
 
 LESSON = NOTEBOOKS / "01_accumulation.ipynb"
 SOLUTION = """
+import torch
 from torch.nn.utils import clip_grad_norm_
 
 def my_accumulate(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
