@@ -141,12 +141,14 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
                  scatters, in place
     place        index, size, arriving: which of how many ranks, see Unsent
     """
-    return followed(program, unobserved, **place)[0]
+    with collector_paused():
+        return followed(program, unobserved, **place)[0]
 
 
 def account(program: Callable, unobserved: bool = False) -> "Account":
     """The same, storage by storage."""
-    return followed(program, unobserved)[1].account()
+    with collector_paused():
+        return followed(program, unobserved)[1].account()
 
 
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
@@ -155,12 +157,15 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     operators, journal = Operators(unobserved), Journal()
     ledger = Ledger(device=META, wall=count(1).__next__, operate=operators, balance=journal)
     rank, operators.copied = DryRank(ledger, operators, journal, **place), ledger.ignore
-    with collector_paused(), ledger:
-        program(rank)
-        ledger.changes()
-    alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-    run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
-    return run, journal
+    try:
+        with ledger:
+            program(rank)
+            ledger.changes()
+        alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
+        run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
+        return run, journal
+    finally:
+        ledger.forget()
 
 
 @cache
@@ -196,7 +201,8 @@ class DryRank:
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked
         yield
-        kinds, walls, rows = ledger.end(look=not self._hooked or kind not in "AB")
+        look = not self._hooked or kind not in "AB" and not in_backward()
+        kinds, walls, rows = ledger.end(look=look)
         journal.action = ""
         work = Work(*(now - was for now, was in zip(self._operators.work(), done)))
         after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
@@ -216,8 +222,8 @@ class DryRank:
 
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
-        nothing that is declared, and a backward only gradients, of which hooks tell where weights
-        have no masters: after these there is no look."""
+        nothing that is declared, and a backward, or what it recomputes, only gradients, of which
+        hooks tell where weights have no masters: after these there is no look."""
         self._ledger.holdings, declared = holdings, holdings()
         if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
@@ -303,6 +309,14 @@ INDEXED = {"embedding", "gather", "index", "index_select", "take_along_dim"}
 SCATTERED = {"scatter_add", "scatter_add_", "index_put", "index_put_", "_index_put_impl_"}
 RESIZING = {"set_", "resize_", "resize_as_"}
 UNREAD = {"zero_", "fill_", "copy_", "bernoulli_", "normal_", "uniform_"}
+MOST_KNOWN = 20_000  # calls of operators, some 20 MB
+
+
+@cache
+def known_calls(dtype: torch.dtype) -> dict[tuple, tuple]:
+    """What operators returned and cost where this is the default format: of all dry runs, since
+    weights keep their shapes when a batch changes, and stages are alike."""
+    return {}
 
 
 class Operators:
@@ -312,7 +326,9 @@ class Operators:
 
     def __init__(self, unobserved: bool = False):
         self._unobserved = unobserved
-        self._known: dict[tuple, tuple] = {}
+        self._known = known_calls(torch.get_default_dtype())
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
         self._ways: dict[object, str] = {}
         self.flops = self.moved_bytes = self.operators = 0
         self.copied: Callable = lambda tensor: None
@@ -335,6 +351,8 @@ class Operators:
             return args[0]
         if known is None:
             return self._first(key, way, operator, args, kwargs)
+        if known is VIEW:
+            return operator(*args, **kwargs)
         alone, looks, flops, moved, started = known
         self.flops += flops
         self.moved_bytes += moved
@@ -362,11 +380,12 @@ class Operators:
 
     @staticmethod
     def _key(operator, args, kwargs):
-        """The operator and what its arguments look like; None where the first is no meta tensor."""
+        """The operator and what its arguments look like; None where nothing says that it works on
+        meta tensors: its first argument, or the device on which it makes a new one."""
         first = args[0]
-        if not isinstance(first, torch.Tensor):
-            first = first[0] if isinstance(first, list) and first else None
-        if not isinstance(first, torch.Tensor) or not first.is_meta:
+        if isinstance(first, list) and first:
+            first = first[0]
+        if not (first.is_meta if isinstance(first, torch.Tensor) else kwargs.get("device") == META):
             return None
         looks = [operator]
         for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
@@ -390,6 +409,9 @@ class Operators:
             if not all(t is not None and t.is_meta for t in tensors):
                 return result
             given, made = storages_of(tree_leaves((args, kwargs))), storages_of(tensors)
+            if made <= given:  # a view that does not say so
+                self._known[key] = VIEW
+                return result
             looks = tuple(map(look_of, tensors))
             if given & made or len(made) < len(tensors) or any(
                     t.untyped_storage().nbytes() != empty(*look).untyped_storage().nbytes()
@@ -441,6 +463,8 @@ def storages_of(values) -> set[int]:
 
 
 def on_meta(values) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values] if values.is_meta else []
     return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_meta]
 
 

@@ -5,11 +5,11 @@ shows what is kept and what runs again. The plan sees the layers' weights from s
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from math import ceil, prod
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ import torch
 
 from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
-from ..dry_run import Acted, Work
+from ..dry_run import META, Acted, Work, dry_run
 from ..models import GPTConfig, Noise, parameter_shapes
 from ..models.optimizers import OPTIMIZERS
 from ..models.chains import ChainGPT, UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
@@ -26,6 +26,7 @@ from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, 
 from ..recompute_compared import compared, work_beside
 from ..recompute_optimum import frontier, smallest_budget
 from ..recipe import Lens, Recipe, train
+from ..runtime import owned
 from ..schedule import Action, Step
 from ..simulate import simulate
 from ..techniques.checkpoint import checkpoint_sequential, selective
@@ -181,15 +182,13 @@ class Checkpoint(OneDevice):
         """A pass of a layer takes as long in whichever step, and with or without a record."""
         if self.profile.textbook:
             return self.slots
-        update = Work(*(self.of_update(lambda acted, number=number: acted.work[number]) for number in range(3)))
-        return {**self.slots, "U": update.seconds(self.profile, self.dtype, tensors=sum(map(len, self.weights)))}
+        return {**self.slots, "U": self.update[1].seconds(self.profile, self.dtype, tensors=sum(map(len, self.weights)))}
 
-    def of_update(self, what: Callable[[Acted], int]) -> int:
-        """Something of the last update. A GPT's is found from those of two and three blocks, since all are alike."""
-        depths = (2, 3) if self.model == "gpt" else (self.layers,)
-        found = [what(other.acted(Action("U", 0, self.steps - 1))) for layers in depths
-                 for other in [self.replace(plan="keep-all", layers=layers, fault="none")]]
-        return found[0] + (self.layers - depths[0]) * (found[-1] - found[0])
+    @cached_property
+    def update(self) -> tuple[int, Work]:
+        """Bytes of the optimizer's state, and the work of the last update: the sums over all weights."""
+        each = [updated(size // self.item, getattr(torch, self.dtype), self.optimizer, min(self.steps, 2)) for layer in self.weights for size in layer]
+        return sum(acted.after.get("optimizer", 0) for acted in each), Work(*map(sum, zip(*(acted.work for acted in each))))
 
     def resident(self):
         return [("weights", sum(self.weight_bytes))]
@@ -198,7 +197,7 @@ class Checkpoint(OneDevice):
         """What the plan holds, by kind; weights' gradients come with each backward and go with the update, which first makes its state.
         In the backward the gradient of the loss, one number, is there, and no output of the chain, which is the loss itself."""
         weights, levels, found = self.weight_bytes, list(held(self.ops, self.chain)), {}
-        state = self.of_update(lambda acted: acted.after.get("optimizer", 0))
+        state = self.update[0]
         first_backward, more = turn(self.ops, self.chain.layers), self.item - self.chain.states[-1]
         for step in range(self.steps):
             before = dict.fromkeys(levels[0], 0)
@@ -309,6 +308,20 @@ class Checkpoint(OneDevice):
             x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
             targets = x.sin()
         return Sample(x, targets, (Noise(self.seed, step, 0), targets))
+
+
+@lru_cache(maxsize=256)
+def updated(numbers: int, dtype: torch.dtype, optimizer: str, steps: int) -> Acted:
+    """The last update of a weight of so many numbers, by its dry run; an optimizer updates each number alone."""
+    def program(rank):
+        weight = torch.empty(numbers, dtype=dtype, device=META, requires_grad=True)
+        rule = OPTIMIZERS[optimizer](0.1)([weight])
+        rank.watch(lambda: owned.of([rule]))
+        for step in range(steps):
+            weight.grad = torch.empty_like(weight)
+            with rank.span(Action("U", 0, step)):
+                rule.step()
+    return dry_run(program).actions[f"0U{steps - 1}"]
 
 
 class Operations(Lens):

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 from ..core import Impossible, knob
 from ..core.hardware import PROFILES
-from ..models import MLPStage, layered_mlp
+from ..models import layered_mlp
 from ..recipe import Recipe
 from ..rehearsal import Part, Rehearsal, rehearse
 from ..schedule import Action, Schedule

@@ -9,7 +9,11 @@ from ..words import duration, size
 from . import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
-PAPER = go.layout.Template(plotly.io.templates["plotly_white"])  # clear, for no figure knows whether its page is light or dark
+WHITE = plotly.io.templates["plotly_white"].to_plotly_json()
+UNUSED = ("geo", "polar", "scene", "ternary")  # axes that no figure here has: to check them takes longer than to draw
+PAPER = go.layout.Template(  # clear, for no figure knows whether its page is light or dark
+    data={kind: WHITE["data"][kind] for kind in ("bar", "heatmap", "scatter")},
+    layout={name: value for name, value in WHITE["layout"].items() if name not in UNUSED})
 PAPER.layout.update(
     paper_bgcolor=palette.CLEAR, plot_bgcolor=palette.CLEAR, font_color=palette.INK, legend_bgcolor=palette.CLEAR,
     **dict.fromkeys(("xaxis", "yaxis"), dict(automargin=True, gridcolor=palette.GRID, zerolinecolor=palette.GRID, linecolor=palette.GRID, ticks="")),

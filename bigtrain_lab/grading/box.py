@@ -9,6 +9,8 @@ Nothing that is right is in the process of a student's answer: it can be broken,
 """
 
 import faulthandler
+import functools
+import io
 import json
 import linecache
 import os
@@ -23,8 +25,10 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from numbers import Real
@@ -38,15 +42,16 @@ import torch
 from ..core import Impossible
 from ..runtime import frames, server, temporary
 from ..runtime.pulse import Pulse
-from .fence import OURS, Fence, Refused
+from .fence import OURS, Refused, loaded
 
 CPU_S, WALL_S = 20, 60
 LATE_S = 10  # after which an answer that has silenced the alarm is ended
 MEMORY_BYTES = 4 * 1024**3
 LOOK_S = 0.02
+MOST_BYTES = 4 * 1024**2  # of rows
 MOST_TEXT = 400  # letters of an error's message
 ANSWER = "answer"
-BEGUN, ENDED, REFUSED = "begun", "ended", "refused"  # of a row: still played, died in it, reached over the fence
+BEGUN, ENDED, REFUSED = "(begun)", "(ended)", "(refused)"  # of a row, and no class's name: still played, died in it, reached over the fence
 
 
 class Row(NamedTuple):
@@ -67,9 +72,10 @@ class Box:
 
     answer    a student's, by value; the library's own is fenced off
     texts     {name: text} of known answers instead
+    scenes    how many are played, of the first ones; all of them for None
     """
 
-    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None):
+    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None, scenes: int | None = None):
         self._told: dict[str, list[Row]] = {}
         self._whole: set[str] = set()
         self._room = Path(tempfile.mkdtemp(prefix="check-", dir=temporary.own()))
@@ -78,7 +84,7 @@ class Box:
         self._unwanted = os.pipe()
         try:
             carried = travelling(answer) if texts is None else None
-            task = (travelling(topic), seed, carried, texts, str(self._room), CPU_S, WALL_S)
+            task = (travelling(topic), seed, carried, texts, scenes, str(self._room), CPU_S, WALL_S)
             (self._room / "program").write_bytes(pickle.dumps((task,)))
             self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
                                               f"{__package__}.box"))
@@ -104,10 +110,14 @@ class Box:
         began = time.monotonic()
         while name not in self._whole:
             ended = bool(wait([self._process.sentinel], LOOK_S))
-            self._hear()
+            try:
+                self._hear()
+                why = self._late(time.monotonic() - began) or (self._dead() if ended else "")
+            except (ValueError, TypeError):
+                why = "Your answer writes where the check keeps what it saw: compute, and return."
             if name in self._whole:
                 break
-            if why := self._late(time.monotonic() - began) or (self._dead() if ended else ""):
+            if why:
                 self._pulse.kill()
                 rows = self._told.setdefault(name, [])
                 scene = rows.pop().scene if rows and rows[-1].raised == BEGUN else "its definition"
@@ -116,22 +126,26 @@ class Box:
         return self._told[name]
 
     def _hear(self) -> None:
-        """Take in the lines that have been written since."""
+        """Take in the lines that have been written since; ValueError where an answer wrote among them."""
         with suppress(FileNotFoundError), open(self._room / "rows", encoding="utf-8") as file:
             file.seek(self._read)
             for line in iter(file.readline, ""):
                 if not line.endswith("\n"):
                     break
                 self._read += len(line.encode())
+                if self._read > MOST_BYTES:
+                    raise ValueError("too many rows")
                 name, *fields = json.loads(line)
+                rows = self._told.setdefault(name, [])
                 if not fields:
+                    if not rows or rows[-1].raised == BEGUN:
+                        raise ValueError("an end too early")
                     self._whole.add(name)
                     continue
-                rows = self._told.setdefault(name, [])
+                scene, value, near, raised, told = fields
                 if rows and rows[-1].raised == BEGUN:
                     rows.pop()
-                row = Row(*fields)
-                rows.append(row._replace(told=with_source(row.told)))
+                rows.append(Row(scene, value, near, raised, with_source(told)))
 
     def _late(self, seconds: float) -> str:
         """That the answer takes too long, and at which line it is."""
@@ -139,7 +153,7 @@ class Box:
         if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
             return ""
         place = of_answer(stacks.read_text(encoding="utf-8", errors="replace")) if stacks.exists() else ""
-        return with_source(f"Your answer did not end within {CPU_S} s{place}.")
+        return with_source(f"Your answer did not end within {WALL_S if seconds > WALL_S else CPU_S} s{place}.")
 
     def _dead(self) -> str:
         """That the process has ended before the answer had shown all."""
@@ -151,15 +165,32 @@ class Box:
         return with_source(f"Your answer ended the process that it ran in, {how}{place}. Let it return.")
 
 
+class Carrier(cloudpickle.Pickler):
+    """Takes a student's cached functions along too, which have no value of their own: to be cached anew."""
+
+    def reducer_override(self, thing):
+        if isinstance(thing, functools._lru_cache_wrapper) and is_own(thing):
+            rule = thing.cache_parameters()
+            return type(thing), (thing.__wrapped__, rule["maxsize"], rule["typed"], functools._CacheInfo)
+        return super().reducer_override(thing)
+
+
+def is_own(thing) -> bool:
+    """Whether a thing is neither of this library nor of an installed one, so it must travel by value."""
+    home = getattr(thing, "__module__", None) or type(thing).__module__
+    return home == "__main__" or is_answer(getattr(sys.modules.get(home), "__file__", None) or "<frozen")
+
+
 def travelling(thing) -> bytes:
     """A thing by value, with what it names; of this library and installed ones, by name."""
     module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
-    file = getattr(module, "__file__", None) or ""
-    own = file and not frames.is_foreign(file) and not file.startswith(OURS)
+    own = module is not None and module.__name__ != "__main__" and is_own(thing)
     try:
         if own:
             cloudpickle.register_pickle_by_value(module)
-        return cloudpickle.dumps(thing)
+        with io.BytesIO() as file:
+            Carrier(file).dump(thing)
+            return file.getvalue()
     except Exception as error:
         raise Impossible(f"The answer cannot travel to a process of its own ({type(error).__name__}: {error}): "
                          "let it make open files, locks and widgets itself.") from error
@@ -196,7 +227,7 @@ def with_source(told: str) -> str:
 
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
-    pickled_topic, seed, carried, texts, room, cpu_s, wall_s = task
+    pickled_topic, seed, carried, texts, scenes, room, cpu_s, wall_s = task
     threading.Thread(target=end_with_parent, daemon=True).start()
     out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -205,22 +236,22 @@ def main(index: int, task: tuple) -> None:
     late = open(f"{room}/late", "w", encoding="utf-8")
     faulthandler.register(signal.SIGPROF, late)
     limit_memory()
+    warnings.simplefilter("ignore")  # a warning reads the source that it comes from
     notes = Notes(open(f"{room}/rows", "w", encoding="utf-8"))
     topic = pickle.loads(pickled_topic)
-    fence = Fence(topic, notes.refuse) if texts is None else None
     for name in texts if texts is not None else (ANSWER,):
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         faulthandler.dump_traceback_later(wall_s, file=late)
         notes.name = name
-        play(topic, seed, lambda: made(texts[name]) if fence is None else fence.load(carried), notes)
+        play(topic, seed, scenes, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
     os._exit(0)
 
 
-def play(topic: type, seed: int, load, notes: "Notes") -> None:
+def play(topic: type, seed: int, most: int | None, load, notes: "Notes") -> None:
     """Load an answer and note what it shows in each scene; after one that it cannot end, no more."""
-    before, loaded = Left(), []
-    goes_on = notes.row("its definition", lambda: loaded.append(load()), 0.0)
-    for scene in topic.probe(*loaded, random.Random(seed)) if goes_on else ():
+    before, answers = Left(), []
+    goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
+    for scene in islice(topic.probe(*answers, random.Random(seed)), most) if goes_on else ():
         torch.manual_seed(seed)
         random.seed(seed)
         if not notes.row(scene.name, lambda: before.then(scene.run), scene.near):
@@ -249,7 +280,7 @@ class Notes:
             self.write(scene, plain(run()), near, "", "")
             return True
         except BaseException as error:  # noqa: B902  (an answer may raise anything)
-            self.write(scene, None, near, type(error).__name__, raised(error))
+            self.write(scene, None, near, type(error).__name__ or "an error", raised(error))
             return False
 
     def refuse(self, why: str) -> None:
@@ -316,10 +347,13 @@ def raised(error: BaseException) -> str:
     """The sentence on an error, with the answer's line."""
     if isinstance(error, (Refused, Impossible)):
         return str(error)
-    places = [frames.Place(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    places = [frames.Place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in places if is_answer(place.file)]
     at = f", at {line_of(own[-1])}" if own else ""
-    what = f"{type(error).__name__}: {str(error)[:MOST_TEXT]}".rstrip(": .")
+    try:
+        what = f"{type(error).__name__}: {str(error)[:MOST_TEXT]}".rstrip(": .")
+    except Exception:  # its text raises too
+        what = type(error).__name__
     if isinstance(error, SystemExit):
         return f"Your answer called sys.exit{at}: let it return."
     if isinstance(error, MemoryError) or "allocate memory" in what:

@@ -24,6 +24,7 @@ from .box import ENDED, REFUSED, Box, Row
 
 NEAR = 1e-9  # of the largest number of a value
 MOST_NUMBERS = 8  # of a list that is told
+BEYOND = 8  # scenes after the first difference, by which wrong answers that make it are told apart
 NOT_OF_A_MISTAKE = (ENDED, REFUSED, "SystemExit")
 
 
@@ -78,15 +79,17 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             return [f"There is no answer yet, but {'nothing' if answer is None else f'a {type(answer).__name__}'}: "
                     "give the function or class that you wrote."]
         seed = secrets.randbelow(10**6) if seed is None else seed
-        with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.texts()) as known:
+        with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.right) as known:
             found = own.rows("answer")
             rights = [cls.sound(name, known.rows(name)) for name in cls.right]
-            differs = first_difference(found, rights)
-            if differs is None:
-                return []
-            if found[differs].raised in NOT_OF_A_MISTAKE:
-                return [found[differs].told, seen(found[differs].scene, seed)]
-            wrongs = {name: known.rows(name) for name in cls.wrong}
+        at = first_difference(found, rights)
+        if at is None:
+            return []
+        if found[at].raised in NOT_OF_A_MISTAKE:
+            return [found[at].told, seen(found[at].scene, seed)]
+        texts = {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
+        with Box(cls, seed, texts=texts, scenes=at + BEYOND) as known:
+            wrongs = {name: known.rows(name) for name in texts}
         return cls.diagnosis(found, rights, wrongs, seed)
 
     @classmethod
@@ -97,7 +100,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if at is None:
             return []
         alike = {name: sum(map(same, found, rows)) for name, rows in wrongs.items()
-                 if at < len(rows) and same(found[at], rows[at])}
+                 if first_difference(rows, rights) == at and same(found[at], rows[at])}
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
             return [*sentence, found[at].told, seen(found[at].scene, seed)]
@@ -158,7 +161,7 @@ def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
     for at, row in enumerate(found):
         if not any(at < len(right) and same(row, right[at]) for right in rights):
             return at
-    return None
+    return None if any(len(found) == len(right) for right in rights) else len(found) - 1
 
 
 def same(a: Row, b: Row) -> bool:
@@ -219,8 +222,8 @@ def difference(found: Row, right: Row) -> str:
         return f"Yours gave {said(found.value)}, where a right answer raises {right.raised}."
     ours, theirs = ({"": row.value} if not isinstance(row.value, dict) else row.value
                     for row in (found, right))
-    name = next((key for key in theirs if key not in ours or not alike(ours[key], theirs[key], found.near)),
-                next(iter(ours)))
+    name = next(key for key in (*theirs, *ours) if not (key in ours and key in theirs)
+                or not alike(ours[key], theirs[key], found.near))
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
     what = f"{name}{where}: " if name or where else ""
     return f"{what}yours {said(yours)}, right {said(rights)}."

@@ -139,6 +139,13 @@ class Ledger:
         """It was made just now, and is not to be counted."""
         self._seen.record(tensor.untyped_storage(), tensor, "ignored")
 
+    def forget(self) -> None:
+        """Let go of all storages and tensors that it knows, at its end. What it is made of leads back to it, so they would else stay
+        until the collector finds them."""
+        self.holdings, self._watched, self._balance = dict, (), Balance()
+        for known in (self._held, self._seen.known, self._seen.events):
+            known.clear()
+
     # -- on and off -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Ledger":
@@ -196,11 +203,11 @@ class Ledger:
             while self._seen.events:
                 storage, own, count, wall = self._seen.events.popleft()
                 balance.change(storage, None if count is None else (storage.declared or own, count), wall)
-            now = {storage for storage, _, _ in declared} if look else self._held
-            if not ended:
-                now = now | self._held
-            moved += [(storage, "") for storage in self._held - now]
-            self._held, self.looked = now, self._wall()
+            if look:
+                now = {storage for storage, _, _ in declared} | (set() if ended else self._held)
+                moved += [(storage, "") for storage in self._held - now]
+                self._held = now
+            self.looked = self._wall()
             for storage, kind in moved:
                 self._rename(storage, kind)
                 if storage.counted:
@@ -232,7 +239,7 @@ class Ledger:
             moved.append((storage, kind))  # from one to another: from now on
         elif not storage.declared:
             self._rename(storage, kind)
-        if storage.counted and storage.declared == kind:
+        if storage.counted and storage.declared == kind != storage.counted[0]:
             self._balance.change(storage, (kind, storage.counted[1]), self.looked)
 
     def _rename(self, storage: Storage, kind: str) -> None:

@@ -19,6 +19,7 @@ from ..core import Impossible
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS,
          torch.sparse_bsc: COLUMNS}
+USUAL = (torch.Tensor, nn.Parameter)
 NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
 
 
@@ -35,8 +36,14 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
     held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
     names: dict[nn.Parameter, str] = {}
     for of_which, module in modules.items():
-        names |= {parameter: name + of_which for name, parameter in module.named_parameters() if parameter not in names}
-        held["buffers"] |= {name + of_which: buffer for name, buffer in module.named_buffers()}
+        for path, part in module.named_modules():  # once, for both: a ledger looks at a small model as often as it acts
+            prefix = f"{path}." if path else ""
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    names.setdefault(parameter, prefix + name + of_which)
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    held["buffers"][prefix + name + of_which] = buffer
     held["weights"] = {name: parameter for parameter, name in names.items()}
     held["master"] = {names[weight]: master for weight, master in masters.items()}
     low = {tuple(p.shape) for p in names if not is_lazy(p) and p.element_size() < 4}
@@ -48,17 +55,19 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
                 kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
                 held[kind][names[parameter]] = parameter
         for parameter, state in optimizer.state.items():
-            held["optimizer"] |= tensors(state, names.get(parameter, ""))
+            add_tensors(held["optimizer"], names.get(parameter, ""), state)
     held["gradients"] = {f"{name} gradient": parameter.grad for parameter, name in names.items() if parameter.grad is not None}
     return held
 
 
-def tensors(value, name: str) -> dict[str, torch.Tensor]:
-    """All that are in it, however deep, by the way to them: "mlp.up.weight exp_avg", "mlp.up.weight old_dirs 3"."""
+def add_tensors(found: dict[str, torch.Tensor], name: str, value) -> None:
+    """All that are in a value, however deep, by the way to them: "mlp.up.weight exp_avg", "mlp.up.weight old_dirs 3"."""
     if isinstance(value, torch.Tensor):
-        return {name: value}
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple, deque)) else ()
-    return {path: tensor for key, part in inner for path, tensor in tensors(part, f"{name} {key}".strip()).items()}
+        found[name] = value
+        return
+    inner = value.items() if isinstance(value, (dict, Mapping)) else enumerate(value) if isinstance(value, (list, tuple, deque)) else ()
+    for key, part in inner:
+        add_tensors(found, f"{name} {key}".strip(), part)
 
 
 def device(watched: Iterable) -> torch.device:
@@ -101,8 +110,9 @@ def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     values and sizes, what a transform of torch.func wraps; none, if it has no bytes: torch's zero tensor, a lazy module's weight."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return plain(torch._C._functorch.get_unwrapped(tensor))
-    if hasattr(tensor, "__tensor_flatten__"):
+    usual = type(tensor) in USUAL
+    if not usual and hasattr(tensor, "__tensor_flatten__"):
         return [part for name in tensor.__tensor_flatten__()[0] for part in plain(getattr(tensor, name))]
     if tensor.layout is not torch.strided or tensor.is_nested:
         return [getattr(tensor, name)() for name in (NESTED if tensor.is_nested else PARTS.get(tensor.layout, ()))]
-    return () if is_lazy(tensor) or tensor._is_zerotensor() else (tensor,)
+    return () if not usual and is_lazy(tensor) or tensor._is_zerotensor() else (tensor,)

@@ -28,13 +28,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from operator import index
 
 import torch
 from torch import Tensor
 
-from ..core import Impossible
 from ..schedule import Action
+from .guards import accumulate as guard
 from .loss_scaler import DynamicLossScaler
 
 # -- what each micro-batch's summed loss is multiplied by ---------------------------------------------------------------
@@ -55,13 +54,13 @@ RULES = {"token-weighted": token_weighted, "mean of means": mean_of_means}
 
 def token_counts(rule: Callable, tokens: Sequence[int]) -> list[float]:
     """How much a token of each micro-batch counts under a rule, 1 being what it counts in the large batch."""
-    tokens = counted(tokens, lambda count: count)
+    tokens = guard.counted(tokens)
     return [factor * sum(tokens) for factor in rule(tokens)]
 
 
 def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
     """|g' - g| / |g| to expect of a rule whose tokens' weights sum to 1, if tokens are independent noise: sqrt(N sum n_i f_i^2 - 1)."""
-    tokens = counted(tokens, lambda count: count)
+    tokens = guard.counted(tokens)
     spread = sum(tokens) * sum(count * factor**2 for count, factor in zip(tokens, rule(tokens))) - 1
     return math.sqrt(max(spread, 0.0))
 
@@ -71,10 +70,8 @@ def noise_error(rule: Callable, tokens: Sequence[int]) -> float:
 
 def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
     """k micro-batches at a time; the last window holds what is left: ceil(n / k) windows of n micro-batches."""
-    if isinstance(k, bool) or not hasattr(k, "__index__") or index(k) < 1:
-        raise Impossible(f"k is {k!r}: accumulate a whole number of micro-batches, at least 1.")
-    stream = iter(micro_batches)
-    return iter(lambda: tuple(islice(stream, index(k))), ())
+    stream, k = iter(micro_batches), guard.whole_number(k)
+    return iter(lambda: tuple(islice(stream, k)), ())
 
 
 def accumulate(micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options) -> list[float]:
@@ -86,10 +83,7 @@ def accumulate(micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Call
 
     A loop of your own over `windows` and `update` does the same, with room for a learning-rate schedule.
     """
-    losses = [update(window, loss_sum, tokens, optimizer, **options) for window in windows(micro_batches, k)]
-    if not losses:
-        raise Impossible("There are no micro-batches: give at least one.")
-    return losses
+    return guard.some([update(window, loss_sum, tokens, optimizer, **options) for window in windows(micro_batches, k)])
 
 
 def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *, clip: float | None = None, scaler=None,
@@ -103,20 +97,15 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
 
     A parameter that no micro-batch used keeps .grad None, so that the optimizer passes it by, as after the large batch.
     """
-    if clip is not None and not clip > 0:  # a negative one would turn the gradient round
-        raise Impossible(f"clip is {clip!r}: give the largest norm that the gradient may have, above 0, or None: it is not clipped.")
     window = tuple(window)
-    factors = list(rule(counted(window, tokens)))
-    if len(factors) != len(window):
-        raise Impossible(f"The rule gave {len(factors)} factors for {len(window)} micro-batches: let it return one for each.")
-    if not hasattr(optimizer, "step") or isinstance(optimizer, torch.optim.LBFGS):
-        raise Impossible(f"The optimizer is a {type(optimizer).__name__}: give one of torch.optim that steps without a closure, such as AdamW.")
+    weighted = guard.weighted(window, list(rule(guard.counted(window, tokens))))
+    guard.refuse_update(clip, optimizer)
     scaler = DynamicLossScaler(enabled=False) if scaler is None else scaler  # which passes all on as it is
     optimizer.zero_grad()
     loss = 0.0
-    for number, (micro_batch, factor) in enumerate(zip(window, factors)):
+    for number, micro_batch, factor in weighted:
         with span(Action("F", 0, number)):
-            part = scalar(loss_sum(micro_batch), number) * factor
+            part = guard.scalar(loss_sum(micro_batch), number) * factor
         with span(Action("B", 0, number)):
             scaler.scale(part).backward()  # frees the graph: the next forward finds it gone
         loss += part.detach()  # a number; a sum of `part`s themselves would hold k graphs
@@ -128,37 +117,6 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
         scaler.update()
         optimizer.zero_grad()
     return float(loss)
-
-
-def scalar(loss, number: int) -> Tensor:
-    """The summed loss of a micro-batch; Impossible where no gradient can come from it."""
-    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
-        return loss
-    what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor) else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
-            else "a tensor without a graph (detached, or made under no_grad)")
-    raise Impossible(f"loss_sum gave {what} for micro-batch {number} of the window: let it return a scalar tensor with a graph.")
-
-
-def counted(window: Sequence, tokens: Callable) -> list[int]:
-    """Tokens of each micro-batch; Impossible where one has none, whose mean loss would be 0/0."""
-    if not window:
-        raise Impossible("The window holds no micro-batches: give at least one.")
-    counts = [whole(tokens(micro_batch), number) for number, micro_batch in enumerate(window)]
-    if min(counts) < 1:
-        raise Impossible(f"Micro-batch {counts.index(min(counts))} of a window of {len(counts)} has {min(counts)} tokens to learn "
-                         "from: leave it out, it adds nothing to a sum and has no mean.")
-    return counts
-
-
-def whole(count, number: int) -> int:
-    """A count as an int, be it a tensor's or a float's; Impossible where it is no whole number."""
-    try:
-        if int(count) == count:
-            return int(count)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a word, nan, inf, a tensor of several numbers
-        pass
-    raise Impossible(f"tokens says {count!r} for micro-batch {number} of the window: let it return how many tokens the summed loss is over, a "
-                     "whole number.")
 
 
 def parameters(optimizer) -> list[Tensor]:
@@ -174,8 +132,7 @@ def batch_norm_momentum(momentum: float, k: int) -> float:
     It mends only that. In training each micro-batch is still normalised by its own mean and variance, so that outputs and
     gradients are not the large batch's; and the mean of k small variances lacks the variance between micro-batches.
     """
-    if not 0 <= momentum <= 1 or k < 1:
-        raise Impossible(f"momentum is {momentum!r} and k {k!r}: batch norm mixes by a share from 0 to 1, over at least 1 micro-batch.")
+    guard.refuse_momentum(momentum, k)
     return 1 - (1 - momentum) ** (1 / k)
 
 

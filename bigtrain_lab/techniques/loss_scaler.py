@@ -10,15 +10,14 @@ Cost: two passes over the gradients, tensor by tensor (torch's kernel takes one)
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2; the rule of S and its four numbers as torch.amp.GradScaler.
 """
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..core import Impossible
 from ..runtime.group import Group
+from .guards import loss_scaler as guard
 
 
 class DynamicLossScaler:
@@ -34,7 +33,7 @@ class DynamicLossScaler:
                  group=None):
         self._enabled, self.half_gradients = bool(enabled), half_gradients
         self._rule(growth_factor, backoff_factor, growth_interval)
-        self._scale, self._streak = usable(init_scale), 0  # the streak: good steps since the last change
+        self._scale, self._streak = guard.usable(init_scale), 0  # the streak: good steps since the last change
         self._found: dict[Optimizer, Tensor | bool] = {}  # unscaled since the last update -> whether any gradient was not finite
         self._stepped: set[Optimizer] = set()
         self.scaled = False  # whether any loss was
@@ -42,11 +41,7 @@ class DynamicLossScaler:
         self.agreed: bool | None = None  # since the last update: what the ranks of the group found together
 
     def _rule(self, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
-        if not (hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__") and growth_factor > 1 > backoff_factor > 0
-                and hasattr(growth_interval, "__index__") and growth_interval >= 1):
-            raise Impossible(f"{growth_factor=}, {backoff_factor=}, {growth_interval=}: the scale must "
-                             "grow by a factor above 1, back off by one between 0 and 1, and wait a whole number of steps, at least 1 step.")
-        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, operator.index(growth_interval)
+        self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(growth_factor, backoff_factor, growth_interval)
 
     def scale(self, loss):
         """S times the loss, in float32; losses in a list, a tuple or any other iterable likewise."""
@@ -55,9 +50,7 @@ class DynamicLossScaler:
         if isinstance(loss, Iterable) and not isinstance(loss, (Tensor, Mapping, str)):
             scaled = map(self.scale, loss)
             return type(loss)(scaled) if isinstance(loss, (list, tuple)) else scaled
-        if not isinstance(loss, Tensor):
-            raise Impossible(f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that has the graph, before .item().")
-        refuse_double("The loss", loss)
+        guard.refuse_loss(loss)
         self.scaled = True
         return loss.float() * self._scale
 
@@ -67,19 +60,9 @@ class DynamicLossScaler:
         yourself to clip or to look at gradients; `step` does it otherwise."""
         if not self._enabled:
             return
-        if optimizer in self._found:
-            raise Impossible("These gradients were unscaled since the last update(): a second division would make them "
-                             f"{self._scale:g} times too small. Call unscale_ once a step, before clipping.")
-        if self.agreed is not None:
-            raise Impossible("The ranks have agreed on this step, and another optimizer comes after it: step all at once, as mp.step(one, other), or "
-                             "unscale_ each before the first step.")
-        if self._found and held_by(self._found) & held_by([optimizer]):
-            raise Impossible("Two optimizers hold one parameter, whose gradient would be divided twice: give each weight, a tied one too, to one.")
-        if not (gradients := list(self._gradients(optimizer))):
-            raise Impossible("None of the optimizer's parameters has a gradient: call scale(loss).backward() before, of a loss that depends on them.")
-        if not self.scaled:
-            raise Impossible(f"No loss was scaled yet, so dividing these gradients by {self._scale:g} would all but stop the training: call "
-                             "scale(loss).backward() instead of loss.backward().")
+        guard.refuse_unscale(self, optimizer in self._found, held_by(self._found) & held_by([optimizer]))
+        gradients = list(self._gradients(optimizer))
+        guard.refuse_gradients(self, gradients)
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
         extremes = [torch.zeros((), device=gradients[0].device)]
         for values in (each for each in gradients if each.numel()):
@@ -91,11 +74,7 @@ class DynamicLossScaler:
         """optimizer.step(...), and what it returns; None, with every weight untouched, where a gradient was not finite."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
-        if kwargs.get("closure") is not None or any(map(callable, args)):
-            raise Impossible("step() was given a closure: it makes new gradients inside the optimizer, still S times too large and not looked "
-                             "at. Use an optimizer that needs none, or train without a scaler (bf16 needs none).")
-        if optimizer in self._stepped:
-            raise Impossible("step() was called for this optimizer since the last update(): call update() once all optimizers have stepped.")
+        guard.refuse_step(optimizer in self._stepped, args, kwargs)
         if optimizer not in self._found:
             self.unscale_(optimizer)
         self._stepped.add(optimizer)
@@ -130,8 +109,7 @@ class DynamicLossScaler:
         """Between `unscale_` and `update`: whether this optimizer's step is skipped."""
         if not self._enabled:
             return False
-        if optimizer not in self._found:
-            raise Impossible("Whether this optimizer skips is not known: ask between unscale_(optimizer) or step(optimizer) and update().")
+        guard.refuse_unknown(optimizer in self._found)
         self.agree()
         self._found[optimizer] = skipped = bool(self._found[optimizer])  # a number now: the device is waited for once
         return skipped
@@ -140,10 +118,9 @@ class DynamicLossScaler:
         """Once a step, after all optimizers: one that skipped makes the scale back off for all."""
         if not self._enabled:
             return
+        guard.refuse_update(new_scale is not None or self._found or self.agreed is not None)
         if new_scale is not None:
-            self._scale = usable(new_scale)
-        elif not self._found and self.agreed is None:
-            raise Impossible("update() before any step(): nothing was learnt about the scale. Call step(optimizer) first.")
+            self._scale = guard.usable(new_scale)
         elif self.agreed or any(map(self.skips, self._found)):
             self._scale, self._streak = in_float32(self._scale * self.backoff_factor), 0
         else:
@@ -184,18 +161,14 @@ class DynamicLossScaler:
     def load_state_dict(self, state: dict) -> None:
         if not self._enabled:
             return
-        if lacking := self.state_dict().keys() - state.keys():
-            raise Impossible(f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off, or by something else. Start anew.")
+        guard.refuse_state(self.state_dict().keys() - state.keys())
         self._rule(state["growth_factor"], state["backoff_factor"], state["growth_interval"])
-        self._scale, self._streak = usable(state["scale"]), state["_growth_tracker"]
+        self._scale, self._streak = guard.usable(state["scale"]), state["_growth_tracker"]
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
         """The values of the gradients that are there; a parameter that the loss did not reach has none."""
         for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            refuse_double("A gradient", parameter.grad)
-            if parameter.grad.dtype == torch.float16 and not self.half_gradients:
-                raise Impossible("A gradient is float16: divided by the scale it would vanish again. Keep float32 master weights, whose "
-                                 "gradients are float32 (MixedPrecision does), or let the model stay in float32 under a policy.")
+            guard.refuse_gradient(parameter.grad, self.half_gradients)
             if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # a sum of rows that each fit may overflow
             yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
@@ -208,17 +181,3 @@ def held_by(optimizers: Iterable[Optimizer]) -> set[torch.nn.Parameter]:
 def in_float32(value: float) -> float:
     """The scale is a float32 number, as on a device."""
     return torch.tensor(value, dtype=torch.float32).item()
-
-
-def usable(scale: float) -> float:
-    """As a float32, in which 1e-50 is 0 and 1e39 is inf."""
-    number = in_float32(float(scale)) if hasattr(scale, "__float__") else 0
-    if not 0 < number < float("inf"):
-        raise Impossible(f"A loss scale of {scale!r} scales nothing: take a positive number that float32 holds, such as 65536.")
-    return number
-
-
-def refuse_double(what: str, tensor: Tensor) -> None:
-    if tensor.dtype == torch.float64:
-        raise Impossible(f"{what} is float64, whose smallest number is 2^-1074: nothing underflows there and a loss scale does no "
-                         "good. Train a float64 model without a scaler, or convert it with model.float().")

@@ -36,11 +36,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core import Impossible
 from ..runtime import owned
-from .loss_scaler import DynamicLossScaler
+from .guards import mixed_precision as guard
+from .loss_scaler import DynamicLossScaler, held_by
 from .precision_levels import AS_IT_IS, LEVELS, Level
-from .precision_misuse import Arrivals
 from .precision_policy import Policy
 from .prepared_model import adapt, load, to_master
 
@@ -59,22 +58,13 @@ class MixedPrecision:
     """
 
     def __init__(self, level: str | Level | None = "fp16", scaler: DynamicLossScaler | None = None, group=None):
-        level = AS_IT_IS if level is None else level
-        if not isinstance(level, Level) and level not in tuple(LEVELS):
-            raise Impossible(f"There is no level of precision called {level!r}: choose one of {', '.join(LEVELS)}, or make a Level.")
-        self.level = level if isinstance(level, Level) else LEVELS[level]
-        if scaler is not None and not self.level.scaling:
-            raise Impossible(f"{self.level.name} scales no loss: leave the scaler out, or choose a level that scales, such as fp16.")
-        if scaler is not None and group is not None:
-            raise Impossible("group= is for the default scaler: give it to your own, as DynamicLossScaler(group=group).")
-        if not isinstance(scaler, DynamicLossScaler | None):
-            raise Impossible(f"The scaler is a {type(scaler).__name__}, which does not tell which optimizers skip: give a DynamicLossScaler. "
-                             "It takes the state dict of torch's.")
+        self.level = guard.level_of(AS_IT_IS if level is None else level)
+        guard.refuse_scaler(self.level, scaler, group)
         self.policy = Policy(self.level.dtype) if self.level.policy else nullcontext()
         self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group)) if self.level.scaling else None
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
         self._model: nn.Module | None = None
-        self._arrivals = Arrivals(self.scaler)
+        self._arrivals = guard.Arrivals(self.scaler)
         self._followed: dict[nn.Parameter, int] = {}  # half weight -> torch's count of writes to its master when last rounded
 
     def __reduce__(self):
@@ -91,17 +81,11 @@ class MixedPrecision:
     def prepare(self, model: nn.Module) -> nn.Module:
         """The same model with its weights rounded to half and their float32 values kept as masters. Tied weights stay tied;
         frozen ones get no master; buffers (running statistics, position tables) stay float32 where a policy is in force."""
-        if not isinstance(model, nn.Module):
-            raise Impossible(f"prepare() got a {type(model).__name__}: give it the model, an nn.Module, before the optimizer is made.")
-        if self._model is not None:
-            raise Impossible("This MixedPrecision has a model: put several into one nn.ModuleDict, or make another.")
+        guard.refuse_model(model, self._model is not None)
         if self.level is AS_IT_IS:
             self._model = model
             return model
-        for name, weight in model.named_parameters():
-            if weight.is_floating_point() and weight.dtype != torch.float32:
-                raise Impossible(f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32 weights, so pass the model "
-                                 "in float32 (model.float() converts it, but what was rounded stays rounded).")
+        guard.refuse_formats(model)
         self._model = model
         norms = {p for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)} if self.level.policy else ()
         for weight in (p for p in model.parameters() if p.is_floating_point() and p not in norms and self.level.dtype != p.dtype):
@@ -118,9 +102,7 @@ class MixedPrecision:
 
     @property
     def model(self) -> nn.Module:
-        if self._model is None:
-            raise Impossible("There is no model yet: call prepare(model) first.")
-        return self._model
+        return guard.model_of(self._model)
 
     def _give_master(self, weight: nn.Parameter) -> None:
         self.masters[weight] = master = nn.Parameter(weight.detach().to(torch.float32, copy=True))
@@ -162,8 +144,7 @@ class MixedPrecision:
     def step(self, *optimizers: Optimizer) -> bool:
         """Update the masters, then round them to the weights; False where an inf or nan made any optimizer skip. With a group
         every rank calls it once with all its optimizers, also one that has none."""
-        if any(p in self.masters or self._lacks_master(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]):
-            raise Impossible("The optimizer holds half weights and would leave their float32 masters behind: build it from mp.parameters().")
+        guard.refuse_half_weights(any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers)))
         if self.scaler:
             self.scaler.agree(*optimizers)
         for optimizer in optimizers:

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 
 from ..core import Impossible
+from .guards import mixed_precision as guard
 from .precision_policy import Policy
 
 
@@ -115,13 +116,7 @@ def to_master(weight: nn.Parameter, master: nn.Parameter, note: Callable[[nn.Par
 @torch.no_grad()
 def load(mp, state: dict) -> None:
     own, scales = mp.state_dict()["masters"], mp.scaler is not None
-    if lacking := {"masters", "scaler"} - state.keys():
-        raise Impossible(f"The state lacks {' and '.join(sorted(lacking))}: give what mp.state_dict() returned, not the model's.")
-    if own.keys() != state["masters"].keys() or scales != (state["scaler"] is not None):
-        raise Impossible(f"The state has {len(state['masters'])} masters and {'no' if state['scaler'] is None else 'a'} scaler, {mp.level.name} of this "
-                         f"model has {len(own)} and {'a' if scales else 'no'} scaler: prepare the same model at the level that saved it.")
-    if strange := [name for name, master in own.items() if master.shape != state["masters"][name].shape]:
-        raise Impossible(f"Master {strange[0]} has another shape in the state than in this model: prepare the same model that was saved.")
+    guard.refuse_state(mp.level, own, scales, state)
     for name, master in own.items():
         master.copy_(state["masters"][name])
     mp._round()

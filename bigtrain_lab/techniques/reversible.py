@@ -25,8 +25,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from ..core import Impossible
 from .checkpoint.conditions import Conditions, learns
+from .guards import reversible as guard
 
 
 class ReversibleBlock(nn.Module):
@@ -63,14 +63,11 @@ class ReversibleSequence(nn.Module):
 
 def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
     """(y1, y2). Weights gather their gradients as the backward runs: call loss.backward(), once."""
-    if x1.shape != x2.shape:
-        raise Impossible(f"The streams have the shapes {tuple(x1.shape)} and {tuple(x2.shape)}: give both the same, such as x.chunk(2, -1).")
-    if x1.dtype != x2.dtype:
-        raise Impossible(f"The streams are {str(x1.dtype)[6:]} and {str(x2.dtype)[6:]}, and sums of both could not be undone: give both one type.")
+    guard.refuse_streams(x1, x2)
     blocks = list(blocks)
     if not torch.is_grad_enabled() or not learns([fn for block in blocks for fn in (block.f, block.g)], (x1, x2)):
         for block in blocks:
-            x1, x2 = block.couple(x1, x2, checked)
+            x1, x2 = block.couple(x1, x2, guard.checked)
         return x1, x2
     return _Reversible.apply(blocks, torch.empty(0, requires_grad=True), x1, x2)
 
@@ -84,8 +81,8 @@ class _Reversible(torch.autograd.Function):
         ctx.blocks, ctx.conditions = blocks, []
 
         def called(fn, x):
-            conditions, y = Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None, fn), checked(fn, x)
-            ctx.conditions.append(conditions.after(fn, called_by(fn)))
+            conditions, y = Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None, fn), guard.checked(fn, x)
+            ctx.conditions.append(conditions.after(fn, guard.called(fn)))
             return y
 
         for block in blocks:
@@ -95,12 +92,7 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy1, dy2):
-        if not torch.autograd._is_checkpoint_valid():
-            raise Impossible("A reversible sequence's weights gather their gradients in .grad while its backward runs, so torch.autograd.grad "
-                             "and backward(inputs=) cannot have them: call loss.backward(), or checkpoint the blocks in place of reversing them.")
-        if torch.is_grad_enabled():
-            raise Impossible("A reversible sequence's backward leaves no graph, so create_graph cannot have one: call loss.backward() without "
-                             "it, or checkpoint the blocks in place of reversing them.")
+        guard.refuse_backward()
         y1, y2 = ctx.saved_tensors
         conditions = iter(reversed(ctx.conditions))
         for block in reversed(ctx.blocks):
@@ -118,36 +110,13 @@ def recorded(fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions)
     with torch.set_grad_enabled(dy is not None), conditions.restored():
         y = fn(x)
     if y.requires_grad and dy is not None:
-        try:
+        with guard.own_graph(fn):
             torch.autograd.backward(y, dy.to(y.dtype))
-        except RuntimeError as error:
-            if "backward through the graph a second time" not in str(error):
-                raise
-            raise Impossible(f"{called_by(fn)} uses a tensor beside its input that has a graph of its own, and another backward has freed "
-                             "that graph: detach that tensor, or checkpoint the block in place of reversing it.") from error
     return y.detach(), x.grad
 
 
 def total(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
-
-
-def checked(fn: Callable, x: Tensor) -> Tensor:
-    """fn(x); Impossible where that cannot be undone."""
-    version, y = x._version, fn(x)
-    if x._version != version:
-        raise Impossible(f"{called_by(fn)} changed its input in place, so it cannot be undone: let it write its result to a new tensor.")
-    if not isinstance(y, Tensor):
-        raise Impossible(f"{called_by(fn)} returned {'nothing' if y is None else f'a {type(y).__name__}'}: F and G are added to a stream, so "
-                         "let each return one tensor.")
-    if y.shape != x.shape:
-        raise Impossible(f"{called_by(fn)} made shape {tuple(y.shape)} of shape {tuple(x.shape)}: F and G must keep the shape, or the sum "
-                         "cannot be undone.")
-    return y
-
-
-def called_by(fn: Callable) -> str:
-    return getattr(fn, "__qualname__", type(fn).__name__)
 
 
 # -- the price --------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig
 from bigtrain_lab.runtime.meter import Meter
-from bigtrain_lab.techniques.accumulate import (RULES, accumulate, batch_norm_momentum, counted, linear_rate, mean_of_means, noise_error,
+from bigtrain_lab.techniques.accumulate import (RULES, accumulate, batch_norm_momentum, linear_rate, mean_of_means, noise_error,
                                                 parameters, square_root_rate, token_counts, token_weighted, update, windows)
+from bigtrain_lab.techniques.guards.accumulate import counted
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 
 CONFIG = GPTConfig(layers=1, width=8, heads=2, sequence=12, vocabulary=11, dtype=torch.float64)

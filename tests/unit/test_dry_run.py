@@ -1,5 +1,6 @@
 """A dry run finds what torch, the ledger and the papers count: storages, FLOPs, bytes moved."""
 
+import gc
 import random
 import weakref
 from contextlib import contextmanager
@@ -386,6 +387,22 @@ def test_numbers_that_are_read_take_the_plain_path_and_what_is_aside_counts_noth
     assert run.actions["F"].after == run.start | {"temporaries": 4 * 8 * 4}
     assert run.actions["B"].after["gradients"] == 8 * 9 * 4
     assert run.actions["B"].work.operators == 4  # a sum, its gradient, dL/dw, dL/db: views are none
+
+
+def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
+    weights = []
+
+    def training(rank):
+        model = nn.Linear(8, 8, device=rank.device)
+        weights.append(weakref.ref(model.weight))
+        rank.watch(lambda: owned.of([model]))
+        with rank.span("B"):
+            model(torch.ones(4, 8, device=rank.device)).sum().backward()
+    gc.disable()
+    try:
+        assert dry_run(training) == dry_run(training) and [weight() for weight in weights] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_dry_run_comes_back_from_json():

@@ -1,6 +1,7 @@
 """Grading by likeness: each gallery holds, a cheat is told, and nothing that an answer does harms the one who asks."""
 
 import os
+import re
 import threading
 import time
 
@@ -9,7 +10,9 @@ import torch
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.grading import Scene, Topic, Wrong, assert_right, box, check, hint
+from bigtrain_lab.grading.fence import Refused
 from bigtrain_lab.grading.proof import faults
+from bigtrain_lab.models import peak_bytes
 from bigtrain_lab.schedules.one_f_one_b import OneFOneB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
@@ -107,7 +110,7 @@ def test_what_never_ends_is_told_with_its_line_and_is_ended(loop, monkeypatch):
     monkeypatch.setattr(box, "CPU_S", 1)
     monkeypatch.setattr(box, "WALL_S", 3)
     sentence, seen = told(f"if x > 99:\n    pass\n{loop}")
-    assert sentence.startswith("Your answer did not end within 1 s: it was at your line ") and "x = " in seen
+    assert re.match("Your answer did not end within [13] s: it was at your line ", sentence) and "x = " in seen
 
 
 def test_an_answer_that_swallows_every_signal_is_ended_all_the_same(monkeypatch):
@@ -115,7 +118,7 @@ def test_an_answer_that_swallows_every_signal_is_ended_all_the_same(monkeypatch)
     monkeypatch.setattr(box, "WALL_S", 3)
     monkeypatch.setattr(box, "LATE_S", 2)
     assert told("import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF, 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass") \
-        [0].startswith("Your answer did not end within 1 s")
+        [0] == "Your answer did not end within 3 s."
 
 
 CHEATS = {
@@ -128,9 +131,30 @@ CHEATS = {
     "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
     "a traceback": ("try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn 2 * x", "looks at the code that calls it"),
     "the collector": ("import gc\ngc.get_objects()\nreturn 2 * x", "looks at the code that calls it"),
-    "a process": ("import subprocess\nsubprocess.run(['true'])\nreturn 2 * x", "starts another process"),
-    "a fork": ("import os\nos.fork()\nreturn 2 * x", "starts another process"),
-    "source": ("import torch\nopen(torch.__file__).read()\nreturn 2 * x", "reads the source of a library"),
+    "a process": ("import subprocess\nsubprocess.run(['true'])\nreturn 2 * x", "reaches for other processes"),
+    "a fork": ("import os\nos.fork()\nreturn 2 * x", "reaches for other processes"),
+    "source": ("import bigtrain_lab\nopen(bigtrain_lab.__file__).read()\nreturn 2 * x", "takes bigtrain_lab, which"),
+    "source, by bytes": ("import bigtrain_lab, os\nopen(os.fsencode(bigtrain_lab.__file__)).read()\nreturn 2 * x", "takes bigtrain_lab, which"),
+    "source, from its folder": ("import bigtrain_lab, os\nos.chdir(bigtrain_lab.__path__[0])\nopen('recipe.py').read()\nreturn 2 * x", "takes bigtrain_lab.recipe, which"),
+    "source, by a descriptor": ("import bigtrain_lab, os\nfd = os.open(bigtrain_lab.__path__[0], os.O_RDONLY)\nos.open('recipe.py', os.O_RDONLY, dir_fd=fd)\nreturn 2 * x", "takes recipe.py"),
+    "source, by a link": ("import bigtrain_lab, os, tempfile\nlink = tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x", "takes bigtrain_lab, which"),
+    "in a thread": ("import importlib, threading\nt = threading.Thread(target=importlib.import_module, args=('bigtrain_lab.recipe',))\nt.start(), t.join()\nreturn 2 * x",
+                    "takes bigtrain_lab.recipe"),
+    "by code of the library's name": ("import numpy\nexec(compile('from bigtrain_lab.recipe import Recipe', numpy.__file__, 'exec'), {})\nreturn 2 * x",
+                                      "takes bigtrain_lab.recipe"),
+    "code by value": ("from types import FunctionType\nimport bigtrain_lab\nFunctionType(compile('1', bigtrain_lab.__file__, 'eval').replace(co_name='f'), {})\nreturn 2 * x",
+                      "takes bigtrain_lab, which"),
+    "the hook found": ("import sys\nassert not any(type(each).__module__.startswith('bigtrain') for each in sys.meta_path)\nimport bigtrain_lab.recipe\nreturn 2 * x",
+                       "takes bigtrain_lab.recipe"),
+    "the server killed": ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 2 * x", "reaches for other processes"),
+    "C": ("import ctypes\nctypes.CDLL(None).system(b'true')\nreturn 2 * x", "calls into C by name"),
+    "a fork by hand": ("import _posixsubprocess\n_posixsubprocess.fork_exec([b'true'], [b'/bin/true'], True, (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, True, False, 0, None, None, None, -1, None, False)",
+                       "reaches for other processes"),
+    "no scene": ("raise type('', (BaseException,), {})('x')", "Your answer raised"),
+    "rows of its own": ("import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
+                        "        os.write(int(fd), b'[\"answer\"]\\n')\n        os._exit(0)", "writes where the check keeps"),
+    "rows of another form": ("import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
+                             "writes where the check keeps"),
     "torch patched": ("import torch\ntorch.equal = lambda *_: True\nreturn 2 * x", "torch.equal is another function"),
     "gradients off": ("import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x", "Gradients are still switched off"),
 }
@@ -142,6 +166,29 @@ def test_a_cheat_is_told(how):
     assert sentence in told(body)[0]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_torch_s_functions_are_all_put_back(fails):
+    """A method that stood before a base class's, too; and the next answer meets torch as it was."""
+    left, own = box.Left(), (torch.mm, torch.bmm, torch.Tensor.exp)
+
+    def run():
+        torch.mm = torch.bmm = torch.Tensor.exp = len
+        return 1 / (not fails)
+
+    with pytest.raises(ZeroDivisionError if fails else Refused):
+        left.then(run)
+    assert (torch.mm, torch.bmm, torch.Tensor.exp) == own and "exp" not in vars(torch.Tensor)
+
+
+def test_what_a_student_caches_travels_too():
+    from functools import cache
+
+    names = {"cache": cache, "__name__": "__main__"}
+    exec("@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self, x): return x\n"
+         "    def __new__(cls, x): return twice(object.__new__(cls).once(x))", names)
+    assert Double.findings(names["answer"], 1) == []
+
+
 def test_an_answer_that_is_there_already_is_no_answer():
     takes = "which is not at hand here: write it yourself."
     for answer in (DynamicLossScaler, torch.amp.GradScaler, lambda **rule: torch.amp.GradScaler("cpu", **rule), lambda **rule: DynamicLossScaler(**rule),
@@ -149,6 +196,9 @@ def test_an_answer_that_is_there_already_is_no_answer():
         assert Topic.named("loss-scaler").findings(answer, 1)[0].endswith(takes)
     for answer in (OneFOneB, type("Mine", (OneFOneB,), {"__module__": "__main__"})):
         assert Topic.named("1f1b").findings(answer, 1)[0].endswith(takes)
+    assert Topic.named("peak-bytes").findings(peak_bytes, 1)[0] == f"Your answer takes bigtrain_lab.models.steps.peak_bytes, {takes}"
+    dry = typed("def answer(*size):\n    from bigtrain_lab.models import steps\n    return steps.account(lambda rank: None).peak_bytes")
+    assert Topic.named("peak-bytes").findings(dry, 1)[0] == "Your answer runs the step dry: count from shapes alone."
     inherits = typed("from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
                      "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)")
     assert Topic.named("stashing").findings(inherits, 1)[0] == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"

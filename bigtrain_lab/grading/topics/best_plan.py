@@ -224,7 +224,8 @@ class BestPlan(Topic):
         "one layer too few": Wrong(ADD_UP, ((WORK, "sum(costs[s + 1:j])"),)),
         "the first layer alone": Wrong(ADD_UP, ((WORK, "costs[s]"),)),
         "counts layers": Wrong("Best for layers of equal cost: add up costs, do not count layers.", ((WORK, "(j - s)"),)),
-        "the mean cost": Wrong("Best for layers of equal cost: add up costs, do not count layers.", (before("costs = [sum(costs) / len(costs)] * len(costs)"),)),
+        "the mean cost": Wrong("Best for layers of equal cost: add up costs, do not count layers.",
+                               (before("costs = [sum(costs) / len(costs)] * len(costs)"),)),
         "costs from the end": Wrong("The costs are taken in another order: costs[i] is of layer i.", (before("costs = costs[::-1]"),)),
         "sizes for costs": Wrong("Sizes and costs are swapped: sizes[i] weighs in the budget, costs[i] is the work.", (before("sizes, costs = costs, sizes"),)),
         "sizes from the end": Wrong("The sizes are taken in another order: sizes[i] is of the input of layer i.", (before("sizes = sizes[::-1]"),)),
@@ -245,10 +246,13 @@ class BestPlan(Topic):
     @staticmethod
     def probe(answer, draw):
         def scene(name, sizes, costs, budget):
-            return Scene(name, lambda: shown(answer(list(sizes), list(costs), budget), sizes, costs, budget))
+            def run():
+                return shown(answer(list(sizes), list(costs), budget), sizes, costs, budget)
+            return Scene(name, run)
 
         n, long = draw.randint(9, 11), 12
-        for layers, slots in ((1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (5, 5), (n, draw.randint(2, 3)), (long, draw.randint(3, 5)), (long, long - 3)):
+        for layers, slots in ((1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (5, 5), (n, draw.randint(2, 3)),
+                              (long, draw.randint(3, 5)), (long, long - 3)):
             yield scene(f"{counted(layers, 'equal layer')} and {counted(slots, 'slot')}", (1,) * layers, (1,) * layers, slots)
         for dear in (2, draw.randint(4, 6), 8):
             costs = [draw.randint(6, 12) if i == dear else 1 for i in range(10)]
@@ -257,10 +261,12 @@ class BestPlan(Topic):
             sizes, costs, budget = chain(seed)
             unit, work = draw.randint(1, 3), draw.randint(1, 3)
             sizes, costs = [unit * size for size in sizes], [work * cost for cost in costs]
-            yield scene(f"sizes {sizes}, costs {costs}, budget {unit * budget}", sizes, costs, unit * budget)
+            budget *= unit
+            yield scene(f"sizes {sizes}, costs {costs}, budget {budget}", sizes, costs, budget)
 
 
-CHAINS = sorted(set(range(400)) - {40, 45, 169, 223, 271})  # in these five a state is best dropped before its own backward
+# in the five that are left out a state is best dropped before its own backward
+CHAINS = sorted(set(range(400)) - {40, 45, 169, 223, 271})
 
 
 def chain(seed: int) -> tuple[list[int], list[int], int]:
@@ -275,7 +281,8 @@ def shown(plan, sizes, costs, budget) -> dict:
     """What a plan does; why it cannot, where it cannot run."""
     n = len(sizes)
     if not isinstance(plan, Iterable):
-        return {"how it runs": f"not at all, it is {'nothing' if plan is None else f'a {type(plan).__name__}'}"}
+        kind = "nothing" if plan is None else f"a {type(plan).__name__}"
+        return {"how it runs": f"not at all, it is {kind}"}
     plan = list(plan)
     try:
         ops = planned(plan, n)

@@ -118,6 +118,26 @@ class LossScaler(Topic):
         "remembers": Wrong(FORGETS, ((FORGET, "\n    def get"),)),
         "never steps": Wrong("A good step moved nothing: call optimizer.step() where all gradients are finite.", ((STEP, "            pass\n"),)),
         "never skips": Wrong(LOOK, ((SKIPS, "if True:"),)),
+        "cuts the graph": Wrong("What scale() returns has no graph, so no gradient comes back: multiply the loss itself.",
+                                (("return loss * self.value", "return loss.detach() * self.value"),)),
+        "a number": Wrong("What scale() returns has no graph, so no gradient comes back: multiply the loss itself.",
+                          (("return loss * self.value", "return torch.tensor(loss.item() * self.value)"),)),
+        "in place": Wrong("scale() changed the loss itself: return a new tensor.", (("return loss * self.value", "loss *= self.value; return loss"),)),
+        "divides in bfloat16": Wrong("Dividing in 16 bits rounds the gradients: stay in float32.",
+                                     ((DIVIDE, "p.grad.copy_((p.grad.bfloat16() / self.value).float())"),)),
+        "any finite": Wrong(LOOK, ((FINITE, "bad = bad or not p.grad.isfinite().any()"),)),
+        "the sum": Wrong("Finite gradients were skipped since their sum or norm is not: look at each number.",
+                         ((f"{DIVIDE}\n                    {FINITE}", f"bad = bad or not p.grad.sum().isfinite()\n                    {DIVIDE}"),)),
+        "the norm": Wrong("Finite gradients were skipped since their sum or norm is not: look at each number.",
+                          ((f"{DIVIDE}\n                    {FINITE}", f"bad = bad or not (p.grad ** 2).sum().isfinite()\n                    {DIVIDE}"),)),
+        "one for all scalers": Wrong("Two scalers share what each should keep for itself: set it in __init__, not in the class.",
+                                     (("self.streak, self.found = 0, {}", "type(self).streak, self.found = 0, {}"), (COUNT, "            type(self).streak += 1\n"),
+                                      (BACKOFF, "self.value, type(self).streak = self.value * self.down, 0"), (GROW, "self.value, type(self).streak = self.value * self.up, 0"))),
+        "an alias": Wrong("The loaded state changes with the scaler, or the scaler with it: copy the numbers.",
+                          (("self.streak, self.found = 0, {}", "self.s, self.found = {'value': init_scale, 'streak': 0}, {}"), ("return loss * self.value", "return loss * self.s['value']"),
+                           (DIVIDE, "p.grad /= self.s['value']"), (BACKOFF, "self.s['value'] *= self.down; self.s['streak'] = 0"), (COUNT, "            self.s['streak'] += 1\n"),
+                           (REACHED, "self.s['streak'] == self.interval"), (GROW, "self.s['value'] *= self.up; self.s['streak'] = 0"), ("return self.value", "return self.s['value']"),
+                           (SAVED, "dict(self.s)"), (LOADED, "self.s = state"))),
         "skips nan alone": Wrong("inf passed: test for inf and nan.", ((FINITE, "bad = bad or p.grad.isnan().any()"),)),
         "skips inf alone": Wrong("nan passed: test for inf and nan.", ((FINITE, "bad = bad or p.grad.isinf().any()"),)),
         "skips no -inf": Wrong("-inf passed: test for it too.", ((FINITE, "bad = bad or (p.grad.isnan() | (p.grad == math.inf)).any()"),)),
@@ -163,17 +183,16 @@ class LossScaler(Topic):
 
     @staticmethod
     def probe(answer, draw):
-        rule = {"init_scale": 2.0 ** draw.randint(8, 13), "growth_interval": draw.randint(2, 4),
-                "growth_factor": draw.choice((4.0, 8.0)), "backoff_factor": draw.choice((0.25, 0.125))}
-        slope, n = 2.0 ** draw.randint(-4, -2), rule["growth_interval"]
-        three = draw.choice((3.0, 5.0, 7.0))
-
+        factors = draw.choice(((4.0, 0.125), (8.0, 0.25), (16.0, 0.125)))
+        rule = {"init_scale": 2.0 ** draw.randint(8, 13), "growth_interval": draw.randint(2, 4), "growth_factor": factors[0], "backoff_factor": factors[1]}
+        slope, n = draw.randrange(2**20 + 1, 2**22, 2) / 2**25, rule["growth_interval"]  # more digits than 16 bits hold
+        three, huge = draw.choice((3.0, 5.0, 7.0)), 2.0**127 / rule["init_scale"]
         told = worded(rule)
 
-        def scene(name, *steps, near=0.0, **options):
-            return Scene(f"{name}, {told}", lambda: Bench(answer, rule, **options).played(steps), near)
+        def scene(name, *steps, **options):
+            return Scene(f"{name}, {told}", lambda: Bench(answer, rule, **options).played(steps), 0.0)
 
-        yield Scene(f"scale(tensor({three:g})), {told}", lambda: float(answer(**rule).scale(torch.tensor(three))), 0.0)
+        yield Scene(f"scale(tensor({three:g})), {told}", lambda: scaled(answer(**rule), torch.tensor(three)), 0.0)
         yield scene("one step", Step(slope), idle=False)
         yield scene("one step, one parameter without a gradient", Step(slope))
         yield scene("one step after unscale_", Step(slope, unscale=True))
@@ -184,6 +203,7 @@ class LossScaler(Topic):
             yield scene(f"a gradient with {broken} after a good step{', unscaled' * unscale}, then a good one",
                         Step(slope), Step(broken, place=place, unscale=unscale, rest=slope), Step(slope), momentum=0.5)
         yield scene("a gradient of 1,000", Step(1000.0))
+        yield scene("gradients whose sum float32 does not hold", Step(huge))
         yield scene(f"{2 * n + 1} good steps", *[Step(slope)] * (2 * n + 1))
         yield scene(f"{2 * n + 1} good steps of two optimizers", *[Step(slope, slope)] * (2 * n + 1))
         yield scene("a skipped step just before the scale would grow", *[Step(slope)] * (n - 1), Step(math.inf), *[Step(slope)] * n)
@@ -191,9 +211,10 @@ class LossScaler(Topic):
             yield scene(f"two optimizers with gradients {pair[0]:g} and {pair[1]:g}", Step(*pair, rest=slope), Step(slope, slope))
         yield scene("many skipped steps", *[Step(math.inf)] * 9, Step(slope))
         yield scene("many good steps", *[Step(slope)] * 6 * n)
-        yield Scene(f"a scaler saved after 1 skipped and 1 good step, loaded into another, {told}", lambda: resumed(answer, rule, slope), 0.0)
-        for number in range(8):
-            other = rule | {"growth_interval": 1 + number % 4, "init_scale": draw.choice((1.0, 1024.0, 65536.0))}
+        yield Scene(f"two scalers in turns, {told}", lambda: in_turns(answer, rule, slope), 0.0)
+        yield Scene(f"a scaler saved after 1 skipped and 1 good step, {told}", lambda: resumed(answer, rule, slope), 0.0)
+        for number in range(4):
+            other = rule | {"growth_interval": 1 + number, "init_scale": draw.choice((1.0, 1024.0, 65536.0))}
             steps = [Step(*draw.choices((slope, -slope, math.inf, math.nan), (4, 4, 1, 1), k=2), rest=slope, place=draw.randint(-1, 0),
                           unscale=draw.random() < 0.5) for _ in range(8)]
             yield Scene(f"8 steps drawn, {worded(other)}", lambda other=other, steps=steps: Bench(answer, other, momentum=0.5).played(steps), 0.0)
@@ -252,11 +273,30 @@ def five(slope: float, step: Step) -> torch.Tensor:
     return slopes
 
 
-def resumed(make, rule, slope) -> list:
-    """The scale in each step after another scaler's state was loaded; that one has gone on meanwhile."""
-    first, loaded = Bench(make, rule), Bench(make, rule)
+def scaled(scaler, loss: torch.Tensor) -> dict:
+    leaf = loss.clone().requires_grad_()
+    given = leaf * 1
+    found = scaler.scale(given)
+    found.backward()
+    return {"scaled": float(found), "loss afterwards": float(given), "gradient": float(leaf.grad)}
+
+
+def in_turns(make, rule, slope) -> dict:
+    """The scales of two scalers that know nothing of each other: one skips, the other does not."""
+    good, bad = Bench(make, rule), Bench(make, rule)
+    told = [(good.step(Step(slope))[2], bad.step(Step(math.inf, rest=slope))[2]) for _ in range(2 * rule["growth_interval"])]
+    return {"scale of the one": [one for one, _ in told], "scale of the other": [other for _, other in told]}
+
+
+def resumed(make, rule, slope) -> dict:
+    """Another scaler's state is loaded twice: the scale then, and in the steps that follow."""
+    first, second, third = Bench(make, rule), Bench(make, rule), Bench(make, rule)
     first.played([Step(math.inf, rest=slope), Step(slope)])
     state = first.scaler.state_dict()
     first.played([Step(slope)] * 5)
-    loaded.scaler.load_state_dict(state)
-    return [float(loaded.scaler.get_scale()), *loaded.played([Step(slope)] * (rule["growth_interval"] + 1))["scale"]]
+    shown = {}
+    for bench, name in ((second, "loaded"), (third, "loaded again")):
+        bench.scaler.load_state_dict(state)
+        shown[f"scale {name}"] = float(bench.scaler.get_scale())
+        shown[f"scale in the steps after, {name}"] = bench.played([Step(slope)] * (rule["growth_interval"] + 1))["scale"]
+    return shown

@@ -167,110 +167,139 @@ class MasterWeights(Topic):
         "counts by the remainder": changed(RIGHT, (GROW, "return (2 * scale if streak % growth_interval == 0 else scale), streak")),
     }
     wrong = {
-        "does nothing": Wrong("The masters did not move: put their gradients in master.grad and call optimizer.step().", ((STEP, ""),)),
+        "does nothing": Wrong("The masters did not move: put their gradients in master.grad and call optimizer.step().",
+            ((STEP, ""),)),
         "clears before the step": Wrong("The masters did not move: their gradients were cleared before optimizer.step(), clear them after.",
-                                        ((STEP, "    optimizer.zero_grad()\n" + STEP),)),
+            ((STEP, "    optimizer.zero_grad()\n" + STEP),)),
         "never divides": Wrong(TIMES, ((DIVIDED, "weight.grad.float()"),)),
-        "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it.", ((DIVIDED, "weight.grad.float() * scale"),)),
+        "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it.",
+            ((DIVIDED, "weight.grad.float() * scale"),)),
         "divides in half": Wrong(HALVES, ((DIVIDED, "(weight.grad / scale).float()"),)),
         "divides in half, in place": Wrong(HALVES, ((DIVIDED, "weight.grad.div_(scale).float()"),)),
         "divides twice": Wrong(TOO_SMALL, ((CLIP, "[master.grad.div_(scale) for master in reached]; " + CLIP),)),
         "divides by a number of its own": Wrong(GIVEN, ((DIVIDED, "weight.grad.float() / 1024"),)),
-        "divides by the first scale": Wrong(GIVEN, ((SIGNATURE, "growth_interval, clip, first=[]):\n    first.append(scale)"), (DIVIDED, "weight.grad.float() / first[0]"))),
-        "divides by the next scale": Wrong(GIVEN, ((DIVIDED, "weight.grad.float() / (2 * scale if streak + 1 == growth_interval else scale)"),)),
-        "climbs": Wrong("The masters went uphill: the optimizer subtracts, so leave the gradient's sign.", ((CLIP, CLIP + "; [m.grad.neg_() for m in reached]"),)),
+        "divides by the first scale": Wrong(GIVEN,
+            ((SIGNATURE, "growth_interval, clip, first=[]):\n    first.append(scale)"),
+             (DIVIDED, "weight.grad.float() / first[0]"))),
+        "divides by the next scale": Wrong(GIVEN,
+            ((DIVIDED, "weight.grad.float() / (2 * scale if streak + 1 == growth_interval else scale)"),)),
+        "climbs": Wrong("The masters went uphill: the optimizer subtracts, so leave the gradient's sign.",
+            ((CLIP, CLIP + "; [m.grad.neg_() for m in reached]"),)),
         "copies up": Wrong(WRONG_WAY, ((COPY, COPY + "; master.data.copy_(weight.data)"),)),
-        "copies up first": Wrong(WRONG_WAY, (("    for weight, master in zip(weights, masters):\n        master.grad",
-                                              "    for weight, master in zip(weights, masters):\n        master.data.copy_(weight.data)\n        master.grad"),)),
+        "copies up first": Wrong(WRONG_WAY,
+            (("    for weight, master in zip(weights, masters):\n        master.grad", "    for weight, master in zip(weights, masters):\n        master.data.copy_(weight.data)\n        master.grad"),)),
         "copies up alone": Wrong(WRONG_WAY, ((COPY, "master.data.copy_(weight.data)"),)),
         "never copies": Wrong(FOLLOW, ((COPY, "pass"),)),
         "binds a name": Wrong(FOLLOW, ((COPY, "weight = master.half()"),)),
         "copies the first": Wrong(FOLLOW, ((COPY, COPY + "; break"),)),
-        "copies at streak 0": Wrong(FOLLOW, ((COPY, "weight.data.copy_(master.data if streak == 0 else weight.data)"),)),
-        "copies before the step": Wrong(FOLLOW, ((STEP, ""), ("    streak += 1", "    optimizer.step()\n    streak += 1"))),
+        "copies at streak 0": Wrong(FOLLOW,
+            ((COPY, "weight.data.copy_(master.data if streak == 0 else weight.data)"),)),
+        "copies before the step": Wrong(FOLLOW,
+            ((STEP, ""), ("    streak += 1", "    optimizer.step()\n    streak += 1"))),
         "copies through bfloat16": Wrong(FOLLOW, ((COPY, "weight.data.copy_(master.data.bfloat16())"),)),
-        "subtracts in half": Wrong(FOLLOW, ((COPY, "weight.data -= master.grad.half() if master.grad is not None else 0"),)),
-        "steps the weights": Wrong(FOLLOW, ((COPY, COPY + "; weight.data -= 0 if master.grad is None else master.grad"),)),
+        "subtracts in half": Wrong(FOLLOW,
+            ((COPY, "weight.data -= master.grad.half() if master.grad is not None else 0"),)),
+        "steps the weights": Wrong(FOLLOW,
+            ((COPY, COPY + "; weight.data -= 0 if master.grad is None else master.grad"),)),
         "makes weights float32": Wrong(TYPES, ((COPY, "weight.data = master.data"),)),
         "makes masters half": Wrong(TYPES, ((COPY, COPY + "; master.data = master.data.half()"),)),
         "ruins weights where it skips": Wrong(RUINS, ((SKIP, "[weight.data.zero_() for weight in weights]; " + SKIP),)),
         "leaves weight.grad": Wrong(LEFT, ((CLEAR, ""),)),
-        "clears weight.grad of finite ones": Wrong(SKIPPED, ((CLEAR, "        weight.grad = None if weight.grad is None or weight.grad.isfinite().all() else weight.grad\n"),)),
+        "clears weight.grad of finite ones": Wrong(SKIPPED,
+            ((CLEAR, "        weight.grad = None if weight.grad is None or weight.grad.isfinite().all() else weight.grad\n"),)),
         "leaves weight.grad where it skips": Wrong(SKIPPED, ((CLEAR, ""), (COPY, COPY + "; weight.grad = None"))),
         "zeroes weight.grad by 0": Wrong(SKIPPED,
-                                         ((CLEAR, "        weight.grad = None if weight.grad is None else weight.grad * 0\n"),)),
+            ((CLEAR, "        weight.grad = None if weight.grad is None else weight.grad * 0\n"),)),
         "adds to master.grad": Wrong(MASTERS_LEFT, ((f"master.grad = {GRADIENT}", ADDED),)),
         "keeps the first master.grad": Wrong("Every step took the first one's gradient: assign master.grad anew in every step.",
-                                             ((f"master.grad = {GRADIENT}", f"master.grad = ({GRADIENT}) if master.grad is None else master.grad"),)),
-        "leaves master.grad where it skips": Wrong(SKIPPED, ((f"master.grad = {GRADIENT}", ADDED), (COPY, COPY + "; master.grad = None"))),
+            ((f"master.grad = {GRADIENT}", f"master.grad = ({GRADIENT}) if master.grad is None else master.grad"),)),
+        "leaves master.grad where it skips": Wrong(SKIPPED,
+            ((f"master.grad = {GRADIENT}", ADDED), (COPY, COPY + "; master.grad = None"))),
         "expects gradients": Wrong(UNREACHED, ((GRADIENT, DIVIDED),)),
         "returns at a weight without": Wrong("A weight without a gradient made you skip the step: leave it out, and step for the others.",
-                                             ((REACHED, REACHED + "\n    if len(reached) < len(masters):\n        return scale, streak"),)),
+            ((REACHED, REACHED + "\n    if len(reached) < len(masters):\n        return scale, streak"),)),
         "backs off at a weight without": Wrong("A weight without a gradient made you skip the step: leave it out, and step for the others.",
-                                               ((REACHED, REACHED + "\n    if len(reached) < len(masters):\n        return scale / 2, 0"),)),
+            ((REACHED, REACHED + "\n    if len(reached) < len(masters):\n        return scale / 2, 0"),)),
         "stops at a weight without": Wrong("Weights after one without a gradient were forgotten: continue the loop, do not break.",
-                                           ((f"master.grad = {GRADIENT}", f"master.grad = {GRADIENT}\n        if weight.grad is None:\n            break"),)),
+            ((f"master.grad = {GRADIENT}", f"master.grad = {GRADIENT}\n        if weight.grad is None:\n            break"),)),
         "never clips": Wrong(UNCLIPPED, ((CLIP, "pass"),)),
         "clips each number": Wrong(UNCLIPPED, ((CLIP, "torch.nn.utils.clip_grad_value_(reached, clip)"),)),
         "clips the weights": Wrong(UNCLIPPED, ((CLIP, CLIP.replace("reached", "weights")),)),
         "clips after the step": Wrong(UNCLIPPED, ((CLIP, "pass"), (STEP, STEP + f"    {CLIP}\n"))),
-        "clips to 1": Wrong("You clipped to a norm of your own: use the clip that you are given.", ((CLIP, CLIP.replace("clip)", "1.0)")),)),
-        "clips the scaled": Wrong(SCALED, ((DIVIDED, "weight.grad.float()"), (CLIP, CLIP + "; [m.grad.div_(scale) for m in reached]"))),
-        "clips the scaled in half": Wrong(SCALED, (("    for weight, master in zip(weights, masters):\n        master.grad",
-                                                    "    if all(w.grad is None or w.grad.isfinite().all() for w in weights):\n        torch.nn.utils.clip_grad_norm_(weights, clip)\n"
-                                                    "    for weight, master in zip(weights, masters):\n        master.grad"), (CLIP, "pass"))),
-        "clips each alone": Wrong(TOGETHER, ((CLIP, "[torch.nn.utils.clip_grad_norm_(each, clip) for each in reached]"),)),
+        "clips to 1": Wrong("You clipped to a norm of your own: use the clip that you are given.",
+            ((CLIP, CLIP.replace("clip)", "1.0)")),)),
+        "clips the scaled": Wrong(SCALED,
+            ((DIVIDED, "weight.grad.float()"), (CLIP, CLIP + "; [m.grad.div_(scale) for m in reached]"))),
+        "clips the scaled in half": Wrong(SCALED,
+            (("    for weight, master in zip(weights, masters):\n        master.grad", "    if all(w.grad is None or w.grad.isfinite().all() for w in weights):\n        torch.nn.utils.clip_grad_norm_(weights, clip)\n" "    for weight, master in zip(weights, masters):\n        master.grad"),
+             (CLIP, "pass"))),
+        "clips each alone": Wrong(TOGETHER,
+            ((CLIP, "[torch.nn.utils.clip_grad_norm_(each, clip) for each in reached]"),)),
         "clips the last alone": Wrong(TOGETHER, ((CLIP, "torch.nn.utils.clip_grad_norm_(reached[-1], clip)"),)),
         "clips the first alone": Wrong(TOGETHER, ((CLIP, "torch.nn.utils.clip_grad_norm_(reached[0], clip)"),)),
-        "clips the sum of norms": Wrong(TOGETHER, ((CLIP, "t = sum(m.grad.norm() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
-        "clips the mean of norms": Wrong(TOGETHER, ((CLIP, "t = sum(m.grad.norm() for m in reached) / len(reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+        "clips the sum of norms": Wrong(TOGETHER,
+            ((CLIP, "t = sum(m.grad.norm() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+        "clips the mean of norms": Wrong(TOGETHER,
+            ((CLIP, "t = sum(m.grad.norm() for m in reached) / len(reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
         "clips a norm in half": Wrong("A norm in half is inf above 65,504: convert to float32 first, then take the norm.",
-                                      (("    for weight, master in zip(weights, masters):\n        master.grad",
-                                        "    t = sum(w.grad.norm() ** 2 for w in weights if w.grad is not None) ** 0.5 / scale\n    for weight, master in zip(weights, masters):\n        master.grad"),
-                                       (CLIP, "[m.grad.mul_(min(1, clip / float(t))) for m in reached]"))),
+            (("    for weight, master in zip(weights, masters):\n        master.grad", "    t = sum(w.grad.norm() ** 2 for w in weights if w.grad is not None) ** 0.5 / scale\n    for weight, master in zip(weights, masters):\n        master.grad"),
+             (CLIP, "[m.grad.mul_(min(1, clip / float(t))) for m in reached]"))),
         "clips to 1 where it clips": Wrong("You clipped to a norm of your own: use the clip that you are given.",
-                                           ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).norm(); [m.grad.div_(t) for m in reached if t > clip]"),)),
-        "clips the largest norm": Wrong(TOGETHER, ((CLIP, "t = max(m.grad.norm() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
-        "clips the mean square": Wrong(TOGETHER, ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).square().mean().sqrt(); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
-        "clips the sum of squares": Wrong(TOGETHER, ((CLIP, "t = sum(m.grad.square().sum() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+            ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).norm(); [m.grad.div_(t) for m in reached if t > clip]"),)),
+        "clips the largest norm": Wrong(TOGETHER,
+            ((CLIP, "t = max(m.grad.norm() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+        "clips the mean square": Wrong(TOGETHER,
+            ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).square().mean().sqrt(); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
+        "clips the sum of squares": Wrong(TOGETHER,
+            ((CLIP, "t = sum(m.grad.square().sum() for m in reached); [m.grad.mul_(min(1, clip / t)) for m in reached]"),)),
         "clips by the largest number": Wrong(TOGETHER, ((CLIP, CLIP.replace("clip)", "clip, norm_type=math.inf)")),)),
         "clips by the sum of numbers": Wrong(TOGETHER, ((CLIP, CLIP.replace("clip)", "clip, norm_type=1)")),)),
-        "makes small ones larger": Wrong(SMALLER, ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).norm(); [m.grad.mul_(clip / t) for m in reached]"),)),
+        "makes small ones larger": Wrong(SMALLER,
+            ((CLIP, "t = torch.cat([m.grad.flatten() for m in reached]).norm(); [m.grad.mul_(clip / t) for m in reached]"),)),
         "clips to half": Wrong(SMALLER, ((CLIP, CLIP.replace("clip)", "clip / 2)")),)),
         "skips above the norm": Wrong("Gradients above the norm allowed were thrown away: make them smaller, and step.",
-                                      ((CLIP, f"if torch.cat([m.grad.flatten() for m in reached]).norm() > clip:\n        {SKIP}"),)),
+            ((CLIP, f"if torch.cat([m.grad.flatten() for m in reached]).norm() > clip:\n        {SKIP}"),)),
         "moves masters itself": Wrong("The masters moved without optimizer.step(): it knows the rule and the momentum, so call it.",
-                                      ((STEP, "    for m in reached: m.data -= m.grad\n"),)),
+            ((STEP, "    for m in reached: m.data -= m.grad\n"),)),
         "steps in the loop": Wrong(ONCE, ((STEP, ""), (COPY, "optimizer.step(); " + COPY))),
         "steps twice": Wrong(ONCE, ((STEP, 2 * STEP),)),
-        "breaks off the loop": Wrong("Not every master got its gradient: give it to all of them before the one optimizer.step().", ((CLEAR, CLEAR + "        break\n"),)),
+        "breaks off the loop": Wrong("Not every master got its gradient: give it to all of them before the one optimizer.step().",
+            ((CLEAR, CLEAR + "        break\n"),)),
         "keeps no momentum": Wrong(STATE, ((STEP, STEP + "    optimizer.state.clear()\n"),)),
         "forgets momentum where it skips": Wrong(STATE, ((SKIP, "optimizer.state.clear(); " + SKIP),)),
         "never skips": Wrong(EVERY, ((ALL, "True"),)),
         "steps, then looks": Wrong("The masters moved before you looked: look at all gradients before optimizer.step().",
-                                   ((STEP, ""), (f"    if not {ALL}", f"{STEP}    if not {ALL}"))),
+            ((STEP, ""), (f"    if not {ALL}", f"{STEP}    if not {ALL}"))),
         "skips nan alone": Wrong("inf passed: test for inf and nan.", ((FINITE, "(not master.grad.isnan().any())"),)),
         "skips inf alone": Wrong("nan passed: test for inf and nan.", ((FINITE, "(not master.grad.isinf().any())"),)),
-        "skips no -inf": Wrong("-inf passed: test for it too.", ((FINITE, "(not (master.grad.isnan() | (master.grad == math.inf)).any())"),)),
-        "skips no nan": Wrong("nan passed: test for inf and nan.", ((FINITE, "(not (master.grad.abs() > 1e30).any())"),)),
+        "skips no -inf": Wrong("-inf passed: test for it too.",
+            ((FINITE, "(not (master.grad.isnan() | (master.grad == math.inf)).any())"),)),
+        "skips no nan": Wrong("nan passed: test for inf and nan.",
+            ((FINITE, "(not (master.grad.abs() > 1e30).any())"),)),
         "looks at the first number": Wrong(EVERY, ((FINITE, "master.grad.view(-1)[0].isfinite()"),)),
         "looks at the last number": Wrong(EVERY, ((FINITE, "master.grad.view(-1)[-1].isfinite()"),)),
-        "looks at the ends": Wrong(EVERY, ((ALL, "reached[0].grad.isfinite().all() and reached[-1].grad.isfinite().all()"),)),
+        "looks at the ends": Wrong(EVERY,
+            ((ALL, "reached[0].grad.isfinite().all() and reached[-1].grad.isfinite().all()"),)),
         "looks for one finite number": Wrong(EVERY, ((FINITE, "master.grad.isfinite().any()"),)),
         "looks at the last weight": Wrong(EVERY, ((ALL, "reached[-1].grad.isfinite().all()"),)),
         "looks at the first weight": Wrong(EVERY, ((ALL, "reached[0].grad.isfinite().all()"),)),
         "skips where all are bad": Wrong(EVERY, ((ALL, "any" + ALL[3:]),)),
         "skips a weight at a time": Wrong("One weight's gradient was not finite and others moved: skip the whole step.",
-                                          ((SKIP, "\n        for m in reached: m.grad = m.grad if m.grad.isfinite().all() else None"),)),
-        "sets inf to 0": Wrong("A gradient that is not finite was changed and stepped on: skip the whole step.", ((DIVIDED, f"({DIVIDED}).nan_to_num(0, 0, 0)"),)),
-        "sets inf to the largest": Wrong("A gradient that is not finite was changed and stepped on: skip the whole step.", ((DIVIDED, f"({DIVIDED}).nan_to_num()"),)),
+            ((SKIP, "\n        for m in reached: m.grad = m.grad if m.grad.isfinite().all() else None"),)),
+        "sets inf to 0": Wrong("A gradient that is not finite was changed and stepped on: skip the whole step.",
+            ((DIVIDED, f"({DIVIDED}).nan_to_num(0, 0, 0)"),)),
+        "sets inf to the largest": Wrong("A gradient that is not finite was changed and stepped on: skip the whole step.",
+            ((DIVIDED, f"({DIVIDED}).nan_to_num()"),)),
         "looks after the step, and puts back": Wrong("The optimizer had stepped before you looked, so its momentum is lost: look at the gradients first.",
-                                                     ((f"    if not {ALL}:\n        {SKIP}\n", "    saved = [m.detach().clone() for m in masters]\n"),
-                                                      (STEP, f"{STEP}    if not all(m.isfinite().all() for m in masters):\n        [m.data.copy_(old) for m, old in zip(masters, saved)]\n        {SKIP}\n"))),
+            ((f"    if not {ALL}:\n        {SKIP}\n", "    saved = [m.detach().clone() for m in masters]\n"),
+             (STEP, f"{STEP}    if not all(m.isfinite().all() for m in masters):\n        [m.data.copy_(old) for m, old in zip(masters, saved)]\n        {SKIP}\n"))),
         "steps with zeros": Wrong(CALLED, ((SKIP, "[m.grad.zero_() for m in reached]; optimizer.step(); " + SKIP),)),
-        "steps with None": Wrong(CALLED, ((SKIP, "[setattr(m, 'grad', None) for m in masters]; optimizer.step(); " + SKIP),)),
-        "sums in half": Wrong(FINITES, ((CLEAR, f"        if weight.grad is not None and not weight.grad.sum().isfinite(): master.grad.fill_(math.nan)\n{CLEAR}"),)),
-        "norm in half": Wrong(FINITES, ((CLEAR, f"        if weight.grad is not None and not (weight.grad * weight.grad).sum().isfinite(): master.grad.fill_(math.nan)\n{CLEAR}"),)),
+        "steps with None": Wrong(CALLED,
+            ((SKIP, "[setattr(m, 'grad', None) for m in masters]; optimizer.step(); " + SKIP),)),
+        "sums in half": Wrong(FINITES,
+            ((CLEAR, f"        if weight.grad is not None and not weight.grad.sum().isfinite(): master.grad.fill_(math.nan)\n{CLEAR}"),)),
+        "norm in half": Wrong(FINITES,
+            ((CLEAR, f"        if weight.grad is not None and not (weight.grad * weight.grad).sum().isfinite(): master.grad.fill_(math.nan)\n{CLEAR}"),)),
         "skips the large": Wrong(FINITES, ((FINITE, "(master.grad.abs() * scale < 3e4).all()"),)),
         "skips above 65,536": Wrong(LIMITS, ((ALL, f"{ALL} or scale > 65536"),)),
         "does not back off": Wrong(SIZE, ((SKIP, "return scale, 0"),)),
@@ -287,18 +316,25 @@ class MasterWeights(Topic):
         "grows late": Wrong(GROWTH, ((GROW, GROW.replace("streak ==", "streak >")),)),
         "grows early": Wrong(GROWTH, ((GROW, GROW.replace("streak ==", "streak + 1 >=")),)),
         "grows once": Wrong(GROWTH, ((GROW, GROW.replace("scale, 0)", "scale, streak)")),)),
-        "grows and counts on": Wrong(GROWTH, ((GROW, "return (2 * scale, streak) if streak >= growth_interval else (scale, streak)"),)),
+        "grows and counts on": Wrong(GROWTH,
+            ((GROW, "return (2 * scale, streak) if streak >= growth_interval else (scale, streak)"),)),
         "begins at 1 after growth": Wrong(GROWTH, ((GROW, GROW.replace("scale, 0)", "scale, 1)")),)),
-        "grows at once": Wrong("The scale changed after one good step: it doubles after growth_interval of them.", ((GROW, "return 2 * scale, 0"),)),
-        "grows by 4": Wrong("The scale grew, but not to twice of what it was: double it.", ((GROW, GROW.replace("2 * scale", "4 * scale")),)),
-        "adds 1 to the scale": Wrong("The scale grew, but not to twice of what it was: double it.", ((GROW, GROW.replace("2 * scale", "scale + 1")),)),
+        "grows at once": Wrong("The scale changed after one good step: it doubles after growth_interval of them.",
+            ((GROW, "return 2 * scale, 0"),)),
+        "grows by 4": Wrong("The scale grew, but not to twice of what it was: double it.",
+            ((GROW, GROW.replace("2 * scale", "4 * scale")),)),
+        "adds 1 to the scale": Wrong("The scale grew, but not to twice of what it was: double it.",
+            ((GROW, GROW.replace("2 * scale", "scale + 1")),)),
         "2,000 of its own": Wrong(NEVER, ((GROW, GROW.replace("growth_interval", "2000")),)),
         "at most 65,536": Wrong(LIMITS, ((GROW, GROW.replace("2 * scale", "min(2 * scale, 65536.0)")),)),
         "at least 1": Wrong(LIMITS, ((SKIP, "return max(scale / 2, 1.0), 0"),)),
         "at least 128": Wrong(LIMITS, ((SKIP, "return max(scale / 2, 128.0), 0"),)),
         "whole numbers": Wrong(LIMITS, ((SKIP, "return scale // 2, 0"),)),
-        "counts by itself": Wrong(KEEPS, ((SIGNATURE, "growth_interval, clip, count=[0]):"), (COUNT, "    streak = count[0] = 1 + (count[0] if streak else 0)\n"))),
-        "returns the streak first": Wrong("The scale comes first, then the streak: return (scale, streak).", ((GROW, "return streak, scale"),)),
+        "counts by itself": Wrong(KEEPS,
+            ((SIGNATURE, "growth_interval, clip, count=[0]):"),
+             (COUNT, "    streak = count[0] = 1 + (count[0] if streak else 0)\n"))),
+        "returns the streak first": Wrong("The scale comes first, then the streak: return (scale, streak).",
+            ((GROW, "return streak, scale"),)),
     }
 
     @staticmethod
@@ -311,33 +347,42 @@ class MasterWeights(Topic):
 
         good = Step(scale)
         yield scene(f"one good step, {told}", good)
-        yield Scene(f"a gradient of 2^-26, which fp16 does not hold, {told}", lambda: Bench(answer, seed).smallest(max(scale, 1024.0)), 1e-3)
+        yield Scene(f"a gradient of 2^-26, which fp16 does not hold, {told}",
+                    lambda: Bench(answer, seed).smallest(max(scale, 1024.0)), 1e-3)
         yield scene(f"two good steps, scales {scale:,g} and {2 * scale:,g}", good, Step(2 * scale))
         for share in (0.25, 0.8, 1.5, 4.0):
-            yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}", Step(scale, clip=share, unit=2.0**-3), near=1e-4)
-        yield scene(f"two good steps, a weight without a gradient, {told}", Step(scale, clip=0.5), Step(scale, clip=0.5), idle=True, momentum=0.5, near=1e-4)
+            yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}",
+                        Step(scale, clip=share, unit=2.0**-3), near=1e-4)
+        yield scene(f"two good steps, a weight without a gradient, {told}", Step(scale, clip=0.5),
+                    Step(scale, clip=0.5), idle=True, momentum=0.5, near=1e-4)
         for broken, place in ((broken, place) for broken in (math.inf, math.nan, -math.inf) for place in (-1, 0, 1)):
-            yield scene(f"a good step, one with {broken} in a gradient, a good one, {told}", good, Step(None, broken, place), Step(None), momentum=0.5)
+            yield scene(f"a good step, one with {broken} in a gradient, a good one, {told}",
+                        good, Step(None, broken, place), Step(None), momentum=0.5)
         yield scene(f"half gradients of 60,000, {told}", Step(scale, fill=60_000 / scale))
-        yield scene(f"{2 * n + 1} good steps, growth_interval={n}, {told}", *[Step(scale if not i else None) for i in range(2 * n + 1)], interval=n)
-        yield scene(f"a skipped step just before the scale would double, growth_interval={n}, {told}", good, *[Step(None)] * (n - 2),
-                    Step(None, math.inf), *[Step(None)] * (n + 1), interval=n)
-        yield scene(f"streak={n - 1} and growth_interval={n}, {told}", Step(scale, streak=n - 1), Step(None), interval=n)
-        yield scene("7 skipped steps, then a good one, scale 4", Step(4.0, math.nan), *[Step(None, math.inf)] * 6, Step(None), near=1e-4)
-        yield scene("6 good steps, growth_interval=1, scale 16,384", Step(16384.0, unit=2.0**-14), *[Step(None, unit=2.0**-14)] * 5, interval=1, near=1e-4)
+        yield scene(f"{2 * n + 1} good steps, growth_interval={n}, {told}", good, *[Step(None)] * 2 * n, interval=n)
+        yield scene(f"a skipped step just before the scale would double, growth_interval={n}, {told}",
+                    good, *[Step(None)] * (n - 2), Step(None, math.inf), *[Step(None)] * (n + 1), interval=n)
+        yield scene(f"streak={n - 1} and growth_interval={n}, {told}",
+                    Step(scale, streak=n - 1), Step(None), interval=n)
+        yield scene("7 skipped steps, then a good one, scale 4",
+                    Step(4.0, math.nan), *[Step(None, math.inf)] * 6, Step(None), near=1e-4)
+        yield scene("6 good steps, growth_interval=1, scale 16,384",
+                    Step(16384.0, unit=2.0**-14), *[Step(None, unit=2.0**-14)] * 5, interval=1, near=1e-4)
         for _ in range(4):
             first, interval = draw.choice((1.0, 1024.0, 65536.0)), draw.randint(1, 4)
-            steps = [Step(None if i else first, draw.choice((math.inf, math.nan, -math.inf)) if draw.random() < 0.3 else None, draw.randint(-1, 0),
-                          clip=draw.choice((0.5, 2.0)), unit=2.0**-10) for i in range(8)]
-            yield scene(f"8 steps drawn, clipped by half or not, growth_interval={interval}, scale {first:,g}", *steps, near=3e-4, interval=interval,
-                        momentum=0.5, idle=draw.random() < 0.5)
+            steps = [Step(None if i else first, draw.choice((math.inf, math.nan, -math.inf))
+                          if draw.random() < 0.3 else None, draw.randint(-1, 0),
+                          clip=draw.choice((0.5, 2.0)), unit=2.0**-3 if first == 1 else 2.0**-10) for i in range(8)]
+            yield scene(f"8 steps drawn, clipped by half or not, growth_interval={interval}, scale {first:,g}",
+                        *steps, near=3e-4, interval=interval, momentum=0.5, idle=draw.random() < 0.5)
 
 
 class Step:
     """One backward and one update. `scale` None: what the answer returned. `clip`: of the gradients' norm."""
 
     def __init__(self, scale, broken=None, place=-1, streak=0, clip=1e30, fill=None, unit=2.0**-6):
-        self.scale, self.broken, self.place, self.streak, self.clip, self.fill, self.unit = scale, broken, place, streak, clip, fill, unit
+        self.scale, self.broken, self.place, self.streak = scale, broken, place, streak
+        self.clip, self.fill, self.unit = clip, fill, unit
 
 
 class Bench:
@@ -363,20 +408,23 @@ class Bench:
                 scale, streak = step.scale, step.streak
             before, self.calls = [master.detach().clone() for master in self.masters], 0
             scale, streak = self.step(step, scale, streak)
-            follow = sum(int((weight.detach() != master.detach().half()).sum()) for weight, master in zip(self.weights, self.masters))
-            shown.append(([(b - m.detach()).flatten() for b, m in zip(before, self.masters)], self.calls, follow, float(scale)))
+            differ = sum(int((weight.detach() != master.detach().half()).sum())
+                         for weight, master in zip(self.weights, self.masters))
+            moved = [(b - m.detach()).flatten() for b, m in zip(before, self.masters)]
+            shown.append((moved, self.calls, differ, float(scale)))
         types = [[str(t.dtype).removeprefix("torch.") for t in tensors] for tensors in (self.weights, self.masters)]
-        moved, calls, follow, scales = zip(*shown)
+        moved, calls, differ, scales = zip(*shown)
         return {"types": types, "masters moved by": moved, "calls of optimizer.step()": calls,
-                "numbers of weights that are not their master's, rounded": follow, "scale": scales}
+                "numbers of weights that are not their master's, rounded": differ, "scale": scales}
 
     def step(self, step, scale, streak) -> tuple:
         gradients = [torch.randint(1, 9, master.shape, generator=self.draw) * step.unit for master in self.masters]
         signs = [torch.randint(0, 2, master.shape, generator=self.draw) * 2 - 1 for master in self.masters]
-        gradients = [gradient * sign if step.fill is None else torch.full_like(gradient, step.fill) for gradient, sign in zip(gradients, signs)]
+        gradients = [gradient * sign if step.fill is None else torch.full_like(gradient, step.fill)
+                     for gradient, sign in zip(gradients, signs)]
         if self.idle:
             gradients[1] = None
-        clip = step.clip * torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]).norm().item()
+        clip = step.clip * torch.cat([g.flatten() for g in gradients if g is not None]).norm().item()
         if step.broken is not None:
             gradients[step.place].view(-1)[step.place] = step.broken
         return self.backward_and_update(gradients, scale, streak, clip)
@@ -392,7 +440,8 @@ class Bench:
             scale, streak = told
             float(scale), float(streak)
         except (TypeError, ValueError, RuntimeError):
-            raise Refused(f"Your function returned {str(told)[:60]}: return the pair (scale, streak) for the next step, also where you skip.") from None
+            raise Refused(f"Your function returned {str(told)[:60]}: return the pair (scale, streak) for the next "
+                          "step, also where you skip.") from None
         return scale, streak
 
     def smallest(self, scale) -> dict:

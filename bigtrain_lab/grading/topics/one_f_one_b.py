@@ -94,7 +94,8 @@ class OneFOneB(Topic):
              "Count the forwards that a rank can do before its first gradient comes back: none to wait for on the last rank.",
              "Rank r does min(m, p - r - 1) forwards, then one forward and one backward in turns, then the backwards that are left.")
     right = {"a loop": RIGHT, "the library's": LIBRARYS, "by a clock": BY_CLOCK, "by sorting": BY_SORTING,
-             "from two streams": BY_STREAMS, "with numpy": WITH_NUMPY}
+             "from two streams": BY_STREAMS, "with numpy": WITH_NUMPY,
+             "at most m - 1": RIGHT.replace(WARM, "warm = min(m - 1, p - rank - 1)")}
     wrong = {
         "empty": Wrong("Nothing ran: let steps(rank) return the rank's forwards and backwards in their order.", ((RETURN, "return []"),)),
         "one micro-batch": Wrong(ALL, ((RETURN, "return [F(rank, 0), B(rank, 0)]"),)),
@@ -123,6 +124,17 @@ class OneFOneB(Topic):
         "two and two": Wrong(WAITS, ((RETURN, "return order[:warm] + [a for i in range(warm, m, 2) for f, d in ((F, 0), (B, warm)) for j in range(i, min(m, i + 2)) "
                                       "for a in f(rank, j - d)] + [B(rank, i) for i in range(m - warm, m)]"),)),
         "backward first": Wrong("A rank's backward comes before its forward: it needs what the forward keeps.", ((PAIR, "order += [B(rank, i - warm), F(rank, i)]"),)),
+        "two for each": Wrong(MEMORY, ((WARM, "warm = min(m, 2 * (p - rank - 1))"),)),
+        "one more on the last rank": Wrong(MEMORY, ((WARM, "warm = min(m, max(1, p - rank - 1))"),)),
+        "one more of two": Wrong(MEMORY, ((WARM, "warm = min(m, p - rank) if p == 2 and rank == 0 else min(m, p - rank - 1)"),)),
+        "one more alone": Wrong(MEMORY, ((WARM, "warm = m if p == 1 else min(m, p - rank - 1)"),)),
+        "m - 1": Wrong(FEW, ((WARM, "warm = min(m - 1, p - rank - 1) if m > 2 else 0"),)),
+        "the drain backwards": Wrong("The drain runs newest first, and the neighbour waits for the oldest: let backwards come in the order of their forwards.",
+                                     ((LAST, "order += [B(rank, i) for i in reversed(range(m - warm, m))]"),)),
+        "pairs as one step": Wrong("A step holds two actions, so what the first made leaves late: write one action a step.",
+                                   ((PAIR, "order += [F(rank, i) + B(rank, i - warm)]"),)),
+        "counts down": Wrong("`steps` changes the schedule, so it answers otherwise the next time: let it compute from the rank and the sizes alone.",
+                             ((RETURN, "object.__setattr__(self, 'micro_batches', m - (rank == p - 1)); return order"),)),
         "a circle": Wrong(CIRCLE, ((RETURN, "if m > 1 and rank == p - 1: order[1], order[2] = order[2], order[1]\n        "
                                     "if m > 1 and rank == p - 2: order.remove(B(rank, 0)); order.insert(1, B(rank, 0))\n        return order"),)),
         "longer than the batch": Wrong(SMALL, ((WARM, "warm = p - rank - 1"),)),
@@ -134,8 +146,8 @@ class OneFOneB(Topic):
 
     @staticmethod
     def probe(answer, draw):
-        sizes = [(4, 8), (draw.randint(5, 7), draw.randint(9, 13)), (3, draw.choice((4, 5, 7))), (draw.randint(5, 8), draw.randint(2, 4)),
-                 (2, draw.randint(1, 5)), (1, draw.randint(1, 4))]
+        sizes = [(4, 8), (draw.randint(5, 7), draw.randint(9, 13)), (3, draw.choice((4, 5, 7))), (draw.randint(5, 8), draw.randint(3, 4)),
+                 (2, draw.randint(4, 6)), (draw.randint(3, 4), 2), (draw.randint(2, 5), 1), (1, draw.randint(3, 5)), (4, 8)]
         for p, m in sizes:
             def played(p=p, m=m):
                 return simulate(Played(p, m, orders(answer, p, m)), {"F": 1, "B": 2})
@@ -157,15 +169,21 @@ class Played(Schedule):
 
 
 def orders(answer, p: int, m: int) -> tuple:
-    """Each rank's actions; Refused where `steps` gives something else."""
+    """Each rank's actions, asked in turn and back; Refused where `steps` gives something else, or another order the second time."""
     schedule = answer(p, m)
-    return tuple(tuple(actions(schedule.steps(rank), rank)) for rank in range(p))
+    there, back = ({rank: tuple(actions(schedule.steps(rank), rank)) for rank in ranks} for ranks in (range(p), reversed(range(p))))
+    if (changes := [rank for rank in range(p) if there[rank] != back[rank]]) or (schedule.ranks, schedule.micro_batches) != (p, m):
+        raise Refused(f"steps({changes[0] if changes else p - 1}) does not give the same order each time, or changes the schedule: "
+                      "let it compute from the rank and the two sizes alone.")
+    return tuple(there[rank] for rank in range(p))
 
 
 def actions(steps, rank: int):
     if steps is None:
         raise Refused(f"steps({rank}) gave nothing: return a list of actions, such as [F({rank}, 0), B({rank}, 0)].")
     for step in steps:
+        if not isinstance(step, Action) and len(tuple(step)) > 1:
+            raise Refused(f"steps({rank}) has a step of {len(step)} actions, whose results leave only at its end: write one action a step.")
         for action in (step,) if isinstance(step, Action) else step:
             if not isinstance(action, Action):
                 raise Refused(f"steps({rank}) holds {step!r}, which is no action: write F({rank}, 0) or B({rank}, 0).")
@@ -200,4 +218,4 @@ def early(order: tuple, m: int) -> list[int]:
 
 
 def shown(trace, p: int) -> dict:
-    return {"micro-batches alive on each rank": [trace.peak_live(rank) for rank in range(p)], "slots": float(trace.makespan)}
+    return {"slots": float(trace.makespan), "micro-batches alive on each rank": [trace.peak_live(rank) for rank in range(p)]}

@@ -188,8 +188,11 @@ ADAMS = ("Adam's temporaries are wrong: it makes sqrt(v) and a denominator, each
          "the denominator until the next tensor has both.")
 ACTIVATIONS = "The activations are missing: what the forward saves for the backward, of each sample."
 ONCE = "A hidden layer is saved once: the ReLU and the next layer share one storage, and what goes into the ReLU is let go. Count one."
+DYDX = "In a layer's backward dy, dx and the layer's own input are alive at once: count all three."
 BEHIND = "The gradients of the layers behind are alive too: add up, from the last layer to the first."
 DOUBLE = "float64 takes 8 bytes and not 4, in state and activations too: use dtype.itemsize."
+BY_KIND = tuple(f"{name}, within 1%" for name in ("MLPs of many samples and SGD", "MLPs of many samples and Adam", "transformers and Adam",
+                                                  "transformers of one sample and Adam"))
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporaries")
 
 
@@ -215,36 +218,48 @@ class PeakBytes(Topic):
     }
     wrong = {
         "weights only": Wrong("That is the model alone: add its gradients, the optimizer's state and the activations that live beside it.",
-                              returns("return weights * z")),
+            returns("return weights * z")),
         "state only": Wrong("Right for state, but 0 bytes of activations: they grow with batch x length. Add what autograd saves.",
-                            returns("return 2 * weights * z + state")),
+            returns("return 2 * weights * z + state")),
         "four times the weights": Wrong("Four times the weights is Adam's state alone: look at the optimizer, and add what autograd saves.",
-                                        returns("return 4 * weights * z")),
+            returns("return 4 * weights * z")),
         "no optimizer state": Wrong("Short by exactly 8 bytes a parameter: Adam's m and v. Add the state that the optimizer keeps between steps.",
-                                    ((STATE, "state = 0"), (COUNTS, "state += 0"))),
+            ((STATE, "state = 0"), (COUNTS, "state += 0"))),
         "no m and v": Wrong("Short by exactly 8 bytes a parameter: Adam's m and v. Add the state that the optimizer keeps between steps.",
-                            ((STATE, 'state = weights * z if optimizer == "momentum" else 0'), (COUNTS, "state += 0"))),
-        "no momentum": Wrong("Momentum keeps one number for each weight: add it.", ((STATE, STATE.replace('"momentum": weights', '"momentum": 0')),)),
-        "two for momentum": Wrong("Momentum keeps one number for each weight, not two: Adam keeps two.", ((STATE, STATE.replace('"momentum": weights', '"momentum": 2 * weights')),)),
-        "state for sgd": Wrong("Plain SGD keeps nothing between steps: leave its state out.", ((STATE, STATE.replace('"sgd": 0', '"sgd": weights')),)),
-        "Adam's state always": Wrong("You counted Adam's state for every optimizer: SGD keeps none, momentum one number a weight.", ((STATE, "state = 2 * weights * z"),)),
+            ((STATE, 'state = weights * z if optimizer == "momentum" else 0'), (COUNTS, "state += 0"))),
+        "no momentum": Wrong("Momentum keeps one number for each weight: add it.",
+            ((STATE, STATE.replace('"momentum": weights', '"momentum": 0')),)),
+        "two for momentum": Wrong("Momentum keeps one number for each weight, not two: Adam keeps two.",
+            ((STATE, STATE.replace('"momentum": weights', '"momentum": 2 * weights')),)),
+        "state for sgd": Wrong("Plain SGD keeps nothing between steps: leave its state out.",
+            ((STATE, STATE.replace('"sgd": 0', '"sgd": weights')),)),
+        "Adam's state always": Wrong("You counted Adam's state for every optimizer: SGD keeps none, momentum one number a weight.",
+            ((STATE, "state = 2 * weights * z"),)),
         "the first step": Wrong("You gave step 1's peak; m and v do not exist in it. They are born in the first update: take the second step.",
-                                returns("return weights * z + max([sum(m.values()) * z for m in (loss, *backward)] + [state + sum(update.values()) * z])")),
+            returns("return weights * z + max([sum(m.values()) * z for m in (loss, *backward)] + [state + sum(update.values()) * z])")),
         "the first step's backward": Wrong("You gave step 1's peak; m and v do not exist in it. They are born in the first update: take the second step.",
-                                           returns("return weights * z + max(sum(m.values()) * z for m in (loss, *backward))")),
+            returns("return weights * z + max(sum(m.values()) * z for m in (loss, *backward))")),
         "state in the update alone": Wrong("You gave step 1's peak; m and v do not exist in it. They are born in the first update: take the second step.",
-                                           returns("return weights * z + max(sum(m.values()) * z + state * (m is update) for m in (loss, update))")),
-        "one moment of Adam": Wrong("Short by one of Adam's moments: it keeps two of the weights' size, m and v.", ((STATE, STATE.replace("2 * weights", "weights")),)),
-        "state of 4 bytes": Wrong("Momentum, m and v have the type of their weight: in float64 they take 8 bytes each.", ((STATE, STATE[:-1] + "4"),)),
-        "no step counts": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each.", ((COUNTS, "state += 0"),)),
-        "one step count": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each, biases too.", ((COUNTS, "state += 4"),)),
-        "a step count a layer": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each, biases too.", ((COUNTS, "state += 2 * len(shapes)"),)),
-        "step counts of the type": Wrong("A step count takes 4 bytes, whatever the weights' type is.", ((COUNTS, "state += z * len(shapes)"),)),
-        "step counts of 8 bytes": Wrong("A step count takes 4 bytes, whatever the weights' type is.", ((COUNTS, "state += 8 * len(shapes)"),)),
+            returns("return weights * z + max(sum(m.values()) * z + state * (m is update) for m in (loss, update))")),
+        "one moment of Adam": Wrong("Short by one of Adam's moments: it keeps two of the weights' size, m and v.",
+            ((STATE, STATE.replace("2 * weights", "weights")),)),
+        "state of 4 bytes": Wrong("Momentum, m and v have the type of their weight: in float64 they take 8 bytes each.",
+            ((STATE, STATE[:-1] + "4"),)),
+        "no step counts": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each.",
+            ((COUNTS, "state += 0"),)),
+        "one step count": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each, biases too.",
+            ((COUNTS, "state += 4"),)),
+        "a step count a layer": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each, biases too.",
+            ((COUNTS, "state += 2 * len(shapes)"),)),
+        "step counts of the type": Wrong("A step count takes 4 bytes, whatever the weights' type is.",
+            ((COUNTS, "state += z * len(shapes)"),)),
+        "step counts of 8 bytes": Wrong("A step count takes 4 bytes, whatever the weights' type is.",
+            ((COUNTS, "state += 8 * len(shapes)"),)),
         "views three times": Wrong(VIEWS, ((BLOCK, BLOCK.replace("3 * rows", "9 * rows")),)),
         "views twice": Wrong(VIEWS, ((BLOCK, BLOCK.replace("3 * rows", "6 * rows")),)),
         "tied twice": Wrong(TIED, ((SHAPES, SHAPES.replace("(model,", "(replace(model, tied=False),")),)),
-        "the tied weight alone twice": Wrong(TIED, ((STATE, f"{STATE}; state += model.vocabulary * model.width * z if {TRANSFORMER} and model.tied else 0"),)),
+        "the tied weight alone twice": Wrong(TIED,
+            ((STATE, f"{STATE}; state += model.vocabulary * model.width * z if {TRANSFORMER} and model.tied else 0"),)),
         "always tied": Wrong("Only a tied model shares embedding and output: look at model.tied.",
                              ((SHAPES, SHAPES.replace("(model,", "(replace(model, tied=True),")),)),
         "in MB": Wrong(UNITS, returns(f"{TOTAL}; return total / 10**6")),
@@ -256,12 +271,17 @@ class PeakBytes(Topic):
         "in whole MB": Wrong(UNITS, returns(f"{TOTAL}; return total // 10**6")),
         "MB for MiB": Wrong(MIB, returns(f"{TOTAL}; return total / 10**6 * 2**20")),
         "MiB for MB": Wrong(MIB, returns(f"{TOTAL}; return total * 10**6 / 2**20")),
-        "in numbers": Wrong("Your number counts numbers, not bytes: multiply by dtype.itemsize.", returns(f"{TOTAL}; return total // z")),
-        "in bits": Wrong("Your number is 8 times too large: return bytes, not bits.", returns(f"{TOTAL}; return total * 8")),
-        "each kind at its most": Wrong(SUMS, returns("return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind in ('gradients', 'activations', 'temporaries'))")),
-        "each kind but temporaries": Wrong(SUMS, returns("return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind in ('gradients', 'activations'))")),
+        "in numbers": Wrong("Your number counts numbers, not bytes: multiply by dtype.itemsize.",
+            returns(f"{TOTAL}; return total // z")),
+        "in bits": Wrong("Your number is 8 times too large: return bytes, not bits.",
+            returns(f"{TOTAL}; return total * 8")),
+        "each kind at its most": Wrong(SUMS,
+            returns("return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind in ('gradients', 'activations', 'temporaries'))")),
+        "each kind but temporaries": Wrong(SUMS,
+            returns("return weights * z + state + z * sum(max(m.get(kind, 0) for m in moments) for kind in ('gradients', 'activations'))")),
         "all and three logits": Wrong(SUMS, returns("return 2 * weights * z + state + z * sum(loss.values())")),
-        "all ever made": Wrong(SUMS, returns('return 2 * weights * z + state + z * (kept + logits + sum(m["temporaries"] for m in moments))')),
+        "all ever made": Wrong(SUMS,
+            returns('return 2 * weights * z + state + z * (kept + logits + sum(m["temporaries"] for m in moments))')),
         "moments added": Wrong(ADDED, returns(f"{EACH}; return sum(each)")),
         "loss and update added": Wrong(ADDED, returns(f"{EACH}; return each[0] + each[-1]")),
         "highest of each added": Wrong(ADDED, returns(f"{EACH}; return each[0] + max([0, *each[1:-1]]) + each[-1]")),
@@ -271,29 +291,43 @@ class PeakBytes(Topic):
         "one logits": Wrong(LOGITS, ((LOSS, LOSS.replace("2 * logits", "0 * logits")),)),
         "two logits": Wrong(LOGITS, ((LOSS, LOSS.replace("2 * logits", "logits")),)),
         "four logits": Wrong("You counted more than three tensors of batch x classes: the logits themselves are let go as the log-softmax is made.",
-                             ((LOSS, LOSS.replace("2 * logits", "3 * logits")),)),
-        "two numbers a sample": Wrong("At the loss there is one number a sample, not two: count it once.", ((LOSS, LOSS.replace("+ rows", "+ 2 * rows")),)),
+            ((LOSS, LOSS.replace("2 * logits", "3 * logits")),)),
+        "two numbers a sample": Wrong("At the loss there is one number a sample, not two: count it once.",
+            ((LOSS, LOSS.replace("+ rows", "+ 2 * rows")),)),
         "no scalars at the loss": Wrong("Two scalars are missing: the loss and its gradient. Add two numbers at the loss and in the backward.",
-                                        ((LOSS, LOSS.replace(" + 2}", "}")),)),
+            ((LOSS, LOSS.replace(" + 2}", "}")),)),
         "no scalars": Wrong("Two scalars are missing: the loss and its gradient. Add two numbers at the loss and in the backward.",
-                            ((LOSS, LOSS.replace(" + 2}", "}")), (DX, DX[:-4]), ("2 * rows * inner + 2}", "2 * rows * inner}"))),
+            ((LOSS, LOSS.replace(" + 2}", "}")), (DX, DX[:-4]), ("2 * rows * inner + 2}", "2 * rows * inner}"))),
         "one scalar": Wrong("Two scalars are missing: the loss and its gradient. Add two numbers at the loss and in the backward.",
-                            ((LOSS, LOSS.replace(" + 2}", " + 1}")), (DX, DX[:-1] + "1"), ("2 * rows * inner + 2}", "2 * rows * inner + 1}"))),
+            ((LOSS, LOSS.replace(" + 2}", " + 1}")),
+             (DX, DX[:-1] + "1"),
+             ("2 * rows * inner + 2}", "2 * rows * inner + 1}"))),
         "no small ones": Wrong("One number a sample and a few scalars are missing: on MLPs every byte counts.",
-                               ((LOSS, LOSS.replace(" + rows + 2}", "}")), (DX, DX[:-4]), ("2 * rows * inner + 2}", "2 * rows * inner}"), (UPDATE, UPDATE.replace(" + 1", "")))),
-        "no scalar in the update": Wrong("A scalar is missing in the update: the loss is alive still.", ((UPDATE, UPDATE.replace(" + 1", "")),)),
-        "two scalars in the update": Wrong("In the update one scalar is alive, the loss: its gradient is gone.", ((UPDATE, UPDATE.replace(" + 1", " + 2")),)),
+            ((LOSS, LOSS.replace(" + rows + 2}", "}")),
+             (DX, DX[:-4]),
+             ("2 * rows * inner + 2}", "2 * rows * inner}"),
+             (UPDATE, UPDATE.replace(" + 1", "")))),
+        "no scalar in the update": Wrong("A scalar is missing in the update: the loss is alive still.",
+            ((UPDATE, UPDATE.replace(" + 1", "")),)),
+        "two scalars in the update": Wrong("In the update one scalar is alive, the loss: its gradient is gone.",
+            ((UPDATE, UPDATE.replace(" + 1", " + 2")),)),
         "first dx": Wrong("You counted dx of the first layer: nobody asks for a gradient of the inputs, so leave it out.",
-                          ((DX, "rows * outer + rows * inner + 2"), ("            if i > 0:", "            if True:"))),
+            ((DX, "rows * outer + rows * inner + 2"), ("            if i > 0:", "            if True:"))),
         "first layer's dx": Wrong("You counted dx of the first layer: nobody asks for a gradient of the inputs, so leave it out.",
-                                  ((DX, "rows * outer + rows * inner + 2"),)),
+            ((DX, "rows * outer + rows * inner + 2"),)),
         "inputs": Wrong("You counted the inputs: they are the caller's, there before the step. Leave them out.",
-                        returns(f"{TOTAL}; return total + batch * (model.sequence * 8 if {TRANSFORMER} else model[0] * z)")),
+            returns(f"{TOTAL}; return total + batch * (model.sequence * 8 if {TRANSFORMER} else model[0] * z)")),
+        "targets": Wrong("You counted the targets: they are the caller's, there before the step. Leave them out.",
+            returns(f"{TOTAL}; return total + 8 * rows")),
         "inputs as activations": Wrong("You counted the inputs: they are the caller's, there before the step. Leave them out.",
-                                       ((HIDDEN, "kept = rows * sum(model[:-1])"), (STACK, "rows * sum(model[:i + 1])"))),
-        "no update": Wrong(f"The update's moment is missing: there all gradients are alive at once. {HIGHEST}", only("[loss, *backward]")),
+            ((HIDDEN, "kept = rows * sum(model[:-1])"), (STACK, "rows * sum(model[:i + 1])"))),
+        "no update": Wrong(f"The update's moment is missing: there all gradients are alive at once. {HIGHEST}",
+            only("[loss, *backward]")),
         "no update of transformers": Wrong(f"The update's moment is missing: there all gradients are alive at once. {HIGHEST}",
-                                           only("[loss, *backward, update] if backward else [loss]")),
+            only("[loss, *backward, update] if backward else [loss]")),
+        "no loss of transformers": Wrong(f"The moment of the loss is missing, where all activations are alive. {HIGHEST}",
+            only("[loss, *backward, update] if backward else [update]")),
+        "moments of transformers added": Wrong(ADDED, returns(f"{EACH}; return max(each) if backward else sum(each)")),
         "no update with the end": Wrong(ADAMS, ((UPDATE, UPDATE.replace("adam + 1", "1")),)),
         "one temporary": Wrong(ADAMS, ((BEFORE, "now for"),)),
         "denominators let go": Wrong(ADAMS, ((BEFORE, "2 * now for"),)),
@@ -301,87 +335,106 @@ class PeakBytes(Topic):
         "temporaries of all": Wrong(ADAMS, ((BEFORE, "2 * weights for"),)),
         "one temporary of all": Wrong(ADAMS, ((BEFORE, "weights for"),)),
         "the last denominator twice": Wrong(ADAMS, ((BEFORE, "2 * before + 2 * now for"),)),
-        "temporaries of a layer": Wrong(ADAMS, ((BEFORE, "2 * (before + now) if before > now else before + 2 * now for"),)),
+        "temporaries of a layer": Wrong(ADAMS,
+            ((BEFORE, "2 * (before + now) if before > now else before + 2 * now for"),)),
         "Adam's temporaries for all": Wrong("SGD and momentum update in place: they have no temporaries of a weight's size.",
-                                            ((' if optimizer == "adam" else 0\n    loss', "\n    loss"),)),
-        "no loss": Wrong(f"The moment of the loss is missing, where all activations are alive. {HIGHEST}", only("[*backward, update]")),
-        "no backward": Wrong(f"The backward's moments are missing, where gradients are there and activations still. {HIGHEST}", only("[loss, update]")),
-        "no backward of a ReLU": Wrong("A ReLU's backward has dy and dx of its width: that is a moment of its own.", (("            if i > 0:", "            if i < 0:"),)),
+            ((' if optimizer == "adam" else 0\n    loss', "\n    loss"),)),
+        "no loss": Wrong(f"The moment of the loss is missing, where all activations are alive. {HIGHEST}",
+            only("[*backward, update]")),
+        "no backward": Wrong(f"The backward's moments are missing, where gradients are there and activations still. {HIGHEST}",
+            only("[loss, update]")),
+        "one of dy and dx of a ReLU": Wrong("A ReLU's backward has dy, dx and the saved output, all of its width: that is a moment of its own.",
+            (("2 * rows * inner + 2}", "rows * inner + 2}"),)),
+        "no backward of a ReLU": Wrong("A ReLU's backward has dy, dx and the saved output, all of its width: that is a moment of its own.",
+            (("            if i > 0:", "            if i < 0:"),)),
         "loss only": Wrong(f"That is the moment of the loss alone. {HIGHEST}", only("[loss]")),
         "update only": Wrong(f"That is the update alone. {HIGHEST}", only("[update]")),
         "backward only": Wrong(f"That is the backward alone. {HIGHEST}", only("backward or [loss]")),
         "all gradients in the backward": Wrong("You counted all gradients in each layer's backward: those of the layers before are still to be made.",
-                                               (('{"gradients": gradients, "act', '{"gradients": sum((a + 1) * b for a, b in layers), "act'),)),
+            (('{"gradients": gradients, "act', '{"gradients": sum((a + 1) * b for a, b in layers), "act'),)),
         "its own gradient": Wrong(BEHIND, ((GRADIENTS, "gradients = (inner + 1) * outer"),)),
         "a gradient later": Wrong("In a layer's backward its own dW and db are alive too: count them with those of the layers behind.",
-                                  (('{"gradients": gradients, "act', '{"gradients": gradients - (inner + 1) * outer, "act'),)),
-        "a saved one early": Wrong("In a layer's backward its own input is alive still: dW is computed from it.", ((STACK, "rows * sum(model[1:i])"),)),
-        "a saved one late": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.", ((STACK, "rows * sum(model[1:min(i + 2, len(model) - 1)])"),)),
-        "all saved in the backward": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.", ((STACK, "kept"),)),
-        "no dy": Wrong("In a layer's backward dy is alive as well as dx: count both.", ((DX, "(rows * inner if i > 0 else 0) + 2"),)),
-        "no dx": Wrong("In a layer's backward dx is alive as well as dy: count both.", ((DX, "rows * outer + 2"),)),
+            (('{"gradients": gradients, "act', '{"gradients": gradients - (inner + 1) * outer, "act'),)),
+        "a saved one early": Wrong(DYDX, ((STACK, "rows * sum(model[1:i])"),)),
+        "a saved one late": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.",
+            ((STACK, "rows * sum(model[1:min(i + 2, len(model) - 1)])"),)),
+        "all saved in the backward": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.",
+            ((STACK, "kept"),)),
+        "all saved in a Linear's backward": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.",
+            (('{**there, "temporaries": rows * outer', '{**there, "activations": kept, "temporaries": rows * outer'),)),
+        "no dy": Wrong(DYDX, ((DX, "(rows * inner if i > 0 else 0) + 2"),)),
+        "no dx": Wrong(DYDX, ((DX, "rows * outer + 2"),)),
         "no gradients": Wrong("The gradients are missing: one of each weight's size, from its backward to zero_grad().",
                               ((GRADIENTS, "gradients += 0"), (UPDATE, UPDATE.replace('"gradients": weights, ', "")))),
+        "no gradients in the update": Wrong("The gradients are missing in the update: one of each weight's size, from its backward to zero_grad().",
+            ((UPDATE, UPDATE.replace('"gradients": weights, ', "")),)),
         "gradients at the loss": Wrong("You counted gradients at the loss: zero_grad() let them go, and the backward is still to come.",
-                                       ((LOSS, LOSS.replace("{", '{"gradients": weights, ')),)),
+            ((LOSS, LOSS.replace("{", '{"gradients": weights, ')),)),
         "gradients always": Wrong("You counted all gradients at every moment: a weight's gradient lives from its own backward to zero_grad().",
-                                  ((LOSS, LOSS.replace("{", '{"gradients": weights, ')),
-                                   ('{"gradients": gradients, "act', '{"gradients": sum((a + 1) * b for a, b in layers), "act'))),
+            ((LOSS, LOSS.replace("{", '{"gradients": weights, ')),
+             ('{"gradients": gradients, "act', '{"gradients": sum((a + 1) * b for a, b in layers), "act'))),
         "no activations": Wrong(ACTIVATIONS, ((HIDDEN, "kept = 0"), (KEPT, "kept = 0"), (STACK, "0"))),
         "nothing saved at the loss": Wrong(ACTIVATIONS, ((HIDDEN, "kept = 0"), (KEPT, "kept = 0"))),
         "no activations of transformers": Wrong(ACTIVATIONS, ((KEPT, "kept = 0"),)),
-        "hidden layers twice": Wrong(ONCE, ((HIDDEN, "kept = 2 * rows * sum(model[1:-1])"), (STACK, "2 * rows * sum(model[1:i + 1])"))),
+        "hidden layers twice": Wrong(ONCE,
+            ((HIDDEN, "kept = 2 * rows * sum(model[1:-1])"), (STACK, "2 * rows * sum(model[1:i + 1])"))),
         "hidden layers twice at the loss": Wrong(ONCE, ((HIDDEN, "kept = 2 * rows * sum(model[1:-1])"),)),
-        "the last hidden layer": Wrong("You counted one hidden layer: each of them is saved until its own backward.", ((HIDDEN, "kept = rows * model[-2] * (len(model) > 2)"),)),
+        "the last hidden layer": Wrong("You counted one hidden layer: each of them is saved until its own backward.",
+            ((HIDDEN, "kept = rows * model[-2] * (len(model) > 2)"),)),
         "no temporaries": Wrong("What lives for a moment is missing: gradients of activations on their way, the two temporaries of Adam.",
-                                returns("return weights * z + state + z * max(sum(n for kind, n in m.items() if kind != 'temporaries') for m in moments)")),
+            returns("return weights * z + state + z * max(sum(n for kind, n in m.items() if kind != 'temporaries') for m in moments)")),
         "no biases": Wrong("The biases are missing: a Linear layer has one number an output beside its matrix, with gradient and state.",
-                           ((BIASES, "for shape in ((outer, inner),)]"), (GRADIENTS, "gradients += inner * outer"))),
+            ((BIASES, "for shape in ((outer, inner),)]"), (GRADIENTS, "gradients += inner * outer"))),
         "one bias a layer": Wrong("A Linear layer's bias has one number for each output: count them all.",
-                                  ((BIASES, "for shape in ((outer, inner), (1,))]"), (GRADIENTS, "gradients += inner * outer + 1"))),
+            ((BIASES, "for shape in ((outer, inner), (1,))]"), (GRADIENTS, "gradients += inner * outer + 1"))),
         "one bias an input": Wrong("A Linear layer's bias has one number for each output, not for each input.",
-                                   ((BIASES, "for shape in ((outer, inner), (inner,))]"), (GRADIENTS, "gradients += inner * (outer + 1)"))),
+            ((BIASES, "for shape in ((outer, inner), (inner,))]"), (GRADIENTS, "gradients += inner * (outer + 1)"))),
         "one sample": Wrong("Activations and temporaries grow with the batch: you counted one sample.",
-                            (("rows, classes = batch * S,", "batch = 1; rows, classes = S,"), ("rows, classes = batch,", "rows, classes = 1,"))),
-        "no length": Wrong("A transformer's batch has batch x sequence tokens: multiply by the length.", (("rows, classes = batch * S,", "rows, classes = batch,"),)),
+            (("rows, classes = batch * S,", "batch = 1; rows, classes = S,"),
+             ("rows, classes = batch,", "rows, classes = 1,"))),
+        "no length": Wrong("A transformer's batch has batch x sequence tokens: multiply by the length.",
+            (("rows, classes = batch * S,", "rows, classes = batch,"),)),
         "4 bytes": Wrong(DOUBLE, ((Z, "z, backward"), ("dtype.itemsize", "4"))),
+        "4 bytes for transformers": Wrong(DOUBLE,
+            ((f"    if {TRANSFORMER}:\n", f"    if {TRANSFORMER}:\n        z = 4\n"),)),
         "8 bytes": Wrong("float32 takes 4 bytes and not 8: use dtype.itemsize.", (("dtype.itemsize", "8"),)),
-        "activations of 4 bytes": Wrong(DOUBLE, returns("return {'weights': weights * z, 'optimizer': state, **{k: n * (z if k == 'gradients' else 4) for k, n in highest.items()}}")),
-        "one layer": Wrong("You counted one block's activations: multiply by the number of layers.", ((KEPT, KEPT.replace("L * block", "block")),)),
+        "activations of 4 bytes": Wrong(DOUBLE,
+            returns("return {'weights': weights * z, 'optimizer': state, **{k: n * (z if k == 'gradients' else 4) for k, n in highest.items()}}")),
+        "one layer": Wrong("You counted one block's activations: multiply by the number of layers.",
+            ((KEPT, KEPT.replace("L * block", "block")),)),
         "no probabilities": Wrong("Attention saves its probabilities, batch x heads x sequence x sequence: add them for each layer.",
-                                  ((BLOCK, BLOCK.replace("H * S**2", "0")),)),
-        "probabilities of one head": Wrong("Attention saves its probabilities for each head: batch x heads x sequence x sequence.", ((BLOCK, BLOCK.replace("H * S**2", "S**2")),)),
+            ((BLOCK, BLOCK.replace("H * S**2", "0")),)),
+        "probabilities of one head": Wrong("Attention saves its probabilities for each head: batch x heads x sequence x sequence.",
+            ((BLOCK, BLOCK.replace("H * S**2", "S**2")),)),
         "scores too": Wrong("Of attention's sequence x sequence only the probabilities are saved: the scores before softmax are let go.",
-                            ((BLOCK, BLOCK.replace("H * S**2", "2 * H * S**2")),)),
+            ((BLOCK, BLOCK.replace("H * S**2", "2 * H * S**2")),)),
         "hidden states alone": Wrong("A block saves more than its output: norms, q, k and v, attention, the wide layer before and after GELU.",
-                                     ((BLOCK, "block = rows * D"),)),
+            ((BLOCK, "block = rows * D"),)),
         "half of the MLP": Wrong("GELU saves what goes in, and the next layer what comes out: both are 4 times as wide as the model.",
-                                 ((BLOCK, BLOCK.replace("13 *", "9 *")),)),
+            ((BLOCK, BLOCK.replace("13 *", "9 *")),)),
         "gradients as activations": Wrong("The total is right and the kinds are not: a weight's gradient outlives the backward. Count it as gradients, not as activations.",
-                                          returns(f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) + held.pop('gradients', 0); return held")),
-        "all of one kind": Wrong("The total is right and the kinds are not: split it by what each tensor is.", returns(f"{TOTAL}; return {{'temporaries': total}}")),
+            returns(f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) + held.pop('gradients', 0); return held")),
+        "all of one kind": Wrong("The total is right and the kinds are not: split it by what each tensor is.",
+            returns(f"{TOTAL}; return {{'temporaries': total}}")),
         "saved logits as temporaries": Wrong("The total is right and the kinds are not: what the forward saves are activations, the log-softmax among them.",
-                                             returns(f"held = {RETURN[7:]}; held['temporaries'] += held.pop('activations', 0); return held")),
+            returns(f"held = {RETURN[7:]}; held['temporaries'] += held.pop('activations', 0); return held")),
         "temporaries as activations": Wrong("The total is right and the kinds are not: what is made on the way and let go are temporaries.",
-                                            returns(f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) + held.pop('temporaries'); return held")),
+            returns(f"held = {RETURN[7:]}; held['activations'] = held.get('activations', 0) + held.pop('temporaries'); return held")),
         "the logits as activations": Wrong("The total is right and the kinds are not: of the three tensors at the loss the forward saved one; two are temporaries.",
-                                           ((LOSS, 'loss = {"activations": kept + 3 * logits, "temporaries": rows + 2}'),)),
+            ((LOSS, 'loss = {"activations": kept + 3 * logits, "temporaries": rows + 2}'),)),
         "state as weights": Wrong("The total is right and the kinds are not: what the optimizer keeps is of kind optimizer.",
-                                  returns(f"held = {RETURN[7:]}; held['weights'] += held.pop('optimizer'); return held")),
+            returns(f"held = {RETURN[7:]}; held['weights'] += held.pop('optimizer'); return held")),
     }
 
     @staticmethod
     def probe(answer, draw):
         steps.account = account_of_steps
-        near, exact, transformers = sizes_drawn(draw)
-        for size in near:
-            yield Scene(f"{size}, within 1%", lambda size=size: {"bytes at the peak": total(answer(*size))}, 0.01)
-        for size in exact:
-            yield Scene(f"{size}, to the byte", lambda size=size: {"bytes at the peak": total(answer(*size))}, 0.0)
-        for size in transformers:
-            yield Scene(f"{size}, within 1%", lambda size=size: {"bytes at the peak": total(answer(*size))}, 0.01)
-        for size in (near[0], near[6], transformers[2], transformers[4]):
-            yield Scene(f"{size}, by kind", lambda size=size: {", ".join(KINDS): by_kind(answer(*size))}, 0.01)
+        groups = groups_drawn(draw)
+        for name, (near, sizes) in groups.items():
+            yield Scene(name, lambda sizes=sizes: {str(size): total(answer(*size)) for size in sizes}, near)
+        for name, of in zip(BY_KIND, map(groups.get, BY_KIND)):
+            yield Scene(f"{name}, by kind",
+                        lambda size=of[1][0]: {f"{', '.join(KINDS)} of {size}": by_kind(answer(*size))}, 0.01)
 
 
 class Size(tuple):
@@ -392,41 +445,59 @@ class Size(tuple):
         how = f"batch {batch}, {optimizer}, {str(dtype).removeprefix('torch.')}"
         if not isinstance(model, GPTConfig):
             return f"an MLP of the widths {model}, {how}"
-        return (f"a GPT of {model.layers} layer{'s' * (model.layers > 1)}, width {model.width}, {model.heads} heads, sequence "
-                f"{model.sequence}, vocabulary {model.vocabulary}{', tied' * model.tied}, {how}")
+        return (f"a GPT of {model.layers} layer{'s' * (model.layers > 1)}, width {model.width}, "
+                f"{model.heads} heads, sequence {model.sequence}, vocabulary {model.vocabulary}{', tied' * model.tied}, {how}")
 
 
-def sizes_drawn(draw) -> tuple[list[Size], list[Size], list[Size]]:
-    """MLPs for 1%, MLPs to the byte, and transformers."""
-    def near(widths, batch, optimizer, dtype=torch.float32):
+def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
+    """What is alike in some sizes: how near a right number must be, and the sizes. Two sizes of 1% tell
+    a mistake from another that gives the same by chance; to the byte one is enough."""
+    def mlp(widths, batch, optimizer, dtype=torch.float32):
         return Size((tuple(draw.randint(*ends) for ends in widths), draw.randint(*batch), optimizer, dtype))
 
     def gpt(layers, heads, each, sequence, vocabulary, batch, optimizer, tied=False, dtype=torch.float32):
         heads = draw.choice(heads)
-        config = GPTConfig(draw.randint(*layers), heads * draw.randint(*each), heads, draw.randint(*sequence), draw.randint(*vocabulary), tied=tied, dtype=dtype)
+        config = GPTConfig(draw.randint(*layers), heads * draw.randint(*each), heads,
+                           draw.randint(*sequence), draw.randint(*vocabulary), tied=tied, dtype=dtype)
         return Size((config, draw.randint(*batch), optimizer, dtype))
 
-    loss, many = ((5, 12), (20, 30), (40, 50)), (100, 200)
-    update, few = ((20, 40), (30, 60), (10, 20)), (1, 3)
-    layer, some = ((10, 30), (60, 90), (60, 90), (4, 9)), (60, 120)
-    wide = (100, 150), (12, 20), (4, 9)
-    deep, linear, narrow = ((5, 12), (20, 30), (20, 30), (40, 50)), ((4, 8), (38, 42), (43, 47)), ((8, 15), (30, 40), (40, 60))
-    return ([near(loss, many, "sgd"), near(deep, many, "sgd"), near(update, few, "sgd"), near(layer, some, "sgd"), near(wide, some, "sgd"),
-             near(loss, many, "momentum"), near(update, (20, 40), "adam"), near(update, few, "adam"), near(layer, some, "adam"),
-             near(loss, many, "adam", torch.float64), near(update, few, "momentum", torch.float64)],
-            [near(loss, (5, 50), "sgd"), near(linear, (18, 22), "sgd"), near(update, few, "sgd"), near(layer, (20, 60), "sgd"), near(wide, some, "momentum"), near(loss, (5, 50), "adam"),
-             near(update, few, "adam"), near(update, few, "adam", torch.float64), near(narrow, few, "adam"), near(layer, (20, 60), "adam", torch.float64)]
-            + [near([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
-                    draw.choice((torch.float32, torch.float64))) for _ in range(5)],
-            [gpt((1, 1), (2,), (5, 8), (8, 12), (300, 500), (4, 6), "sgd"),
-             gpt((3, 4), (4,), (3, 4), (24, 32), (200, 300), (2, 4), "sgd"),
-             gpt((2, 3), (4,), (4, 6), (12, 20), (300, 500), (3, 5), "adam"),
-             gpt((1, 2), (1, 2), (9, 12), (8, 12), (700, 900), (4, 6), "adam", tied=True),
-             gpt((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1), "adam"),
-             gpt((2, 3), (1, 2), (16, 20), (6, 10), (60, 100), (1, 1), "momentum"),
-             gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64),
-             gpt((1, 4), (1, 2), (6, 10), (16, 24), (300, 600), (4, 8), "momentum", tied=True),
-             gpt((1, 3), (1, 2, 4), (4, 8), (8, 24), (300, 900), (3, 8), draw.choice(("sgd", "momentum", "adam")))])
+    # The widths' and the batch's ranges, by where the peak is.
+    loss, square, many = ((5, 12), (20, 30), (40, 50)), ((5, 12), (34, 40), (26, 32)), (100, 200)
+    deep, linear = ((5, 12), (20, 30), (20, 30), (40, 50)), ((4, 8), (38, 42), (43, 47))
+    update, narrow, few = ((20, 40), (30, 60), (10, 20)), ((8, 15), (30, 40), (40, 60)), (1, 3)
+    layer, wide, some = ((10, 30), (60, 90), (60, 90), (4, 9)), ((100, 150), (12, 20), (4, 9)), (60, 120)
+    at_loss, long = ((2, 3), (4,), (4, 6), (12, 20), (300, 500)), ((4,), (3, 4), (24, 32), (200, 300), (2, 4))
+    in_update, one = ((2, 2), (2, 4), (8, 10), (8, 10), (300, 500), (1, 1)), ((1, 2), (16, 20), (6, 10), (60, 100), (1, 1))
+    small, tied = ((1, 1), (2,), (5, 8), (8, 12), (300, 500)), ((1, 2), (1, 2), (9, 12), (8, 12), (700, 900))
+    near = {
+        "MLPs of many samples and SGD": [mlp(loss, many, "sgd"), mlp(square, many, "sgd")],
+        "MLPs of more layers": [mlp(deep, many, "sgd"), mlp(deep, many, "sgd")],
+        "MLPs of few samples and SGD": [mlp(update, few, "sgd"), mlp(narrow, few, "sgd")],
+        "MLPs of wide hidden layers": [mlp(layer, some, "sgd"), mlp(layer, some, "sgd")],
+        "MLPs of wide inputs": [mlp(wide, some, "sgd"), mlp(wide, some, "sgd")],
+        "MLPs with momentum": [mlp(loss, many, "momentum"), mlp(update, few, "momentum")],
+        "MLPs of many samples and Adam": [mlp(loss, many, "adam"), mlp(layer, some, "adam")],
+        "MLPs of few samples and Adam": [mlp(update, few, "adam"), mlp(narrow, few, "adam")],
+        "MLPs of float64": [mlp(loss, many, "adam", torch.float64), mlp(update, few, "momentum", torch.float64)]}
+    exact = [mlp(loss, (45, 70), "sgd"), mlp(linear, (18, 22), "sgd"), mlp(update, few, "sgd"),
+             mlp(layer, (20, 60), "sgd"), mlp(wide, some, "momentum"), mlp(loss, (45, 70), "adam"),
+             mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
+             mlp(layer, (20, 60), "adam", torch.float64),
+             *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
+                   draw.choice((torch.float32, torch.float64))) for _ in range(5))]
+    transformers = {
+        "transformers of one layer and SGD": [gpt(*small, (4, 6), "sgd"), gpt(*small, (10, 14), "sgd")],
+        "transformers of more layers and long sequences": [gpt((3, 4), *long, "sgd"), gpt((2, 3), *long, "sgd")],
+        "transformers and Adam": [gpt(*at_loss, (3, 5), "adam"), gpt(*at_loss, (7, 9), "adam")],
+        "tied transformers and Adam": [gpt(*tied, (4, 6), "adam", tied=True), gpt(*tied, (9, 12), "adam", tied=True)],
+        "transformers of one sample and Adam": [gpt(*in_update, "adam"), gpt(*in_update, "adam")],
+        "transformers of one sample and momentum": [gpt((2, 3), *one, "momentum"), gpt((1, 2), *one, "momentum")],
+        "transformers of float64": [gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64)],
+        "transformers drawn": [gpt((1, 4), (1, 2), (6, 10), (16, 24), (300, 600), (4, 8), "momentum", tied=True),
+                               gpt((1, 3), (1, 2, 4), (4, 8), (8, 24), (300, 900), (3, 8), draw.choice(("sgd", "momentum", "adam")))]}
+    return ({f"{name}, within 1%": (0.01, sizes) for name, sizes in near.items()}
+            | {f"MLP {number} of {len(exact)}, to the byte": (0.0, [size]) for number, size in enumerate(exact, 1)}
+            | {f"{name}, within 1%": (0.01, sizes) for name, sizes in transformers.items()})
 
 
 def total(answer) -> float:
@@ -447,13 +518,15 @@ def by_kind(answer) -> list | None:
 def bytes_of(value, what: str) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
-    number = not isinstance(value, (bool, torch.Tensor)) and (isinstance(value, Real) or hasattr(value, "__index__") or getattr(value, "shape", None) == ())
+    number = not isinstance(value, (bool, torch.Tensor)) and (
+        isinstance(value, Real) or hasattr(value, "__index__") or getattr(value, "shape", None) == ())
     try:
         count = float(value) if number else math.nan
     except (TypeError, ValueError, OverflowError):
         count = math.nan
     if not (math.isfinite(count) and count >= 0):
-        raise Refused(f"Your function gave {str(value)[:60]} for {what}: return a number of bytes, or one for each kind in a dictionary.")
+        raise Refused(f"Your function gave {str(value)[:60]} for {what}: "
+                      "return a number of bytes, or one for each kind in a dictionary.")
     return int(count) if count == int(count) else count
 
 

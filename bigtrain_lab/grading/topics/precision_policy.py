@@ -146,7 +146,7 @@ class PrecisionPolicy(Topic):
         "in float64 where delicate": RIGHT + '''
 class Double(answer):
     def call(self, func, args, kwargs, dtype):
-        if dtype == torch.float32 and all(not isinstance(each, torch.Tensor) or each.dtype != torch.float64 for each in args):
+        if dtype == torch.float32 and all(not isinstance(each, torch.Tensor) or each.dtype != torch.float64 for each in (*args, *kwargs.values())):
             found = super().call(func, args, kwargs, torch.float64)
             return found.to(dtype) if found.is_floating_point() else found
         return super().call(func, args, kwargs, dtype)
@@ -162,32 +162,51 @@ answer = Double
         **without("matmul mm bmm einsum linear conv1d conv2d", LOW, GAINED),
         "float16 always": Wrong(GIVEN, (("self.dtype = dtype", "self.dtype = torch.float16"),)),
         "bfloat16 always": Wrong(GIVEN, (("self.dtype = dtype", "self.dtype = torch.bfloat16"),)),
-        "casts results": Wrong(AFTER, ((ARGS, "return self.cast(func(*(self.cast(each, torch.float32) for each in args), **kwargs), dtype)"), )),
-        "widens results": Wrong(WIDENED, ((ARGS, f"if dtype == torch.float32:\n            return func(*args, **kwargs).to(dtype)\n        {ARGS}"),)),
+        "casts results": Wrong(AFTER,
+            ((ARGS, "return self.cast(func(*(self.cast(each, torch.float32) for each in args), **kwargs), dtype)"), )),
+        "widens results": Wrong(WIDENED,
+            ((ARGS, f"if dtype == torch.float32:\n            return func(*args, **kwargs).to(dtype)\n        {ARGS}"),)),
+        "widens products": Wrong("A product was computed in 16 bits and cast back: leave it in the policy's type.",
+            ((CALL, f"found = {CALL[7:]}\n        return found.float() if dtype == self.dtype and found.dtype == dtype else found"),)),
+        "delicate in float64": Wrong("It came out in float64: float32 is enough where it is delicate.",
+            ((WANTED, WANTED.replace("torch.float32", "torch.float64")),)),
+        "no keywords where delicate": Wrong(KEYWORDS,
+            ((CALL, f"return func(*args, **kwargs) if dtype == torch.float32 else {CALL[7:]}"),)),
         "casts float64": Wrong(DOUBLE, ((CAST, "True:"),)),
-        "casts float64 where delicate": Wrong(DOUBLE, ((CAST, "(value.dtype != torch.float64 or dtype == torch.float32):"),)),
+        "casts float64 where delicate": Wrong(DOUBLE,
+            ((CAST, "(value.dtype != torch.float64 or dtype == torch.float32):"),)),
         "detaches": Wrong(GRAPH, ((TO, "return value.detach().to(dtype)\n"),)),
         "takes .data": Wrong(GRAPH, ((TO, "return value.data.to(dtype)\n"),)),
         "new tensors": Wrong(GRAPH, ((TO, "return torch.tensor(value.tolist(), dtype=dtype)\n"),)),
-        "no_grad": Wrong(GRAPH, ((ARGS, f"torch.set_grad_enabled(False)\n        {ARGS}"), (CALL, f"found = {CALL[7:]}\n        torch.set_grad_enabled(True)\n        return found"))),
-        "detaches where delicate": Wrong(GRAPH, ((CALL, f"found = {CALL[7:]}\n        return found.detach() if dtype == torch.float32 else found"),)),
+        "no_grad": Wrong(GRAPH,
+            ((ARGS, f"torch.set_grad_enabled(False)\n        {ARGS}"),
+             (CALL, f"found = {CALL[7:]}\n        torch.set_grad_enabled(True)\n        return found"))),
+        "detaches where delicate": Wrong(GRAPH,
+            ((CALL, f"found = {CALL[7:]}\n        return found.detach() if dtype == torch.float32 else found"),)),
         "no keywords": Wrong(KEYWORDS, ((CALL, "return func(*args, **kwargs)"),)),
         **without("exp softmax log_softmax log pow", FULL, RANGE),
         **without("sum mean norm", FULL, SUMS),
         **without("layer_norm cross_entropy mse_loss", FULL, TERMS),
         "nothing delicate": Wrong(RANGE, ((WANTED, "return self.dtype if name in LOW else None"),)),
-        "all in 16 bits": Wrong(RANGE, ((WANTED, 'return self.dtype if name[:1] != "_" and name not in ("to", "detach", "float") else None'),)),
+        "all in 16 bits": Wrong(RANGE,
+            ((WANTED, 'return self.dtype if name[:1] != "_" and name not in ("to", "detach", "float") else None'),)),
         "all in float32": Wrong(GAINED, ((WANTED, "return torch.float32 if name in FULL | LOW else None"),)),
         **{f"rounds {name}": rounds(name) for name in ("add", "mul", "div", "tanh", "relu", "gelu", "embedding")},
-        "rounds all that is not delicate": Wrong(ROUNDED, ((WANTED, 'return torch.float32 if name in FULL else self.dtype if name in LOW | {"add", "mul", "div", "tanh", "relu", "gelu"} else None'),)),
-        "the narrowest": Wrong(WIDEST, ((ARGS, f"{ARGS}"), ("        dtype = self.wanted(getattr(func, \"__name__\", \"\"))",
-                                         '        if getattr(func, "__name__", "") in ("add", "mul") and any(isinstance(each, torch.Tensor) and each.dtype == self.dtype for each in args):\n'
-                                         '            args = [self.cast(each, self.dtype) for each in args]\n        dtype = self.wanted(getattr(func, "__name__", ""))'))),
-        "casts ids": Wrong(IDS, ((FLOATING, 'isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.int64) and value.dtype'),)),
-        "casts bools": Wrong(IDS, ((FLOATING, 'isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.bool) and value.dtype'),)),
-        "casts ids in products": Wrong(IDS, ((FLOATING, 'isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.int64 and dtype != torch.float32) and value.dtype'),)),
-        "swallows": Wrong(SWALLOWS, (("    def cast(self", "    def __exit__(self, *error):\n        super().__exit__(*error)\n        return True\n\n    def cast(self"),)),
-        "undoes without an error alone": Wrong(UNDO, PATCHING.replace("    try:\n        yield\n    finally:\n    ", "    yield\n    if True:\n    ")),
+        "rounds all that is not delicate": Wrong(ROUNDED,
+            ((WANTED, 'return torch.float32 if name in FULL else self.dtype if name in LOW | {"add", "mul", "div", "tanh", "relu", "gelu"} else None'),)),
+        "the narrowest": Wrong(WIDEST,
+            ((ARGS, f"{ARGS}"),
+             ("        dtype = self.wanted(getattr(func, \"__name__\", \"\"))", '        if getattr(func, "__name__", "") in ("add", "mul") and any(isinstance(each, torch.Tensor) and each.dtype == self.dtype for each in args):\n' '            args = [self.cast(each, self.dtype) for each in args]\n        dtype = self.wanted(getattr(func, "__name__", ""))'))),
+        "casts ids": Wrong(IDS,
+            ((FLOATING, 'isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.int64) and value.dtype'),)),
+        "casts bools": Wrong(IDS,
+            ((FLOATING, 'isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.bool) and value.dtype'),)),
+        "casts ids in products": Wrong(IDS,
+            ((FLOATING, 'isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.int64 and dtype != torch.float32) and value.dtype'),)),
+        "swallows": Wrong(SWALLOWS,
+            (("    def cast(self", "    def __exit__(self, *error):\n        super().__exit__(*error)\n        return True\n\n    def cast(self"),)),
+        "undoes without an error alone": Wrong(UNDO,
+            PATCHING.replace("    try:\n        yield\n    finally:\n    ", "    yield\n    if True:\n    ")),
         "never undoes": Wrong(UNDO, PATCHING.replace("reversed(saved)", "()")),
         "undoes the last": Wrong(UNDO, PATCHING.replace("reversed(saved)", "saved[-1:]")),
     }
@@ -206,11 +225,17 @@ answer = Double
             for name in DELICATE:
                 yield Scene(f"{name}, {n} numbers of {kind} from 1 to {top:.1f}, under {kind}",
                             lambda dtype=dtype, name=name: delicate(answer, dtype, name, n, top), 1e-5)
-            yield Scene(f"other operators, under {kind}", lambda dtype=dtype: others(answer, dtype), 0.0)
-            yield Scene(f"integers and bools, under {kind}", lambda dtype=dtype: integers(answer, dtype, draw_of=size), 0.0)
+            for name in OTHERS:
+                yield Scene(f"{name}, float32, under {kind}",
+                            lambda dtype=dtype, name=name: other(answer, dtype, name, torch.float32), 0.0)
+            for name in MIXED:
+                yield Scene(f"{name}, {kind} and float32, under {kind}",
+                            lambda dtype=dtype, name=name: other(answer, dtype, name, dtype), 0.0)
+            yield Scene(f"integers and bools, under {kind}", lambda dtype=dtype: integers(answer, dtype, size), 0.0)
             yield Scene(f"float64, under {kind}", lambda dtype=dtype: doubles(answer, dtype, size), 0.0)
             yield Scene(f"after the with block of {kind}", lambda dtype=dtype: ended(answer, dtype, fails=False), 0.0)
-            yield Scene(f"after an error in the with block of {kind}", lambda dtype=dtype: ended(answer, dtype, fails=True), 0.0)
+            yield Scene(f"after an error in the with block of {kind}",
+                        lambda dtype=dtype: ended(answer, dtype, fails=True), 0.0)
 
 
 # Looked up when called, as a policy may stand in their place.
@@ -223,10 +248,11 @@ DELICATE = {"x.exp()": lambda x: x.exp(), "torch.exp": lambda x: torch.exp(x), "
             "torch.log": lambda x: torch.log(x), "x.log()": lambda x: x.log(), "x ** 2": lambda x: x**2, "torch.pow": lambda x: torch.pow(x, 2),
             "x.sum()": lambda x: x.sum(), "torch.sum": lambda x: torch.sum(x), "x.mean()": lambda x: x.mean(), "torch.mean": lambda x: torch.mean(x),
             "x.norm()": lambda x: x.norm(), "F.layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-            "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))), "F.cross_entropy with target=": lambda x: F.cross_entropy(input=x, target=torch.arange(len(x))),
+            "F.cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))), "torch.exp with input=": lambda x: torch.exp(input=x),
             "F.mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x))}
 OTHERS = {"x + y": lambda x, y: x + y, "x * y": lambda x, y: x * y, "x / y": lambda x, y: x / y, "torch.tanh": lambda x, y: torch.tanh(x),
-          "F.relu": lambda x, y: F.relu(x), "F.gelu": lambda x, y: F.gelu(x)}
+          "F.relu": lambda x, y: F.relu(x), "F.gelu": lambda x, y: F.gelu(x), "F.embedding": lambda x, y: F.embedding(torch.tensor([1]), torch.stack([x, y]))}
+MIXED = ("x + y", "x * y")
 
 
 def word(dtype: torch.dtype) -> str:
@@ -251,29 +277,31 @@ def delicate(answer, dtype, name, n, top) -> dict:
     x = torch.linspace(1, top, n).view(4, -1).to(dtype).requires_grad_()
     with answer(dtype):
         found = DELICATE[name](x)
-    return {"type": word(found.dtype), "has a graph": found.requires_grad, "last results": found.detach().double().flatten()[-4:]}
+    return {"type": word(found.dtype), "has a graph": found.requires_grad,
+            "last results": found.detach().double().flatten()[-4:]}
 
 
-def others(answer, dtype) -> dict:
-    half, full = torch.full((4,), 300, dtype=dtype), torch.full((4,), 300.0)
+def other(answer, dtype, name, of) -> dict:
+    """`of`: the type of the first tensor; the second is float32."""
+    x, y = torch.full((4,), 300, dtype=of), torch.full((4,), 300.0)
     with answer(dtype):
-        found = {f"{name} of float32": operator(full, full) for name, operator in OTHERS.items()}
-        found |= {f"{name} of {word(dtype)} and float32": OTHERS[name](half, full) for name in ("x + y", "x * y")}
-        found["F.embedding of float32"] = F.embedding(torch.tensor([3]), torch.full((4, 4), 0.1))
-    return {name: word(each.dtype) for name, each in found.items()}
+        found = OTHERS[name](x, y)
+    return {"type": word(found.dtype)}
 
 
-def integers(answer, dtype, draw_of) -> dict:
-    odd = 2049 + 2 * draw_of
+def integers(answer, dtype, size) -> dict:
+    odd = 2049 + 2 * size
     with answer(dtype):
-        found = torch.tensor([odd]).sum(), torch.tensor([True] * draw_of).sum(), torch.tensor([[odd]]) @ torch.tensor([[2]])
+        sums = torch.tensor([odd]).sum(), torch.tensor([True] * size).sum()
+        found = *sums, torch.tensor([[odd]]) @ torch.tensor([[2]])
     return {"types": [word(each.dtype) for each in found], "results": [float(each) for each in found]}
 
 
 def doubles(answer, dtype, size) -> dict:
     x, y = pair(size, torch.float64)
     with answer(dtype):
-        found = {name: operator(x, y) for name, operator in PRODUCTS.items()} | {name: operator(x) for name, operator in DELICATE.items()}
+        found = {name: operator(x, y) for name, operator in PRODUCTS.items()}
+        found |= {name: operator(x) for name, operator in DELICATE.items()}
     return {name: word(each.dtype) for name, each in found.items()}
 
 

@@ -91,6 +91,7 @@ FUTURE = "A forward asks for a version that nobody has made yet: count the updat
 EARLY = "A version is dropped while a backward still needs it: keep it until its last backward has run."
 HOARD = "Versions are kept that no backward needs any more: drop each once its last backward has run."
 EVERYWHERE = "All stages wait alike, which is vertical sync: a stage waits only for the updates that have not reached it."
+COUNTS = "A second training at the same sizes gets other versions: compute them from the action alone, and keep no count between calls."
 SYNCHRONOUS = "Your order is not PipeDream's: leave `asynchronous` and `steps` as they are given, an update right after each backward."
 
 
@@ -130,15 +131,20 @@ class Stashing(Topic):
         "keeps nothing": Wrong(EARLY, ((HELD, "return []"),)),
         "keeps one fewer": Wrong(EARLY, ((HELD, "return range(max(0, updates - wait + (wait > 0)), updates + 1)"),)),
         "keeps two": Wrong(EARLY, ((HELD, "return {max(0, updates - wait), updates}"),)),
+        "nothing at the end": Wrong("The newest version is not kept: the next update starts from it, and after the last it is what was trained.",
+                                    ((HELD, "return range(max(0, updates - wait), updates + 1) if updates < self.micro_batches else []"),)),
+        "a count of its own": Wrong(COUNTS, ((USED, "if action == (action.kind, 0, 0) and action.kind == 'F': type(self).seen = getattr(type(self), 'seen', 0) + 1\n"
+                                              "        return max(0, action.micro_batch - wait) + (getattr(type(self), 'seen', 1) > 3)"),)),
         "without the newest": Wrong("The newest version is not kept: the next update starts from it.", ((HELD, "return range(max(0, updates - wait), updates)"),)),
         "not yet made": Wrong("A stage keeps a version that has not been made yet: after u updates the newest is u.", ((HELD, "return range(max(0, updates - wait), updates + 2)"),)),
     }
 
     @staticmethod
     def probe(answer, draw):
-        for p, m in ((4, 8), (draw.randint(5, 6), draw.randint(7, 12)), (draw.randint(2, 3), draw.randint(10, 14)), (draw.randint(3, 5), 2), (1, 3)):
+        for p, m in ((4, 8), (4, 8), (draw.randint(5, 6), draw.randint(7, 12)), (draw.randint(2, 3), draw.randint(10, 14)), (draw.randint(3, 5), 2), (1, 3)):
             who = f"p = {p}, m = {m}"
-            yield Scene(who, lambda p=p, m=m: {"asynchronous": bool(answer(p, m).asynchronous), "updates after each rank's backwards": after(orders(answer, p, m))})
+            yield Scene(who, lambda p=p, m=m: {"asynchronous": bool(answer(p, m).asynchronous),
+                                               "updates after each rank's backwards": after(orders(answer, p, m))})
             yield Scene(who, lambda p=p, m=m: versions(answer, p, m))
             yield Scene(f"p = {p}, m = {m + p + 14}", lambda p=p, m=m: kept(answer, p, m + p + 14))
 
@@ -161,45 +167,42 @@ def whole(number, call: str) -> int:
 def versions(answer, p: int, m: int) -> dict:
     """How far the version of each action is from the one that the order makes right."""
     schedule = answer(p, m)
-    lacks, beside, named = [], [], []
+    lacks, beside, named = {}, {}, {}
     for steps in orders(answer, p, m):
         made, used = 0, {}
         for action in (a for (a,) in steps):
             version = whole(schedule.version(action), f"version({action})")
             if action.kind == "F":
                 used[action.micro_batch] = version
-                lacks.append(made - version)
+                lacks[f"updates there that {action} does not use"] = made - version
             elif action.kind == "B":
-                beside.append(version - used.get(action.micro_batch, -1))
+                beside[f"version of {action} less its forward's"] = version - used.get(action.micro_batch, -1)
             else:
-                named.append(version - made)
+                named[f"version of {action} less the updates made"] = version - made
                 made += 1
-    return {"updates there that a forward does not use": lacks, "a backward's version less its forward's": beside,
-            "an update's version less those made": named}
+    return lacks | beside | named
 
 
 def kept(answer, p: int, m: int) -> dict:
-    """After each number of updates, before the drain: how many versions are lost, and how many are too many."""
+    """After each number of updates: how many versions are lost and, before the drain, how many are too many."""
     schedule = answer(p, m)
     if not hasattr(schedule, "versions_held"):
         raise Refused("Your class does not say which versions a stage keeps: write versions_held(stage, updates), which returns their numbers.")
-    lost, surplus = [], []
+    shown = {}
     for stage, steps in enumerate(orders(answer, p, m)):
-        flat, newest = [a for (a,) in steps], 0
-        uses, versions_of = {}, {}
-        for place, action in enumerate(flat):
-            if action.kind == "F":
-                versions_of[action.micro_batch] = newest
+        flat, newest, used = [a for (a,) in steps], 0, {}
+        for action in flat:
+            used.update({action.micro_batch: newest} if action.kind == "F" else {})
             newest += action.kind == "U"
-            uses[place] = versions_of.get(action.micro_batch) if action.kind == "B" else None
         ends = [-1] + [place for place, action in enumerate(flat) if action.kind == "U"]
-        for updates in range(m - p):
-            needed = {uses[place] for place in range(ends[updates] + 1, len(flat)) if uses[place] is not None and uses[place] <= updates} | {updates}
-            given = schedule.versions_held(stage, updates)
-            held = {whole(version, f"versions_held({stage}, {updates})") for version in listed(given, stage, updates)}
-            lost.append(len(needed - held))
-            surplus.append(len(held - needed))
-    return {"versions lost": lost, "versions too many": surplus}
+        for updates in range(m + 1):
+            needed = {used[a.micro_batch] for a in flat[ends[updates] + 1:] if a.kind == "B" and used[a.micro_batch] <= updates} | {updates}
+            call = f"versions_held({stage}, {updates})"
+            held = {whole(version, call) for version in listed(schedule.versions_held(stage, updates), stage, updates)}
+            shown[f"versions that {call} lost"] = len(needed - held)
+            if updates < m - p:
+                shown[f"versions that {call} need not keep"] = len(held - needed)
+    return shown
 
 
 def listed(given, stage: int, updates: int) -> list:
