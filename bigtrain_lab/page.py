@@ -1,8 +1,8 @@
 """A run as one HTML file that plays in any browser: no kernel, no network, nothing beside it.
 
 The page holds the player as it is (player_*.js, player.js, player.css); page.js stands in for the kernel's half of it.
-Clocks whose traces are equal travel once, as gzip in base64: a page of 3 steps on 4 ranks has 126 kB, 48 of them the player; one
-of 200 steps 1.3 MB. The page's policy lets the browser run this script and no other, by its hash, and load nothing at all.
+Clocks whose traces are equal travel once, as gzip in base64: a page of 3 steps on 4 ranks has 130 kB, 48 of them the player; one
+of 200 steps 1.4 MB. The page's policy lets the browser run this script and no other, by its hash, and load nothing at all.
 """
 
 import gzip

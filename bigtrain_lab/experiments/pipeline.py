@@ -97,6 +97,7 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     def describe(self) -> str:
         weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
+        weights[0] -= self.config.vocabulary * self.width * bool(self.recipe.tied)  # of a tied one, which two stages hold
         return (f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)} stage{'s' * (len(weights) > 1)}; "
                 f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
 

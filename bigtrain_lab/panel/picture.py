@@ -1,6 +1,6 @@
 """What a panel draws: a tab a clock, what is wrong, the player, the other figures, and of a long run a choice of the steps drawn."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
@@ -128,8 +128,8 @@ def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
 
 
 def steps_drawn(trace: Trace) -> int:
-    """How many steps are drawn at once: all, or as many as make DRAWN events."""
-    return trace.steps if len(trace) <= DRAWN else max(1, DRAWN * trace.steps // len(trace))
+    """How many steps are drawn at once: all, or as many as make DRAWN events from the first on, of which most is told."""
+    return trace.steps if len(trace) <= DRAWN else max(1, bisect_left(trace.step_ends, trace.events[DRAWN].start))
 
 
 def window(trace: Trace, first: int, steps: int) -> Trace:
