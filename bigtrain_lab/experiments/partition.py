@@ -87,7 +87,7 @@ class Partition(PipelineExperiment):
                 other = self if name == self.partition else self.replace(partition=name)
             except Impossible:  # more stages than layers can still be balanced
                 continue
-            trace = other.simulated()
+            trace = other.simulated(memory=False)
             told[name] = {"sizes": [last - first for first, last in other.slices], "step_time": trace.step_time, "idle": trace.bubble()}
         return told
 
@@ -104,7 +104,7 @@ class Partition(PipelineExperiment):
 
     def times(self, first: int, last: int) -> dict:
         """Measured: the sum of the pieces' times, B halved as its products are. On the unit profile: shares of all products."""
-        flops = {kind: work.flops for kind, work in self.slice_works(first, last).items()}
+        flops = self.flops(first, last)
         if self.profiled == "measured":
             forward, backward = (sum(times) for times in zip(*self.measured[first:last]))
             late = backward * flops.get("W", 0) / flops["B"] if flops["B"] else 0.0
@@ -113,6 +113,12 @@ class Partition(PipelineExperiment):
             whole = forward_flops(self.config, self.rows)
             return {kind: Fraction(self.ranks * own, whole) for kind, own in flops.items()}
         return super().times(first, last)
+
+    def flops(self, first: int, last: int) -> dict[str, int]:
+        """Kind -> FLOPs of a slice for one micro-batch: the sum of its pieces', whose blocks are all alike."""
+        end = self.config.pieces - 1
+        works = [self.slice_works(at, at + 1) for at in (at if at == end else min(at, 1) for at in range(first, last))]
+        return {kind: sum(work[kind].flops for work in works) for kind in works[0]}
 
     # -- what is told ---------------------------------------------------------------------------------------
 

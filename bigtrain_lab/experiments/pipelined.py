@@ -97,9 +97,10 @@ class Pipelined(Experiment):
         parts = [[self.stage_run(stage, one) for one in several] for stage, several in enumerate(needed)]
         return Rehearsed(self.order, self.steps, [first.joined(*others) for first, *others in parts])
 
-    def cost(self) -> Cost:
-        changes = self.rehearsed.changes()
-        resident = {rank: tuple(self.rehearsed.resident(rank).items()) for rank in range(self.ranks)}
+    def cost(self, memory: bool = True) -> Cost:
+        """`memory`: also what actions do to it; times do without."""
+        changes = self.rehearsed.changes() if memory else {}
+        resident = {rank: tuple(self.rehearsed.resident(rank).items()) for rank in range(self.ranks if memory else 0)}
         time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
@@ -118,9 +119,10 @@ class Pipelined(Experiment):
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[rank]]
 
-    def simulated(self) -> Trace:
-        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
-        return simulate(with_exchanges(self.order, self.steps, self.recipe.tied, sizes), self.cost())
+    def simulated(self, memory: bool = True) -> Trace:
+        tied = self.recipe.tied
+        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()} if tied else {}
+        return simulate(with_exchanges(self.order, self.steps, tied, sizes), self.cost(memory))
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
