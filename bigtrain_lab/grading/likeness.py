@@ -241,6 +241,8 @@ def innermost(a, b, near: float) -> tuple[str, object, object]:
 def said(value) -> str:
     """A value, short."""
     if isinstance(value, list):
+        if any(isinstance(each, list) for each in value):
+            return f"{len(value)} lists of numbers" if numbers(value) else f"{len(value)} lists"
         shown = ", ".join(map(said, value[:MOST_NUMBERS]))
         return f"[{shown}{', ...' if len(value) > MOST_NUMBERS else ''}]"
     if isinstance(value, dict):
