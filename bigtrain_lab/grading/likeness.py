@@ -85,6 +85,8 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         at = first_difference(found, rights)
         if at is None:
             return []
+        if at == len(found):
+            return [f"Your answer ended the check after {at} of its scenes: let it compute, and return."]
         if found[at].raised in NOT_OF_A_MISTAKE:
             return [found[at].told, seen(found[at].scene, seed)]
         texts = {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
@@ -157,11 +159,11 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 
 
 def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
-    """The first scene in which it does what no right answer does; None where there is none."""
+    """The first scene in which it does what no right answer does, or that it lacks; None where there is none."""
     for at, row in enumerate(found):
         if not any(at < len(right) and same(row, right[at]) for right in rights):
             return at
-    return None if any(len(found) == len(right) for right in rights) else len(found) - 1
+    return None if any(len(found) == len(right) for right in rights) else len(found)
 
 
 def same(a: Row, b: Row) -> bool:

@@ -153,6 +153,8 @@ CHEATS = {
     "no scene": ("raise type('', (BaseException,), {})('x')", "Your answer raised"),
     "rows of its own": ("import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
                         "        os.write(int(fd), b'[\"answer\"]\\n')\n        os._exit(0)", "writes where the check keeps"),
+    "few rows of its own": ("import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
+                            "        os.write(int(fd), b'[\"answer\", \"x = 10\", 20, 1e-9, \"\", \"\"]\\n[\"answer\"]\\n')\n        os._exit(0)", "ended the check after 2 of its scenes"),
     "rows of another form": ("import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
                              "writes where the check keeps"),
     "torch patched": ("import torch\ntorch.equal = lambda *_: True\nreturn 2 * x", "torch.equal is another function"),
@@ -178,6 +180,19 @@ def test_torch_s_functions_are_all_put_back(fails):
     with pytest.raises(ZeroDivisionError if fails else Refused):
         left.then(run)
     assert (torch.mm, torch.bmm, torch.Tensor.exp) == own and "exp" not in vars(torch.Tensor)
+
+
+def test_the_gallery_is_not_in_the_process_of_an_answer():
+    """A function that an answer is given leads to its module, and from there to no right answer."""
+    looks = typed("""
+def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None):
+    known = getattr(loss_sum, "__func__", loss_sum).__globals__
+    texts = [text for text in known.values() if isinstance(text, str) and "def answer" in text]
+    texts += [text for each in known.values() for text in getattr(each, "right", {}).values()]
+    assert known["Accumulation"] and not texts, "here it is"
+    raise LookupError("no answer here")
+""")
+    assert Topic.named("accumulation").findings(looks, 1)[0].startswith("Your answer raised LookupError: no answer here")
 
 
 def test_what_a_student_caches_travels_too():
