@@ -135,11 +135,21 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         return text
 
 
-def check(topic: str, answer, seed: int | None = None) -> bool:
-    """Print what is wrong with an answer to the exercise called `topic`, or that it is right; whether it is."""
-    found = Topic.named(topic).findings(answer, seed)
-    print(*found or ["right."], sep="\n")
-    return not found
+class Verdict(tuple):
+    """The findings on an answer, one a line when printed; true when there are none."""
+
+    def __bool__(self) -> bool:
+        return not len(self)
+
+    def __repr__(self) -> str:
+        return "\n".join(self) or "right."
+
+    __str__ = __repr__
+
+
+def check(topic: str, answer, seed: int | None = None) -> Verdict:
+    """What is wrong with an answer to the exercise called `topic`: print it, or ask whether it is true."""
+    return Verdict(Topic.named(topic).findings(answer, seed))
 
 
 def hint(topic: str, number: int) -> None:

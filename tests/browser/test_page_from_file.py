@@ -141,7 +141,7 @@ def test_a_click_on_the_peak_of_memory_lists_what_was_alive(browser, tmp_path):
 def test_the_memory_of_a_device_is_a_line_where_it_is_within_sight(browser, tmp_path):
     """Its colour is on the canvas only where a peak reaches 40% of it; what exceeds it is hatched in that colour."""
     painted = []
-    for limit_mb in (5, 15.6, 15.7, 0):  # the highest of the peaks is 6.26 MB
+    for limit_mb in (5, 16, 16.1, 0):  # the highest of the peaks is 6.42 MB
         experiment = PipelineExperiment(steps=1, memory_mb=limit_mb)
         path = tmp_path / f"{limit_mb}.html"
         path.write_text(page({"predicted": experiment.predict()}, experiment), encoding="utf-8")

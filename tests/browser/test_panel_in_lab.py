@@ -28,7 +28,7 @@ def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     page.locator(".btl-player canvas").focus()
     page.keyboard.press("p")
     peak = page.get_by_role("region", name="what a rank holds at its peak")
-    expect(peak.locator("b")).to_have_text("Peak of rank 0: 7.19 MB after F12")
+    expect(peak.locator("b")).to_have_text("Peak of rank 0: 7.38 MB in B9")
     expect(peak).to_contain_text("activations 5.26 MB")
     peak.get_by_role("button", name="the next rank").click()
     expect(peak.locator("b")).to_have_text("Peak of rank 1: 5.45 MB after F11")
