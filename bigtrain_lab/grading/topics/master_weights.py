@@ -60,6 +60,7 @@ def answer(weights, masters, optimizer, scale, streak, growth_interval, clip):
     squares, bad = 0.0, False
     for weight, master in zip(weights, masters):
         if weight.grad is None:
+            master.grad = None
             continue
         master.grad = weight.grad.to(torch.float32)
         master.grad *= 1.0 / scale
@@ -294,6 +295,22 @@ class MasterWeights(Topic):
             ((f"    if not {ALL}:\n        {SKIP}\n", "    saved = [m.detach().clone() for m in masters]\n"),
              (STEP, f"{STEP}    if not all(m.isfinite().all() for m in masters):\n        [m.data.copy_(old) for m, old in zip(masters, saved)]\n        {SKIP}\n"))),
         "steps with zeros": Wrong(CALLED, ((SKIP, "[m.grad.zero_() for m in reached]; optimizer.step(); " + SKIP),)),
+        "zeros for none": Wrong("A weight that took no part was moved by momentum or decay: give its master no gradient, not one of zeros.",
+            ((f"master.grad = {GRADIENT}", "master.grad = torch.zeros_like(master) if weight.grad is None else weight.grad.float() / scale"),)),
+        "the old one for none": Wrong("A weight that took no part was moved by its last gradient: set its master's .grad to None.",
+            ((f"master.grad = {GRADIENT}", "master.grad = master.grad if weight.grad is None else weight.grad.float() / scale"),)),
+        "zeros overflow": Wrong("Gradients that are all 0 were skipped: they are finite, so make the step.",
+            (("if not all(", "if not any(m.grad.any() for m in reached) or not all("),)),
+        "zeros and a norm": Wrong("Gradients that are all 0 have the norm 0: divide by the norm only where it exceeds the limit.",
+            (("torch.nn.utils.clip_grad_norm_(reached, clip)", "norm = torch.cat([m.grad.flatten() for m in reached]).norm().item(); k = min(1.0, clip / norm)\n"
+              "    for m in reached: m.grad.mul_(k)"),)),
+        "zeros and nan": Wrong("Gradients that are all 0 have the norm 0: divide by the norm only where it exceeds the limit.",
+            (("torch.nn.utils.clip_grad_norm_(reached, clip)", "norm = torch.cat([m.grad.flatten() for m in reached]).norm()\n"
+              "    for m in reached: m.grad.mul_(((0 * norm + clip) / norm * norm / norm).clamp(max=1))"),)),
+        "by shape": Wrong("Two weights of one shape were taken for each other: pair weights and masters by their places.",
+            ((COPY, "weight.data.copy_({m.shape: m for m in masters}[weight.shape].data)"),)),
+        "switches off": Wrong("A weight needs no gradient any more: copy under torch.no_grad() instead.", ((COPY, "weight.requires_grad_(False).copy_(master.detach())"),)),
+        "empties the lists": Wrong("The lists that were given are empty afterwards: leave them as they are.", ((COPY, COPY + "\n    weights.clear()"),)),
         "steps with None": Wrong(CALLED,
             ((SKIP, "[setattr(m, 'grad', None) for m in masters]; optimizer.step(); " + SKIP),)),
         "sums in half": Wrong(FINITES,
@@ -350,11 +367,14 @@ class MasterWeights(Topic):
         yield Scene(f"a gradient of 2^-26, which fp16 does not hold, {told}",
                     lambda: Bench(answer, seed).smallest(max(scale, 1024.0)), 1e-3)
         yield scene(f"two good steps, scales {scale:,g} and {2 * scale:,g}", good, Step(2 * scale))
-        for share in (0.25, 0.8, 1.5, 4.0):
+        for share in (0.125, 0.8, 1.5, 4.0):
             yield scene(f"a norm of {1 / share:.3g} times the norm allowed, {told}",
                         Step(scale, clip=share, unit=2.0**-3), near=1e-4)
         yield scene(f"two good steps, a weight without a gradient, {told}", Step(scale, clip=0.5),
                     Step(scale, clip=0.5), idle=True, momentum=0.5, near=1e-4)
+        yield scene(f"a weight that takes part in every other step, weight decay, {told}", Step(scale, clip=0.5), Step(None, clip=0.5, idle=True),
+                    Step(None, clip=0.5), Step(None, idle=True), momentum=0.5, decay=0.125, near=1e-4)
+        yield scene(f"gradients that are all 0 after a good step, {told}", good, Step(None, fill=0.0), Step(None), momentum=0.5)
         for broken, place in ((broken, place) for broken in (math.inf, math.nan, -math.inf) for place in (-1, 0, 1)):
             yield scene(f"a good step, one with {broken} in a gradient, a good one, {told}",
                         good, Step(None, broken, place), Step(None), momentum=0.5)
@@ -380,20 +400,20 @@ class MasterWeights(Topic):
 class Step:
     """One backward and one update. `scale` None: what the answer returned. `clip`: of the gradients' norm."""
 
-    def __init__(self, scale, broken=None, place=-1, streak=0, clip=1e30, fill=None, unit=2.0**-6):
-        self.scale, self.broken, self.place, self.streak = scale, broken, place, streak
+    def __init__(self, scale, broken=None, place=-1, streak=0, clip=1e30, fill=None, unit=2.0**-6, idle=False):
+        self.scale, self.broken, self.place, self.streak, self.idle = scale, broken, place, streak, idle
         self.clip, self.fill, self.unit = clip, fill, unit
 
 
 class Bench:
     """What an update works on: half weights, their float32 masters, and SGD of rate 1 on the masters."""
 
-    def __init__(self, update, seed, momentum=0.0, interval=10**6, idle=False):
+    def __init__(self, update, seed, momentum=0.0, decay=0.0, interval=10**6, idle=False):
         self.update, self.interval, self.idle, self.draw = update, interval, idle, torch.Generator().manual_seed(seed)
-        self.masters = [nn.Parameter(torch.randn(shape, generator=self.draw)) for shape in ((3, 2), (4,), (2, 2))]
+        self.masters = [nn.Parameter(torch.randn(shape, generator=self.draw)) for shape in ((3, 2), (4,), (2, 2), (4,))]
         self.masters[0].data.view(-1)[0] = 0.0  # where the smallest step is seen
         self.weights = [nn.Parameter(master.detach().half()) for master in self.masters]
-        self.optimizer = torch.optim.SGD(self.masters, lr=1.0, momentum=momentum)
+        self.optimizer = torch.optim.SGD(self.masters, lr=1.0, momentum=momentum, weight_decay=decay)
         self.optimizer.register_step_pre_hook(self.count)
         self.calls = 0
 
@@ -422,9 +442,9 @@ class Bench:
         signs = [torch.randint(0, 2, master.shape, generator=self.draw) * 2 - 1 for master in self.masters]
         gradients = [gradient * sign if step.fill is None else torch.full_like(gradient, step.fill)
                      for gradient, sign in zip(gradients, signs)]
-        if self.idle:
-            gradients[1] = None
-        clip = step.clip * torch.cat([g.flatten() for g in gradients if g is not None]).norm().item()
+        if self.idle or step.idle:
+            gradients[1] = self.weights[1].grad = None
+        clip = step.clip * torch.cat([g.flatten() for g in gradients if g is not None]).norm().item() or step.clip
         if step.broken is not None:
             gradients[step.place].view(-1)[step.place] = step.broken
         return self.backward_and_update(gradients, scale, streak, clip)
@@ -435,7 +455,12 @@ class Bench:
             if gradient is not None:
                 scaled = (gradient * float(scale)).half()
                 weight.grad = scaled if weight.grad is None else weight.grad + scaled
-        told = self.update(list(self.weights), list(self.masters), self.optimizer, scale, streak, self.interval, clip)
+        given = list(self.weights), list(self.masters)
+        told = self.update(*given, self.optimizer, scale, streak, self.interval, clip)
+        if not all(map(same_things, given, (self.weights, self.masters))):
+            raise Refused("Your function changed the lists that it was given: leave them as they are.")
+        if not all(each.requires_grad for each in (*self.weights, *self.masters)):
+            raise Refused("After your function a weight or a master needs no gradient any more: copy under torch.no_grad() instead.")
         try:
             scale, streak = told
             float(scale), float(streak)
@@ -449,3 +474,7 @@ class Bench:
         gradients[0].view(-1)[0] = 2.0**-26
         self.backward_and_update(gradients, scale, 0, 1e30)
         return {"its master moved by": -self.masters[0].detach().view(-1)[0]}
+
+
+def same_things(ours: list, theirs: list) -> bool:
+    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs))
