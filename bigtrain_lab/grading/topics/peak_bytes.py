@@ -362,6 +362,8 @@ class PeakBytes(Topic):
             ((STACK, "kept"),)),
         "all saved in a Linear's backward": Wrong("In a layer's backward the outputs of the layers behind are let go already: count those before it.",
             (('{**there, "temporaries": rows * outer', '{**there, "activations": kept, "temporaries": rows * outer'),)),
+        "remembers a model": Wrong("A model that comes again with another optimizer, batch or type gets its first number: count each time.",
+            returns(f"{TOTAL}; return answer.__dict__.setdefault(str(model), total)")),
         "no dy": Wrong(DYDX, ((DX, "(rows * inner if i > 0 else 0) + 2"),)),
         "no dx": Wrong(DYDX, ((DX, "rows * outer + 2"),)),
         "no gradients": Wrong("The gradients are missing: one of each weight's size, from its backward to zero_grad().",
@@ -484,7 +486,9 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
              mlp(update, few, "adam"), mlp(update, few, "adam", torch.float64), mlp(narrow, few, "adam"),
              mlp(layer, (20, 60), "adam", torch.float64),
              *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
-                   draw.choice((torch.float32, torch.float64))) for _ in range(5))]
+                   draw.choice((torch.float32, torch.float64))) for _ in range(3)),
+             mlp([(4, 80)] * 2, (2, 150), "sgd"), *(mlp([(8, 14), *([(60, 90)] * 2), (2, 4), (100, 140)][::way], (20, 40), "sgd") for way in (1, -1))]
+    exact += [Size((exact[5][0], exact[5][1] + 7, "momentum", torch.float64)), Size((exact[5][0], exact[5][1], "sgd", torch.float32))]
     transformers = {
         "transformers of one layer and SGD": [gpt(*small, (4, 6), "sgd"), gpt(*small, (10, 14), "sgd")],
         "transformers of more layers and long sequences": [gpt((3, 4), *long, "sgd"), gpt((2, 3), *long, "sgd")],
