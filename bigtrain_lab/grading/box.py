@@ -230,6 +230,7 @@ def with_source(told: str) -> str:
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
     pickled_topic, seed, carried, texts, scenes, room, cpu_s, wall_s = task
+    let_go()
     threading.Thread(target=end_with_parent, daemon=True).start()
     out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -387,6 +388,13 @@ def limit_memory() -> None:
         room = pages * resource.getpagesize() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024**2,) * 2)
+
+
+def let_go() -> None:
+    """Close what the server's processes share: an answer that writes there would end the server."""
+    sentinel = parent_process().sentinel
+    os.closerange(3, sentinel)
+    os.closerange(sentinel + 1, 1024)
 
 
 def end_with_parent() -> None:
