@@ -255,7 +255,7 @@ def play(topic: type, seed: int, most: int | None, load, notes: "Notes") -> None
     before, answers = Left(), []
     goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
     for scene in islice(topic.probe(*answers, random.Random(seed)), most) if goes_on else ():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         random.seed(seed)
         if not notes.row(scene.name, lambda: before.then(scene.run), scene.near):
             break
