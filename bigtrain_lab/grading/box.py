@@ -5,7 +5,7 @@
     memory    MEMORY_BYTES more than it begins with, on Linux
     rows      one line of JSON a scene, so that a process that dies has told what came before
 
-Nothing that is right is in the process of a student's answer: it can be broken, and not be fooled.
+No right answer is in the process of a student's: fence.py says what keeps it out, and what does not.
 """
 
 import faulthandler

@@ -8,14 +8,15 @@ scenes that show what an answer does. The scenes' sizes and numbers are drawn an
                           of several, the one that it is like in most scenes
     an unknown mistake    the first scene in which it is wrong, with both values
 
-The answer runs in a process of its own (box.py), the known ones in another: what is right is never
-where an answer could read it. Cost: one run of the probe for the answer and for each known answer.
+The answer runs in a process of its own (box.py) behind a fence (fence.py), the known ones in another.
+Cost: one run of the probe for the answer and for each right one; for the wrong ones, of its first scenes.
 """
 
 import math
 import random
 import re
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
@@ -63,10 +64,10 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     forbids: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
+    @abstractmethod
     def probe(answer, draw: random.Random) -> Iterator[Scene]:
         """The scenes, in the order in which a mistake should be told. Everything is drawn outside
         of `Scene.run`, so that each answer meets the same."""
-        raise NotImplementedError
 
     @classmethod
     def findings(cls, answer, seed: int | None = None) -> list[str]:

@@ -9,23 +9,7 @@ from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, read, script_p
 
 LESSON = NOTEBOOKS / "04_recompute.ipynb"
 CHECKPOINT = next(iter(Topic.named("checkpoint").right.values())) + "\nmy_checkpoint = answer"
-PLAN = """
-from functools import cache
-
-def my_best_plan(sizes, costs, budget):
-    @cache
-    def best(s, t, room):
-        if s == t:
-            return 0, (F(t), B(t))
-        ways = [(float("inf"), ())]
-        for j in range(s + 1, t + 1):
-            left = room - sizes[s]
-            if left >= (sizes[j] if j < t else 0):
-                above, below = best(j, t, left), best(s, j - 1, room)
-                ways.append((sum(costs[s:j]) + above[0] + below[0], (*map(A, range(s, j)), *above[1], *below[1])))
-        return min(ways, key=lambda way: way[0])
-    return list(best(0, len(sizes) - 1, budget)[1])
-"""
+PLAN = next(iter(Topic.named("best-plan").right.values())) + "\nmy_best_plan = answer"
 
 
 @pytest.mark.slow

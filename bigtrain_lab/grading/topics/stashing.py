@@ -8,7 +8,6 @@ counted from it and never from what an answer says.
 Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3.
 """
 
-from ...schedule import Action
 from ..fence import Refused
 from ..likeness import Scene, Topic, Wrong
 from .one_f_one_b import orders
