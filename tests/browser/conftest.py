@@ -38,6 +38,7 @@ def lab(browser, server, kernel, request):
         if failed:
             ARTIFACTS.mkdir(exist_ok=True)
             made.page.screenshot(path=ARTIFACTS / f"{request.node.name}.png", full_page=True)
+            print("the browser's console:", *made.complaints, sep="\n")
         else:
             assert made.outside == [], "a request left this machine"
             assert made.complaints == [], "the browser's console complains"

@@ -175,12 +175,20 @@ class Lab:
         self.page.close()
 
 
+# The widgets that modules share are opened anew by the next page's first cell. Opened here, they would be told to that page
+# only when it asks for what the kernel holds, and a panel drawn before the answer lacks each slider that needs one of them.
 CLEAN = """import sys
 from ipywidgets import Widget
 Widget.close_all()
-for module in [module for name, module in sys.modules.items() if name.startswith("bigtrain_lab.")]:
-    for shared in [value for value in vars(module).values() if isinstance(value, Widget)]:
-        shared.open()
+def once(events):
+    shared = [value for name, module in sys.modules.items() if name.startswith("bigtrain_lab.")
+              for value in vars(module).values() if isinstance(value, Widget)]
+    def reopen(*_):
+        events.unregister("pre_run_cell", reopen)
+        for widget in shared:
+            widget.open()
+    events.register("pre_run_cell", reopen)
+once(get_ipython().events)
 %reset -f"""
 
 
