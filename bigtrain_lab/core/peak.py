@@ -28,11 +28,17 @@ class Peak(NamedTuple):
         return "before its first action" if self.action == "start" else f"{'in' if self.inside else 'after'} {self.action}"
 
 
-def readings(trace: Trace, rank: int) -> Iterator[Peak]:
+def readings(trace: Trace, rank: int) -> list[Peak]:
     """All that was read of a rank, in time: what it holds at each action boundary, and between, on top of that, inside its actions."""
+    if (Peak, rank) not in trace._sorted_out:  # table, sentences and pictures all ask
+        trace._sorted_out[Peak, rank] = [*summed(trace._sorted_out[Memory, rank], rank)]
+    return trace._sorted_out[Peak, rank]
+
+
+def summed(events: list[Memory], rank: int) -> Iterator[Peak]:
     settled: dict[str, int] = {}
     now: dict[str, int] = {}
-    for moment in moments(trace._sorted_out[Memory, rank]):
+    for moment in moments(events):
         changed, (*_, action, start, _, inside) = {change.kind: change.bytes for change in moment}, moment[0]
         if inside:
             now |= changed

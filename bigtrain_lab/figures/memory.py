@@ -2,10 +2,11 @@
 followed all kinds; thin, what a meter read of activations inside; dashed, the device's limit. A peak inside an action that
 the stack does not reach stands on a dotted stem."""
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..core import MEMORY_KINDS, Memory, Trace
+from ..core import MEMORY_KINDS, Trace
 from ..core.peak import Peak, followed, peak, readings
 from ..words import by_kind, device_size, size
 from . import palette, words
@@ -20,14 +21,13 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None, limi
     """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes. `limit_bytes`: what a device holds."""
     ranks = list(range(trace.ranks)) if rank is None else [rank]
     deep = followed(trace)
-    told = {e.kind for e in trace.events if isinstance(e, Memory) and e.bytes and (deep or not e.inside)}
-    kinds = [kind for kind in MEMORY_KINDS if kind in told]
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     peaks = {each: found for each in ranks if (found := peak(trace, each))}
     highest = max((found.bytes for found in peaks.values()), default=0)
     within = limit_bytes is not None and highest >= WITHIN_SIGHT * limit_bytes
     unit, factor = words.axis_unit(trace)
+    when = "" if len(ranks) == 1 else "%{x}<br>"  # else it heads the label of all kinds
     figure = make_subplots(rows=len(ranks), cols=1, shared_xaxes=True, shared_yaxes="all", vertical_spacing=0.12 / len(ranks))
 
     def at(ticks):
@@ -35,14 +35,14 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None, limi
 
     for row, each in enumerate(ranks, 1):
         stacked = [read for read in readings(trace, each) if deep or not read.inside]
-        for kind in kinds:
-            levels = [(read.start, read.held.get(kind, 0)) for read in stacked]
-            levels = [*levels, (end, levels[-1][1])] if levels else [(start, 0), (end, 0)]
+        x = np.array([at(read.start) for read in stacked] + [at(end)])
+        held = {kind for read in stacked for kind in read.held}
+        for kind in filter(held.__contains__, MEMORY_KINDS):
             figure.add_trace(go.Scatter(
-                x=[at(t) for t, _ in levels], y=[b for _, b in levels], name=kind, legendgroup=kind, showlegend=row == 1,
-                stackgroup="held", mode="lines", line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]),
-                fillcolor=palette.MEMORY[kind], hovertext=[f"{kind}: {size(b)} ({b:,} bytes)" for _, b in levels],
-                hoverinfo="text+x"), row=row, col=1)
+                x=x, y=np.array([read.held.get(kind, 0) for read in (*stacked, stacked[-1])]), name=kind, legendgroup=kind,
+                showlegend=kind not in {line.name for line in figure.data}, stackgroup="held", mode="lines",
+                line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]), fillcolor=palette.MEMORY[kind],
+                hovertemplate=f"{when}{kind}: %{{y:.4~s}}B (%{{y:,}} bytes)<extra></extra>"), row=row, col=1)
         inside = [] if deep else [read for read in readings(trace, each) if read.inside]
         if inside:
             figure.add_trace(go.Scatter(

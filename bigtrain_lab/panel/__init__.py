@@ -2,10 +2,12 @@
 
 import gc
 
+from ..dry_run import wake
 from .panel import Panel, show
 
 __all__ = ["Panel", "show"]
 
+wake()  # the first prediction would import as much again
 # The libraries imported above are hundreds of thousands of objects that stay until the kernel ends. Out of the collector's
 # sight, they no longer make one slider move in ten wait a third of a second for a full collection.
 gc.collect()
