@@ -37,13 +37,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .core import MEMORY_KINDS, Alive, Span, Trace
+from .core import MEMORY_KINDS, Alive, Memory, Span, Trace
 from .core.peak import placed
 from .plan import collector_paused
 from .runtime.balance import APART, Balance, Heights, read, together
 from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
-from .runtime.log import levels
+from .runtime.log import changed
 from .schedule import Action, kind_of, name_of
 
 META = torch.device("meta")
@@ -160,7 +160,6 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
     try:
         with ledger:
             program(rank)
-            ledger.changes()
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
         run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
         return run, journal
@@ -268,8 +267,9 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
             if heights[event.rank].tells(top + sum(base) + others, len(told)):
                 ticks = placed(event.start, event.end, len(told))
                 told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
-                told = levels(event.rank, event.lane, event.name, kinds, told)
-                events += (one.modelled for one in told)
+                rank, lane, _, name, *_ = event
+                events += [Memory(rank, lane, kind, name, at, size, True)
+                           for _, at, kind, size in changed(kinds, told)]
         events.append(event)
     return Trace.of(events, **trace.header())
 

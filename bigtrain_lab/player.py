@@ -7,7 +7,7 @@ player_peak.js), so a busy kernel does not stop them.
 
 import json
 import re
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import attrgetter
 from pathlib import Path
 
@@ -135,4 +135,4 @@ def levels(trace: Trace, rank: int, start: int, deep: bool) -> list[list[int]]:
     if len(read) > INSIDE:
         highest = {each.action: each for each in sorted(read, key=attrgetter("bytes"))}
         read = [each for each in read if not each.inside or each is highest[each.action]]
-    return [[each.start - start, *(each.held.get(kind, 0) for kind in MEMORY_KINDS)] for each in read]
+    return [[each.start - start, *map(each.held.get, MEMORY_KINDS, repeat(0))] for each in read]

@@ -145,10 +145,11 @@ class Recipe:
 
     def arrays(self, weights: Mapping[int, Mapping], losses: Sequence) -> dict[str, np.ndarray]:
         """By name: "1.weight" is stage 1's "weight", unless the stages have names of the whole.
-        Half formats become float32."""
+        Half formats become float32. On meta there are no values."""
         apart = self.order.stages > 1 and not self.whole_names
         named = {f"{stage}.{name}" if apart else name: weight.detach().cpu()
-                 for stage, own in weights.items() for name, weight in own.items()}
+                 for stage, own in weights.items() for name, weight in own.items()
+                 if not weight.is_meta}
         found = {name: (weight.float() if weight.itemsize < 4 else weight).numpy()
                  for name, weight in named.items()}
         return found | ({"loss": np.array(losses)} if losses else {})

@@ -17,6 +17,7 @@ from ..models.timing import of_pieces, piece_seconds, timed_as
 from ..partition import Stage, balanced, by_sizes, require_sizes, slowest, stage_times, worst
 from ..runtime.calibrate import NAME as MACHINE
 from ..schedule import Schedule
+from ..simulate import simulate
 from ..words import duration
 from .experiment import Quantity
 from .pipeline import PipelineExperiment
@@ -81,13 +82,13 @@ class Partition(PipelineExperiment):
     @cached_property
     def cuts(self) -> dict[str, dict[str, Any]]:
         """What each rule's cut would cost, by simulation: its sizes, step time and idle share."""
-        told = {}
+        told, plan = {}, self.lowered  # the order does not depend on the cut
         for name in dict.fromkeys(("equal", "balanced", "worst", self.partition)):
             try:
                 other = self if name == self.partition else self.replace(partition=name)
             except Impossible:  # more stages than layers can still be balanced
                 continue
-            trace = other.simulated(memory=False)
+            trace = simulate(plan, other.cost(memory=False))
             told[name] = {"sizes": [last - first for first, last in other.slices], "step_time": trace.step_time, "idle": trace.bubble()}
         return told
 

@@ -12,7 +12,7 @@ from ..core import Cost, Scalar, Trace
 from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..core.peak import readings
 from ..explain import bubbles
-from ..plan import lower
+from ..plan import Plan, lower
 from ..rehearsal import WHOLE, Like, Part, Rehearsal, Rehearsed, difference, rehearsals
 from ..schedule import Schedule, name_of
 from ..simulate import simulate
@@ -119,10 +119,16 @@ class Pipelined(Experiment):
     def actions(self, rank: int) -> list[str]:
         return [name_of(step) for step in self.order.over(self.steps)[rank]]
 
-    def simulated(self, memory: bool = True) -> Trace:
-        tied = self.recipe.tied
-        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()} if tied else {}
-        return simulate(with_exchanges(self.order, self.steps, tied, sizes), self.cost(memory))
+    def simulated(self) -> Trace:
+        return simulate(self.lowered, self.cost())
+
+    @property
+    def lowered(self) -> Plan:
+        """The order of all steps, with the messages of tied weights."""
+        if not (tied := self.recipe.tied):
+            return lower(self.order, self.steps)
+        sizes = {site: size for part in self.rehearsed.parts for site, size in part.sent.items()}
+        return with_exchanges(self.order, self.steps, tied, sizes)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

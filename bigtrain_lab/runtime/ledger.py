@@ -250,8 +250,8 @@ class Ledger:
 
     @property
     def pending(self) -> bool:
-        """Whether anything was made or let go since the last look at all that happened."""
-        return bool(self._seen.events)
+        """Whether anything was made since the last look at all that happened."""
+        return any(count and storage.counted is None for storage, _, count, _ in self._seen.events)
 
     def became_gradient(self, name: str, gradient: torch.Tensor) -> None:
         """It is this weight's from now on; the next look will find it declared."""

@@ -24,7 +24,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Union
@@ -189,14 +189,20 @@ def on_both(event, **walls) -> Logged:
 
 
 def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) -> Iterator[Logged]:
-    """A ledger's readings inside an action: of each moment the kinds that changed, and all where it shares its time with another."""
+    """A ledger's readings inside an action, on both clocks."""
     if any(len(row) != 2 + len(kinds) or row[0] is None or None in row[2:] for row in rows):
         raise ValueError("a moment has its time, its place and the bytes of each kind")
+    for wall, at, kind, size in changed(kinds, rows):
+        yield on_both(Memory(rank, lane, kind, name, at, size, True), start=wall)
+
+
+def changed(kinds: Sequence[str], rows: Sequence[Sequence]) -> Iterator[tuple]:
+    """(wall, at, kind, bytes) of each moment's kinds that changed, and of all where it shares its time with another."""
     last, moments = [None] * len(kinds), Counter(at for _, at, *_ in rows)
     for wall, at, *now in rows:
         for kind, size, was in zip(kinds, now, last):
             if size != was or moments[at] > 1:
-                yield on_both(Memory(rank, lane, kind, name, at, size, True), start=wall)
+                yield wall, at, kind, size
         last = now
 
 

@@ -7,10 +7,13 @@ Source: torch.autograd.graph.saved_tensors_hooks and disable_saved_tensors_hooks
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
+from torch._C import _DisableTorchDispatch
 from torch.autograd.graph import saved_tensors_hooks
+
+from .owned import USUAL
 
 
 class Saved:
@@ -22,7 +25,10 @@ class Saved:
 
     def __init__(self, tensor, released, what, beyond: "Saved | None" = None):
         # Detached: an output that its own graph saves would hold that graph for ever. Autograd gives it its history back.
-        self.tensor, self.version, self.released, self.what, self.beyond = tensor.detach(), tensor._version, released, what, beyond
+        # That is our own call, of no interest to a dispatch mode; a tensor subclass detaches in its own way.
+        with _DisableTorchDispatch() if type(tensor) in USUAL else nullcontext():
+            self.tensor = tensor.detach()
+        self.version, self.released, self.what, self.beyond = tensor._version, released, what, beyond
 
     def unpack(self) -> torch.Tensor:
         if self.tensor._version != self.version:  # autograd's own check is off where hooks pack

@@ -83,7 +83,7 @@ def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
     def told(*inside):
         packed = json.loads(pack(memories(*LEVELS, *inside)))
         bars = [bar for bar in memory(memories(*LEVELS, *inside), rank=1).data if bar.name == "activations"]
-        return packed["inside"], [(tick, held[weights], held[activations], held[temporaries]) for tick, *held in packed["levels"][1]], bars[0].y
+        return packed["inside"], [(tick, held[weights], held[activations], held[temporaries]) for tick, *held in packed["levels"][1]], tuple(bars[0].y)
 
     meter = told((10, "1F0", "activations", 45, True))
     assert meter[0] == [[1, 10, 45, activations]] and meter[1] == [(0, 100, 0, 0), (20, 100, 50, 0), (40, 100, 0, 0)]
@@ -143,7 +143,7 @@ def test_the_figure_of_memory_draws_the_limit_where_it_is_within_sight():
         return [line.y0 for line in figure.layout.shapes], [note.text for note in figure.layout.annotations]
 
     assert drawn(None) == ([], [])
-    assert drawn(375) == ([375, 375], ["dashed: device memory 375 B"])  # 150 is 40% of it
+    assert drawn(375) == ([375], ["dashed: device memory 375 B"])  # 150 is 40% of it
     assert drawn(376) == ([], ["limit 376 B, far above"])
     assert drawn(24 * 2**30) == ([], ["limit 24 GiB, far above"])
 
