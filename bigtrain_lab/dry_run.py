@@ -390,7 +390,7 @@ class Operators:
         looks = [operator]
         for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
             if isinstance(value, torch.Tensor):
-                looks.append((value.shape, value.stride(), value.dtype, value.is_meta))
+                looks += value.shape, value.stride(), value.dtype, value.is_meta
             elif isinstance(value, (list, tuple)):
                 looks.append(tuple(look_of(each) if isinstance(each, torch.Tensor) else each
                                    for each in value))

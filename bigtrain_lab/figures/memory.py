@@ -96,6 +96,6 @@ def byte_ticks(peak: int, most: int = 1) -> dict:
         return {}
     power = 10 ** (len(str(int(peak))) - 1)
     steps = (part * power // 100 for part in (2, 5, 10, 20, 25, 50, 100, 200, 500))
-    step = next(step for step in steps if step and peak <= (most + 0.5) * step) if peak > 100 else peak
+    step = next((step for step in steps if step and peak <= (most + 0.5) * step), 5 * power) if peak > 100 else peak
     at = [0, *(n * step for n in range(1, most + 1) if n * step < 0.88 * peak), peak]
     return dict(tickvals=at, ticktext=[size(each) + "  " if each else "0  " for each in at])

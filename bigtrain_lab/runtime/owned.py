@@ -46,11 +46,12 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
                     held["buffers"][prefix + name + of_which] = buffer
     held["weights"] = {name: parameter for parameter, name in names.items()}
     held["master"] = {names[weight]: master for weight, master in masters.items()}
-    low = {tuple(p.shape) for p in names if not is_lazy(p) and p.element_size() < 4}
     names |= {master: names[weight] for weight, master in masters.items()}
+    low = None
     for optimizer in optimizers:
         for parameter in parameters_of(optimizer):
             if parameter not in names:
+                low = low or {tuple(p.shape) for p in held["weights"].values() if not is_lazy(p) and p.element_size() < 4}
                 names[parameter] = f"parameter {len(names)}"
                 kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
                 held[kind][names[parameter]] = parameter

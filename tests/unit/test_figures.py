@@ -85,6 +85,12 @@ def test_memory_stacks_kinds_in_order_and_ends_where_the_trace_does():
     assert len(figures.memory(trace, rank=2).data) == 2
 
 
+def test_hovering_over_memory_tells_kind_size_and_exact_bytes():
+    """On a picture of several ranks also when; on one rank's that heads the label."""
+    several, alone = (figures.memory(trace_of(), rank).data[0].hovertemplate for rank in (None, 0))
+    assert alone == "weights: %{y:.4~s}B (%{y:,} bytes)<extra></extra>" and several == "%{x}<br>" + alone
+
+
 def test_memory_draws_readings_inside_actions_as_a_line():
     trace = trace_of()
     inside = [Memory(1, "compute", "activations", "1F0", 1500, 1700, True), Memory(1, "compute", "activations", "1F0", 1700, 900, True)]
@@ -104,7 +110,8 @@ def test_a_peak_inside_an_action_stands_on_a_stem_and_the_axis_reaches_it():
     assert peaked.layout.yaxis.range[1] > 9800 and peaked.layout.yaxis.ticktext[-1] == "9.8 kB  "
 
 
-@pytest.mark.parametrize("peak,most,ticks", [(1_920_000, 4, [0, 500_000, 1_000_000, 1_500_000, 1_920_000]), (4_554_000, 1, [0, 4_554_000]), (7, 4, [0, 7])])
+@pytest.mark.parametrize("peak,most,ticks", [(1_920_000, 4, [0, 500_000, 1_000_000, 1_500_000, 1_920_000]), (4_554_000, 1, [0, 4_554_000]), (8_554, 1, [0, 5_000, 8_554]),
+                                             (7, 4, [0, 7])])
 def test_bytes_are_told_at_round_places_and_at_the_peak(peak, most, ticks):
     assert byte_ticks(peak, most)["tickvals"] == ticks
 
