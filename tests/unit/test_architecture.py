@@ -90,6 +90,16 @@ def test_ranks_never_import_what_only_a_notebook_needs():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+@pytest.mark.slow
+def test_a_panel_s_first_prediction_leaves_little_to_the_collector():
+    """All libraries are there before a panel takes them out of its sight; else each full collection walks over 100,000 objects."""
+    import subprocess
+    import sys
+    code = ("import gc, bigtrain_lab.panel; from bigtrain_lab.experiments import Experiment;"
+            "Experiment.named('pipeline')().predict(); print(len(gc.get_objects()))")
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) < 20_000  # 2,406
+
+
 def test_the_runtime_s_modules_import_in_no_circle():
     runtime = {f"bigtrain_lab.runtime.{p.stem}": p for p in FILES if part_of(p) == "runtime" and p.stem != "__init__"}
     edges = {name: {other for found in imports(path) for other in runtime if found == other or found.startswith(other + ".")}

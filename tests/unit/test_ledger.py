@@ -337,6 +337,14 @@ def test_each_way_to_allocate_counts_once(way, expected):
     OUTSIDE.copy_(before)
 
 
+def test_a_tensor_made_of_another_is_saved_as_what_it_is():
+    """A handle that took torch's dense detach would give the backward a tensor without storage."""
+    x = Wrapped(torch.full((3,), 2.0)).requires_grad_()
+    with Ledger(device=torch.device("cpu")):
+        (x * x).backward(Wrapped(torch.ones(3)))
+    assert x.grad.inner.tolist() == [4, 4, 4]
+
+
 def test_all_ways_together_are_their_sum():
     with Ledger() as ledger:
         kept = [way() for way, _ in WAYS]
