@@ -103,7 +103,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if at is None:
             return []
         alike = {name: sum(map(same, found, rows)) for name, rows in wrongs.items()
-                 if first_difference(rows, rights) == at and same(found[at], rows[at])}
+                 if at < len(rows) and same(found[at], rows[at]) and first_difference(rows, rights) == at}
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
             return [*sentence, found[at].told, seen(found[at].scene, seed)]
