@@ -27,9 +27,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from numbers import Real
@@ -73,10 +72,11 @@ class Box:
 
     answer    a student's, by value; the library's own is fenced off
     texts     {name: text} of known answers instead
-    scenes    how many are played, of the first ones; all of them for None
+    until     whether the rows that an answer has shown are enough; all scenes are played for None
     """
 
-    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None, scenes: int | None = None):
+    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None,
+                 until: Callable[[list[Row]], bool] | None = None):
         self._most = MOST_BYTES if texts is None else math.inf
         self._told: dict[str, list[Row]] = {}
         self._whole: set[str] = set()
@@ -86,7 +86,7 @@ class Box:
         self._unwanted = os.pipe()
         try:
             carried = travelling(answer) if texts is None else None
-            task = (travelling(topic), seed, carried, texts, scenes, str(self._room), CPU_S, WALL_S)
+            task = (travelling(topic), seed, carried, texts, until, str(self._room), CPU_S, WALL_S)
             (self._room / "program").write_bytes(pickle.dumps((task,)))
             self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
                                               f"{__package__}.box"))
@@ -229,7 +229,7 @@ def with_source(told: str) -> str:
 
 def main(index: int, task: tuple) -> None:
     """All that the process does; leaves by os._exit."""
-    pickled_topic, seed, carried, texts, scenes, room, cpu_s, wall_s = task
+    pickled_topic, seed, carried, texts, until, room, cpu_s, wall_s = task
     let_go()
     threading.Thread(target=end_with_parent, daemon=True).start()
     out = os.open(os.devnull, os.O_WRONLY)
@@ -245,19 +245,20 @@ def main(index: int, task: tuple) -> None:
     for name in texts if texts is not None else (ANSWER,):
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         faulthandler.dump_traceback_later(wall_s, file=late)
-        notes.name = name
-        play(topic, seed, scenes, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
+        notes.name, notes.rows = name, []
+        play(topic, seed, until, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
     os._exit(0)
 
 
-def play(topic: type, seed: int, most: int | None, load, notes: "Notes") -> None:
-    """Load an answer and note what it shows in each scene; after one that it cannot end, no more."""
+def play(topic: type, seed: int, until, load, notes: "Notes") -> None:
+    """Load an answer and note what it shows in each scene; after one that it cannot end, no more, nor when it is enough."""
     before, answers = Left(), []
     goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
-    for scene in islice(topic.probe(*answers, random.Random(seed)), most) if goes_on else ():
+    for scene in topic.probe(*answers, random.Random(seed)) if goes_on else ():
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        if not notes.row(scene.name, lambda: before.then(scene.run), scene.near):
+        goes_on = notes.row(scene.name, lambda: before.then(scene.run), scene.near)
+        if not goes_on or until is not None and until(notes.rows):
             break
     notes.end()
 
@@ -273,14 +274,15 @@ class Notes:
     """The file of rows: of each scene that it begins, then what it showed."""
 
     def __init__(self, file):
-        self.file, self.name, self.scene = file, ANSWER, "its definition"
+        self.file, self.name, self.scene, self.rows = file, ANSWER, "its definition", []
 
     def row(self, scene: str, run, near: float) -> bool:
         """Note what `run()` shows, or raises; whether it showed something."""
         self.scene = scene
         self.write(scene, None, near, BEGUN, "")
         try:
-            self.write(scene, plain(run()), near, "", "")
+            self.rows.append(Row(scene, plain(run()), near))
+            self.write(*self.rows[-1])
             return True
         except BaseException as error:  # noqa: B902  (an answer may raise anything)
             self.write(scene, None, near, type(error).__name__ or "an error", raised(error))

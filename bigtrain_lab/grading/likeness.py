@@ -90,8 +90,8 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
             return [f"Your answer ended the check after {at} of its scenes: let it compute, and return."]
         if found[at].raised in NOT_OF_A_MISTAKE:
             return [found[at].told, seen(found[at].scene, seed)]
-        texts = {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
-        with Box(cls, seed, texts=texts, scenes=at + BEYOND) as known:
+        texts = cls.wrong_texts()
+        with Box(cls, seed, texts=texts, until=Enough(rights, at)) as known:
             wrongs = {name: known.rows(name) for name in texts}
         return cls.diagnosis(found, rights, wrongs, seed)
 
@@ -103,7 +103,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if at is None:
             return []
         alike = {name: sum(map(same, found, rows)) for name, rows in wrongs.items()
-                 if first_difference(rows, rights) == at and same(found[at], rows[at])}
+                 if at < len(rows) and same(found[at], rows[at]) and first_difference(rows, rights) == at}
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
             return [*sentence, found[at].told, seen(found[at].scene, seed)]
@@ -118,9 +118,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         return rows
 
     @classmethod
-    def texts(cls) -> dict[str, str]:
-        """Every known answer's text, right ones first."""
-        return dict(cls.right) | {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
+    def wrong_texts(cls) -> dict[str, str]:
+        """The text of every wrong answer."""
+        return {name: cls.text(wrong) for name, wrong in cls.wrong.items()}
 
     @classmethod
     def text(cls, wrong: Wrong) -> str:
@@ -171,10 +171,28 @@ def assert_right(topic: str, answer, seed: int | None = None) -> None:
 
 def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
     """The first scene in which it does what no right answer does, or that it lacks; None where there is none."""
-    for at, row in enumerate(found):
-        if not any(at < len(right) and same(row, right[at]) for right in rights):
-            return at
-    return None if any(len(found) == len(right) for right in rights) else len(found)
+    at = first_unlike(found, rights)
+    return at if at is not None or any(len(found) == len(right) for right in rights) else len(found)
+
+
+def first_unlike(found: list[Row], rights: list[list[Row]]) -> int | None:
+    """The first scene in which it does what no right answer does; None where there is none yet."""
+    return next((at for at, row in enumerate(found)
+                 if not any(at < len(right) and same(row, right[at]) for right in rights)), None)
+
+
+class Enough(NamedTuple):
+    """Whether a wrong answer's rows are enough: BEYOND scenes from its first difference on, or that
+    is known to be another one than `at`, where one is given."""
+
+    rights: list[list[Row]]
+    at: int | None = None
+
+    def __call__(self, rows: list[Row]) -> bool:
+        first = first_unlike(rows, self.rights)
+        if first is None:
+            return self.at is not None and len(rows) > self.at
+        return self.at not in (None, first) or len(rows) > first + BEYOND
 
 
 def same(a: Row, b: Row) -> bool:

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 
 from .box import Box
-from .likeness import Topic
+from .likeness import Enough, Topic
 
 
 def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     """What is wrong with a topic's own gallery on a seed, a sentence each."""
-    with Box(topic, seed, texts=topic.texts()) as box:
-        rows = {name: box.rows(name) for name in topic.texts()}
-    rights, wrongs = ([rows[name] for name in topic.right], {name: rows[name] for name in topic.wrong})
+    with Box(topic, seed, texts=topic.right) as box:
+        rows = {name: box.rows(name) for name in topic.right}
+    rights = list(rows.values())
+    with Box(topic, seed, texts=topic.wrong_texts(), until=Enough(rights)) as box:
+        wrongs = {name: box.rows(name) for name in topic.wrong}
     longest = max(map(len, rights))
     for name in topic.right:
         if rows[name][-1].raised or len(rows[name]) < longest:
@@ -18,7 +20,7 @@ def faults(topic: type[Topic], seed: int) -> Iterator[str]:
         elif found := topic.diagnosis(rows[name], [rows[other] for other in topic.right if other != name], wrongs, seed):
             yield f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others: {' '.join(found)}"
     for name, wrong in topic.wrong.items():
-        found = topic.diagnosis(rows[name], rights, wrongs, seed)
+        found = topic.diagnosis(wrongs[name], rights, wrongs, seed)
         if not found:
             yield f"{topic.name}, seed {seed}: the wrong answer {name!r} passes."
         elif found[0] != wrong.sentence:

@@ -154,9 +154,7 @@ if may_make_namespaces():
         assert here["moved_s"] < there["error_s"] < there["moved_s"]  # both readings of one clock are right, each to its error
         assert "By the end they had moved apart by" in " ".join(output.split())
         crossing = [t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}]
-        measured = run.trace("measured")
-        unsure = measured.ticks_per_unit * there["error_s"]  # a busy machine answers late, and says how late
-        assert crossing and all(t.start <= t.end + unsure for t in crossing)
+        assert crossing and all(t.start <= t.end for t in crossing)
         shown = subprocess.run(["bigtrain", "show", str(tmp_path / "run")], env=environment(), capture_output=True, text=True, check=True)
         assert "Clocks of 2 machines" in shown.stdout
 

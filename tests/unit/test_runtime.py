@@ -184,6 +184,21 @@ def test_memory_is_on_both_clocks_and_readings_only_measured(tmp_path):
     assert [s.version for s in modelled.spans()] == [5, 5]
 
 
+def test_a_message_that_came_before_another_clock_sent_it_was_sent_as_it_came(tmp_path):
+    """Machines know each other's clocks to an error."""
+    def program(rank):
+        wall = rank._recorder.clock.wall
+        rank._recorder.clock.wall = lambda: wall() + 10**9 * (rank.index == 0)
+        if rank.index == 0:
+            rank.group().isend(torch.ones(2), 1, name="x")
+        else:
+            rank.group().recv(0, name="x")
+
+    run = launch(program, 2, cost={"F": 1}, directory=tmp_path / "run")
+    run.wait()
+    assert [(t.src, t.rank, t.start == t.end) for t in run.trace("measured").transfers()] == [(0, 1, True)]
+
+
 def test_without_the_clock_a_run_is_measured(tmp_path):
     run = launch(order := (lambda rank: rank.group().barrier()), 2, cost={"F": 1}, clock=False, directory=tmp_path / "run")
     assert run.wait().clock == "measured" and run.wait().unit == "s"

@@ -220,7 +220,6 @@ class Accumulation(Topic):
         "means, not divided": Wrong(f"Too large by the number of micro-batches: you added means and never divided. {DIVIDE}.", divided_by("tokens(each)")),
         "sums, not divided": Wrong(f"Too large by the window's tokens: you added sums and never divided. {DIVIDE}.", divided_by("1")),
         "divided by the number alone": Wrong(f"Sums were divided by the number of micro-batches alone. {DIVIDE}.", divided_by("len(window)")),
-        "divided by k alone": Wrong(f"Sums were divided by the number of micro-batches alone. {DIVIDE}.", divided_by("k")),
         "divided by both": Wrong(f"You divided by the window's tokens and by its number of micro-batches too. {DIVIDE}, once.",
                                  divided_by("total * len(window)")),
         "divided twice": Wrong(f"You divided by the window's tokens twice. {DIVIDE}, once.", divided_by("total * total")),
@@ -239,7 +238,6 @@ class Accumulation(Topic):
         "counts padding": Wrong("Padding was counted: ask tokens(micro_batch).", ((TOTAL, "total = sum(len(each[1]) for each in window)"),)),
         "last window over k": Wrong("The last window was divided by k, and holds fewer: divide by what is in the window.",
                                     divided_by("total * k / len(window)")),
-        "mean of means, over k": Wrong(MEANS, divided_by("tokens(each) * k")),
         "last window dropped": Wrong(NO_UPDATES, ((WINDOWS, "range(0, len(micro_batches) // k * k, k)"),)),
         "last window joined": Wrong("The short last window was added to the one before: it is an update of its own.",
                                     ((WINDOWS, "range(0, len(micro_batches) // k * k or 1, k)"),
@@ -255,15 +253,10 @@ class Accumulation(Topic):
                                  ((BACKWARD, BACKWARD + "            optimizer.step()\n"), (STEPPED, ""))),
         "never steps": Wrong("The optimizer was never called: step once for each window.", ((STEPPED, ""),)),
         "zero_grad missing": Wrong(EARLIER, ((ZERO, ""),)),
-        "zero_grad once": Wrong(EARLIER, ((ZERO, "        start or optimizer.zero_grad()\n"),)),
-        "zero_grad each time": Wrong("Only the last micro-batch of each window counts: call zero_grad once a window.",
+        "zero_grad each time": Wrong("Only the last micro-batch of each window counts: call backward for each, and zero_grad once a window.",
                                      ((BACKWARD, "            optimizer.zero_grad()\n" + BACKWARD),)),
         "zero_grad after each": Wrong("Gradients were cleared before the step: call zero_grad after it, or before the first backward.",
                                       ((BACKWARD, BACKWARD + "            optimizer.zero_grad()\n"),)),
-        "zero_grad before the step": Wrong("Gradients were cleared before the step: call zero_grad after it, or before the first backward.",
-                                           ((UNSCALE, "        optimizer.zero_grad()\n" + UNSCALE),)),
-        "only the last backward": Wrong("Only the last micro-batch of each window counts: call backward for each.",
-                                        ((BACKWARD, ""), (UNSCALE, "        loss.backward()\n" + UNSCALE))),
         "only the first backward": Wrong("Only the first micro-batch of each window counts: call backward for each.",
                                          ((BACKWARD, "            if each is window[0]:\n    " + BACKWARD),)),
         "one late across windows": Wrong("A backward runs in the window after: call backward on each micro-batch's loss at once.",
@@ -290,7 +283,6 @@ class Accumulation(Topic):
                                    ((CLIPPED, ""),
                                     (BACKWARD, f"            sums = [0 if p.grad is None else p.grad for p in weights]\n            optimizer.zero_grad()\n"
                                     f"{BACKWARD}            clip is None or {CLIP}\n            for p, g in zip(weights, sums):\n                p.grad += g\n"))),
-        "clips after the step": Wrong(UNCLIPPED, ((CLIPPED, ""), (STEPPED, STEPPED + CLIPPED))),
         "clips by value": Wrong("You clipped each number by itself: clip by norm, with torch.nn.utils.clip_grad_norm_.",
                                 ((CLIP, "nn.utils.clip_grad_value_(weights, clip)"),)),
         "clips the first group": Wrong(f"You clipped the first group of the optimizer alone. {WHOLE}",
@@ -326,12 +318,7 @@ class Accumulation(Topic):
                                    ((WINDOWS, WINDOWS + " if [scale := scaler and scaler.get_scale()] else ()"), (SCALED, "loss = loss * scale"))),
         "unscales each time": Wrong(ONCE, ((UNSCALE, ""), (BACKWARD, BACKWARD + "            scaler and scaler.unscale_(optimizer)\n"))),
         "unscales again": Wrong(ONCE, ((UNSCALE, UNSCALE + UNSCALE),)),
-        "unscales by hand too": Wrong(TOO_SMALL, ((UNSCALE, UNSCALE + "            for p in weights:\n                p.grad /= scaler.get_scale()\n"),)),
-        "unscales by hand": Wrong(TOO_SMALL,
-                                  ((UNSCALE, "        if scaler is not None:\n            for p in weights:\n                p.grad /= scaler.get_scale()\n"),
-                                   )),
         "clips before unscaling": Wrong("You clipped the scaled gradient: unscale before clipping.", ((UNSCALE, ""), (CLIPPED, CLIPPED + UNSCALE))),
-        "clips instead of unscaling": Wrong("You clipped the scaled gradient: unscale before clipping.", ((UNSCALE, ""),)),
         "clips without a scaler alone": Wrong("Under a scaler nothing was clipped: clip after scaler.unscale_(optimizer).",
                                               (("if clip is not None:", "if clip is not None and scaler is None:"),)),
         "steps past the scaler": Wrong("The step went past the scaler: call scaler.step(optimizer), which skips where the gradient overflowed.",
@@ -362,14 +349,11 @@ class Accumulation(Topic):
                                         (UNSCALE, "        loss = sum(kept)\n        (scaler.scale(loss) if scaler else loss).backward()\n" + UNSCALE))),
         "logs a second forward": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
                                        ((LOSS, LOSS + "\n            print(loss_sum(each).item())"),)),
-        "all forwards first": Wrong(AT_ONCE,
-                                    (("        for each in window:\n", "        for each in [loss_sum(each) for each in window]:\n"), (LOSS, "each / total"))),
         "one late": Wrong(AT_ONCE, ((BACKWARD, "            late.append(loss)\n            if len(late) > 1:\n                late.pop(0).backward()\n"),
                                     (ZERO, ZERO + "        late = []\n"), (UNSCALE, "        late.pop().backward()\n" + UNSCALE))),
         "retains": Wrong("Graphs are alive at the peak with all that they saved: leave out retain_graph=True.",
                          (("loss.backward()", "loss.backward(retain_graph=True)"),)),
         "keeps losses alive": Wrong(ITEM, ((ZERO, ZERO + "        total_loss = 0\n"), (BACKWARD, BACKWARD + "            total_loss += loss\n"))),
-        "a loss of each window": Wrong(ITEM, ((WINDOWS, WINDOWS + " if [losses := []] else ()"), (UNSCALE, "        losses.append(loss)\n" + UNSCALE))),
         "a list of losses": Wrong(ITEM, ((WINDOWS, WINDOWS + " if [losses := []] else ()"), (BACKWARD, BACKWARD + "            losses.append(loss)\n"))),
         "three forwards": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
                                 ((LOSS, "[loss_sum(each), loss_sum(each), loss_sum(each)][0] / total"),)),
@@ -382,18 +366,6 @@ class Accumulation(Topic):
                                    ((ZERO, ZERO + "        copies = []\n"),
                                     (BACKWARD, BACKWARD + "            copies.append([p.grad for p in weights])\n            optimizer.zero_grad()\n"),
                                     (UNSCALE, "        for p, *parts in zip(weights, *copies):\n            p.grad = sum(parts)\n" + UNSCALE))),
-        "k gradients by grad": Wrong("A copy of the gradient is held for each micro-batch: add each to one sum at once.",
-                                     ((BACKWARD, "            copies.append(torch.autograd.grad(loss, weights))\n"), (ZERO, ZERO + "        copies = []\n"),
-                                      (UNSCALE,
-                                       "        for p, *parts in zip(weights, *copies):\n            p.grad = torch.stack(parts).sum(0)\n" + UNSCALE))),
-        "the lesson's": Wrong(MEANS, HEAD + """
-    for i, micro_batch in enumerate(micro_batches):
-        loss = loss_sum(micro_batch) / tokens(micro_batch)
-        (loss / k).backward()
-        if (i + 1) % k == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-"""),
     }
 
     @staticmethod

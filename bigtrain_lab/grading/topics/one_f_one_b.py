@@ -110,7 +110,6 @@ class OneFOneB(Topic):
         "placement": Wrong(ONLY, ((STEPS, "    def rank_of(self, stage, micro_batch):\n        return stage\n\n" + STEPS),)),
         "versions": Wrong(ONLY, ((STEPS, "    def version(self, action):\n        return 0\n\n" + STEPS),)),
         "GPipe": Wrong(MEMORY, ((RETURN, "return [F(rank, i) for i in range(m)] + [B(rank, i) for i in range(m)]"),)),
-        "GPipe, last first": Wrong(MEMORY, ((RETURN, "return [F(rank, i) for i in range(m)] + [B(rank, m - 1 - i) for i in range(m)]"),)),
         "in rounds of p": Wrong("Your ranks drain after every p micro-batches: begin the next forwards before the last backwards are done.",
                                 ((RETURN, "return [a for s in range(0, m, p) for f in (F, B) for i in range(s, min(m, s + p)) for a in f(rank, i)]"),)),
         "equal warm-up": Wrong("All ranks warm up alike: the later a rank's stage, the sooner its first gradient comes.", ((WARM, "warm = min(m, p - 1)"),)),
@@ -141,7 +140,6 @@ class OneFOneB(Topic):
         "newest backward first": Wrong("The newest micro-batch goes back first, and older ones wait: let backwards come in the order of their forwards.", ((PAIR, "order += [F(rank, i), B(rank, i)]"), (LAST, "order += [B(rank, i) for i in range(warm)]"))),
         "updates at once": Wrong(UPDATE, ((RETURN, "return [b for a in order for b in (a, *([U(rank, a[0].micro_batch)] if a[0].kind == 'B' else []))]"),)),
         "updates before the end": Wrong(UPDATE, ((RETURN, "return order[:-1] + [U(rank, m - 1)] + order[-1:]"),)),
-        "a wrong name": Wrong(UPDATE, ((RETURN, "return order + [U(rank, 0)]"),)),
     }
 
     @staticmethod
