@@ -256,8 +256,8 @@ def difference(found: Row, right: Row) -> str:
     name = next(key for key in (*theirs, *ours) if not (key in ours and key in theirs)
                 or not alike(ours[key], theirs[key], found.near))
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
-    what = f"{name}{where}: " if name or where else ""
-    return f"{what}yours {said(yours)}, right {said(rights)}."
+    what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where)))
+    return f"{what}: yours {said(yours)}, right {said(rights)}." if what else f"Yours {said(yours)}, right {said(rights)}."
 
 
 def innermost(a, b, near: float) -> tuple[str, object, object]:

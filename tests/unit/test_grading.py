@@ -89,13 +89,13 @@ def told(body: str, **names) -> list[str]:
 def test_findings_are_a_known_mistake_s_sentence_or_both_values():
     assert told("return 2 * x") == [] == told("return x << 1")
     x = int(told("return 3 * x")[1].split("x = ")[1].split()[0])
-    assert told("return 3 * x") == ["That is three times the number: double it.", f"yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    assert told("return 3 * x") == ["That is three times the number: double it.", f"Yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1)."]
     sentence, seen = told("return x * (2 + (x > 99))")
-    assert sentence.startswith("Large numbers") and seen.startswith("double: yours")
-    assert told("return 2 * x + 1") == [f"yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    assert sentence.startswith("Large numbers") and seen.startswith("Double: yours")
+    assert told("return 2 * x + 1") == [f"Yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."]
     (unlike,) = told("return 2 * x if x != 1 else 5")
-    assert unlike.startswith("of a list[0]: yours 5, right 2. Seen with x = ")
-    assert told("return [2 * x]")[0].startswith("yours [") and told("return None")[0].startswith("yours nothing, right ")
+    assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with x = ")
+    assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith("Yours nothing, right ")
 
 
 def test_numbers_of_every_kind_mean_the_same():
