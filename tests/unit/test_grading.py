@@ -67,6 +67,7 @@ class Double(Topic):
                                          (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),)),
              "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),))}
     hints = ("How often?", "Twice.", "x + x.")
+    allows = ("bigtrain_lab.schedule",)
 
     @staticmethod
     def probe(answer, draw):
@@ -167,6 +168,9 @@ CHEATS = {
     "rows of another form": ("import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
                              "writes where the check keeps"),
     "torch patched": ("import torch\ntorch.equal = lambda *_: True\nreturn 2 * x", "torch.equal is another function"),
+    "what it may import, patched": ("from bigtrain_lab import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x", "Action.__str__ is another function"),
+    "what it may import, inside": ("from bigtrain_lab import schedule\nschedule.Action.__str__.__code__ = (lambda _: '').__code__\nreturn 2 * x",
+                                   "changes what Action.__str__ does"),
     "gradients off": ("import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x", "Gradients are still switched off"),
 }
 
@@ -202,6 +206,12 @@ def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None
     raise LookupError("no answer here")
 """)
     assert Topic.named("accumulation").findings(looks, 1)[0].startswith("Your answer raised LookupError: no answer here")
+
+
+def test_a_decorator_of_torch_s_travels_too():
+    text = next(iter(Topic.named("checkpoint").right.values()))
+    once = text.replace("    @staticmethod\n    def backward", "    @staticmethod\n    @torch.autograd.function.once_differentiable\n    def backward")
+    assert once != text and Topic.named("checkpoint").findings(typed(once), 1) == []
 
 
 def test_what_a_student_caches_travels_too():
