@@ -33,6 +33,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from numbers import Real
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import cloudpickle
@@ -168,12 +169,17 @@ class Box:
 
 
 class Carrier(cloudpickle.Pickler):
-    """Takes a student's cached functions along too, which have no value of their own: to be cached anew."""
+    """Takes along too what has no value of its own: a student's cached functions, to be cached anew; modules that cannot
+    be imported by their names."""
 
     def reducer_override(self, thing):
         if isinstance(thing, functools._lru_cache_wrapper) and is_own(thing):
             rule = thing.cache_parameters()
             return type(thing), (thing.__wrapped__, rule["maxsize"], rule["typed"], functools._CacheInfo)
+        if isinstance(thing, ModuleType) and thing.__name__ not in sys.modules:  # made in C within another, which has it
+            home, _, name = thing.__name__.rpartition(".")
+            if getattr(sys.modules.get(home), name, None) is thing:
+                return getattr, (sys.modules[home], name)
         return super().reducer_override(thing)
 
 
@@ -254,6 +260,7 @@ def play(topic: type, seed: int, until, load, notes: "Notes") -> None:
     """Load an answer and note what it shows in each scene; after one that it cannot end, no more, nor when it is enough."""
     before, answers = Left(), []
     goes_on = notes.row("its definition", lambda: answers.append(load()), 0.0)
+    before.watch(topic)
     for scene in topic.probe(*answers, random.Random(seed)) if goes_on else ():
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
@@ -303,14 +310,21 @@ class Notes:
 
 
 class Left:
-    """What an answer must leave as it was: whether gradients are on, torch's functions, and so on."""
+    """What an answer must leave as it was: whether gradients are on, torch's functions, those that the exercise allows."""
 
     PLACES = (torch, torch.Tensor, torch.nn.functional, torch.nn.Module, torch.autograd, torch.optim.SGD,
               torch.optim.Optimizer, torch.nn.utils)
 
     def __init__(self):
         torch.optim.SGD([torch.zeros(1)])  # the first one changes its class
-        self.functions = [dict(vars(place)) for place in self.PLACES]
+        self.functions = [(place, dict(vars(place))) for place in self.PLACES]
+
+    def watch(self, topic: type) -> None:
+        """The modules that the exercise allows too, and their classes, as they are behind the fence."""
+        modules = [sys.modules[name] for name in topic.allows if name in sys.modules]
+        classes = [thing for module in modules for thing in vars(module).values()
+                   if isinstance(thing, type) and thing.__module__ == module.__name__]
+        self.functions += [(place, dict(vars(place))) for place in (*modules, *classes)]
 
     def then(self, run):
         """run(); Refused where something else is left behind, which is undone."""
@@ -326,13 +340,13 @@ class Left:
         if dtype != torch.float32:
             raise Refused("Your answer changed torch's default dtype: leave it as it was.")
         if changed:
-            raise Refused(f"After your answer {changed[0]} is another function: leave torch as it was.")
+            raise Refused(f"After your answer {changed[0]} is another function: leave it as it was.")
         return shown
 
     def _put_back(self) -> list[str]:
         """Names of the functions that were another one, all of which are put back."""
         changed = []
-        for place, before in zip(self.PLACES, self.functions):
+        for place, before in self.functions:
             now = dict(vars(place))
             for name in () if now == before else {**before, **now}:
                 function, inherited = before.get(name), any(

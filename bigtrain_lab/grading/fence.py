@@ -31,6 +31,7 @@ ANSWERS = ("techniques", "schedules", "collectives", "recomputes", "experiments"
 WITHOUT_ANSWERS = ("core", "formats", "plan", "runtime", "schedule", "simulate", "words")  # modules that may stay
 METHODS = (FunctionType, classmethod, staticmethod, property)
 FRAMES = ("tb_frame", "gi_frame", "cr_frame")
+INSIDES = ("__code__", "__defaults__", "__kwdefaults__")
 LOOKS = ("sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile")
 COLLECTOR = ("gc.get_objects", "gc.get_referrers", "gc.get_referents")
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn",
@@ -153,6 +154,8 @@ def hook(topic: type, hidden: dict, refuse) -> Callable[[str, tuple], None]:
             return LOOKING if is_asked_by_answer("inspect") else ""
         if event in COLLECTOR:
             return LOOKING
+        if event == "object.__setattr__" and details[1] in INSIDES and details[0].__code__.co_filename.startswith((OURS, *INSTALLED)):
+            return f"Your answer changes what {details[0].__qualname__} does: leave it as it is."
         if event in STARTS or event == "import" and details[0] == "_posixsubprocess":
             return STARTING
         if event in NATIVE:

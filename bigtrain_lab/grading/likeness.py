@@ -106,7 +106,7 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
                  if at < len(rows) and same(found[at], rows[at]) and first_difference(rows, rights) == at}
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
-            return [*sentence, found[at].told, seen(found[at].scene, seed)]
+            return [*dict.fromkeys((*sentence, found[at].told)), seen(found[at].scene, seed)]
         right = nearest(found[at], [rows[at] for rows in rights if at < len(rows)])
         return [*sentence, f"{difference(found[at], right)} {seen(found[at].scene, seed)}"]
 
@@ -256,8 +256,10 @@ def difference(found: Row, right: Row) -> str:
     name = next(key for key in (*theirs, *ours) if not (key in ours and key in theirs)
                 or not alike(ours[key], theirs[key], found.near))
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
-    what = f"{name}{where}: " if name or where else ""
-    return f"{what}yours {said(yours)}, right {said(rights)}."
+    what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where)))
+    digits = 7 if said(yours) != said(rights) else 17
+    told = f"yours {said(yours, digits)}, right {said(rights, digits)}."
+    return f"{what}: {told}" if what else told[0].upper() + told[1:]
 
 
 def innermost(a, b, near: float) -> tuple[str, object, object]:
@@ -269,12 +271,12 @@ def innermost(a, b, near: float) -> tuple[str, object, object]:
     return f"[{at}]{where}", a, b
 
 
-def said(value) -> str:
+def said(value, digits: int = 7) -> str:
     """A value, short."""
     if isinstance(value, list):
         if any(isinstance(each, list) for each in value):
-            return f"{len(value)} lists of numbers" if numbers(value) else f"{len(value)} lists"
-        shown = ", ".join(map(said, value[:MOST_NUMBERS]))
+            return f"{len(value)} list{'s' * (len(value) > 1)}" + " of numbers" * bool(numbers(value))
+        shown = ", ".join(said(each, digits) for each in value[:MOST_NUMBERS])
         return f"[{shown}{', ...' if len(value) > MOST_NUMBERS else ''}]"
     if isinstance(value, dict):
         return "; ".join(f"{key} {said(each)}" for key, each in value.items())
@@ -282,7 +284,7 @@ def said(value) -> str:
         return {True: "yes", False: "no", None: "nothing"}[value]
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def seen(scene: str, seed: int) -> str:

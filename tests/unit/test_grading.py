@@ -67,6 +67,7 @@ class Double(Topic):
                                          (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),)),
              "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),))}
     hints = ("How often?", "Twice.", "x + x.")
+    allows = ("bigtrain_lab.schedule",)
 
     @staticmethod
     def probe(answer, draw):
@@ -89,13 +90,13 @@ def told(body: str, **names) -> list[str]:
 def test_findings_are_a_known_mistake_s_sentence_or_both_values():
     assert told("return 2 * x") == [] == told("return x << 1")
     x = int(told("return 3 * x")[1].split("x = ")[1].split()[0])
-    assert told("return 3 * x") == ["That is three times the number: double it.", f"yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    assert told("return 3 * x") == ["That is three times the number: double it.", f"Yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1)."]
     sentence, seen = told("return x * (2 + (x > 99))")
-    assert sentence.startswith("Large numbers") and seen.startswith("double: yours")
-    assert told("return 2 * x + 1") == [f"yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    assert sentence.startswith("Large numbers") and seen.startswith("Double: yours")
+    assert told("return 2 * x + 1") == [f"Yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."]
     (unlike,) = told("return 2 * x if x != 1 else 5")
-    assert unlike.startswith("of a list[0]: yours 5, right 2. Seen with x = ")
-    assert told("return [2 * x]")[0].startswith("yours [") and told("return None")[0].startswith("yours nothing, right ")
+    assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with x = ")
+    assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith("Yours nothing, right ")
 
 
 def test_numbers_of_every_kind_mean_the_same():
@@ -167,6 +168,9 @@ CHEATS = {
     "rows of another form": ("import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
                              "writes where the check keeps"),
     "torch patched": ("import torch\ntorch.equal = lambda *_: True\nreturn 2 * x", "torch.equal is another function"),
+    "what it may import, patched": ("from bigtrain_lab import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x", "Action.__str__ is another function"),
+    "what it may import, inside": ("from bigtrain_lab import schedule\nschedule.Action.__str__.__code__ = (lambda _: '').__code__\nreturn 2 * x",
+                                   "changes what Action.__str__ does"),
     "gradients off": ("import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x", "Gradients are still switched off"),
 }
 
@@ -202,6 +206,12 @@ def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None
     raise LookupError("no answer here")
 """)
     assert Topic.named("accumulation").findings(looks, 1)[0].startswith("Your answer raised LookupError: no answer here")
+
+
+def test_a_decorator_of_torch_s_travels_too():
+    text = next(iter(Topic.named("checkpoint").right.values()))
+    once = text.replace("    @staticmethod\n    def backward", "    @staticmethod\n    @torch.autograd.function.once_differentiable\n    def backward")
+    assert once != text and Topic.named("checkpoint").findings(typed(once), 1) == []
 
 
 def test_what_a_student_caches_travels_too():

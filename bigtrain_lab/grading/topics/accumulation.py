@@ -132,8 +132,6 @@ WEIGHTED = HEAD + """
         window = micro_batches[number * k:][:k]
         optimizer.zero_grad()
         counts = torch.tensor([tokens(each) for each in window], dtype=torch.float64)
-        with torch.no_grad():
-            print(sum(map(loss_sum, window)))
         losses = []
         for count, micro_batch in zip(counts, window):
             loss = loss_sum(micro_batch) / count * (count / counts.sum())
@@ -359,8 +357,8 @@ class Accumulation(Topic):
                                 ((LOSS, "[loss_sum(each), loss_sum(each), loss_sum(each)][0] / total"),)),
         "two forwards": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
                               ((BACKWARD, BACKWARD + "            print(loss_sum(each).item())\n"),)),
-        "three forwards without a graph": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
-                                                ((BACKWARD, BACKWARD + "            with torch.no_grad():\n                loss_sum(each), loss_sum(each)\n"),
+        "two forwards, one without a graph": Wrong("Each micro-batch ran forward more than once: call loss_sum once, and use its result again.",
+                                                ((BACKWARD, BACKWARD + "            with torch.no_grad():\n                loss_sum(each)\n"),
                                                  )),
         "k gradient copies": Wrong("A copy of the gradient is held for each micro-batch: add each to one sum at once.",
                                    ((ZERO, ZERO + "        copies = []\n"),
@@ -402,7 +400,7 @@ class Accumulation(Topic):
         yield counts("fewer than k", unequal(k - 1))
         yield counts("windows of one", unequal(3), 1)
         slope = draw.uniform(1e4, 9e4)
-        clips = draw.uniform(0.05, 0.5), 4 * slope
+        clips = draw.uniform(0.05, 0.5), 8 * slope
         for clip, what in zip(clips, ("a small limit", "a large limit")):
             yield counts(what, unequal(short), slope=slope, near=1e-9, clip=clip)
         yield counts("a loss scaler", unequal(short), scaled=True)
@@ -441,12 +439,12 @@ class Counts(nn.Module):
     def __init__(self, slopes):
         super().__init__()
         self.slopes = torch.tensor(slopes, dtype=torch.float64)
-        ones = [torch.ones(size, dtype=torch.float64) for size in (len(slopes), len(slopes), 1)]
-        self.a, self.b, self.c = map(nn.Parameter, ones)
+        ones = [torch.ones(size, dtype=torch.float64) for size in (len(slopes), len(slopes), 1, 1)]
+        self.a, self.b, self.c, self.d = map(nn.Parameter, ones)
 
     def forward(self, ids, targets):
         ids = ids[targets >= 0]
-        return (self.slopes[ids] * (self.a[ids] + 2 * self.b[ids] + 3 * self.c)).sum()
+        return (self.slopes[ids] * (self.a[ids] + 2 * self.b[ids] + 3 * self.c + 4 * self.d)).sum()
 
 
 class Words(nn.Module):
@@ -464,7 +462,7 @@ class Words(nn.Module):
 
 
 class Bench:
-    """What an answer is given, (ids, targets) and an optimizer of two groups, and what it does."""
+    """What an answer is given, (ids, targets) and an optimizer of groups, and what it does."""
 
     WATCHED = ("activations", "forwards", "graphs", "gradients")
 
@@ -473,7 +471,7 @@ class Bench:
         self.parameters = [p for group in groups for p in group]
         self.optimizer = torch.optim.SGD([{"params": group} for group in groups], rate, momentum)
         self.optimizer.register_step_pre_hook(lambda *_: self.note())
-        self.gradients, self.rates, self.forwards, self.others = [], [], [0], 0
+        self.gradients, self.rates, self.forwards = [], [], [0]
         self.graphs, self.saved = weakref.WeakSet(), weakref.WeakSet()
         self.made = Made([*self.parameters, *(each for pair in micro_batches for each in pair)])
         self.most = {"saved": 0, "waiting": 0, "graphs": 0, "made": 0}
@@ -483,7 +481,7 @@ class Bench:
         model = Counts([math.inf if i == bad else slope for i in range(len(lengths))])
         batches = [(torch.full((n + pad,), i), torch.tensor([1] * n + [-100] * pad))
                    for i, (n, pad) in enumerate(zip(lengths, pads))]
-        return cls(model, [[model.a], [model.b, model.c]], batches, 0.1)
+        return cls(model, [[model.a], [model.b], [model.c, model.d]], batches, 0.1)
 
     @classmethod
     def of_words(cls, lengths, seed, rate=0.1, slope=1.0, watched=""):
@@ -508,10 +506,9 @@ class Bench:
         ids, targets = micro_batch
         if not self.watched:
             return self.model(ids, targets)
-        if not torch.is_grad_enabled():
-            self.others += 1
-            return self.model(ids, targets)
         self.forwards[-1] += 1
+        if not torch.is_grad_enabled():
+            return self.model(ids, targets)
         self.top("graphs", len(self.graphs))
         self.top("waiting", sum(not each.ran for each in self.graphs))
         self.top("made", self.made.bytes_alive())
@@ -540,8 +537,9 @@ class Bench:
     # -- what it did
 
     def updates(self) -> dict:
-        return {"how much each micro-batch counts in each update": [g[0] for g in self.gradients],
-                "gradients of the second group in each update": [[g[1], g[2]] for g in self.gradients]}
+        return {"updates": len(self.gradients),
+                "how much each micro-batch counts in each update": [g[0] for g in self.gradients],
+                "gradients of the other groups in each update": [g[1:] for g in self.gradients]}
 
     def weights(self) -> dict:
         return {"updates": len(self.rates), "learning rates": self.rates,
@@ -554,9 +552,7 @@ class Bench:
                 return {"bytes kept for the backward, at most": self.most["saved"],
                         "graphs without their backward as a forward begins": self.most["waiting"]}
             case "forwards":
-                others = max(0, self.others - len(self.micro_batches))
-                return {"forwards with a graph in each update": self.forwards[:-1],
-                        "forwards without one, not counting one a micro-batch": others}
+                return {"forwards in each update": self.forwards[:-1]}
             case "graphs":
                 return {"graphs of earlier micro-batches alive as a forward begins, "
                         "not counting the last one": max(0, self.most["graphs"] - 1)}

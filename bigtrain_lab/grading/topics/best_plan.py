@@ -207,7 +207,7 @@ class BestPlan(Topic):
         "one slot more": Wrong(INPUT, ((START, "budget + 1)[1]"),)),
         "one slot less": Wrong("Part of the budget is never used: what is kept may weigh all of it; the state in hand and the record do not count.",
                                ((START, "max(sizes[0], budget - 1))[1]"),)),
-        "nothing taken off": Wrong("What is kept is not taken off the room: layers from j on have room - sizes[s].", ((LEFT, "left = room"),)),
+        "nothing taken off": Wrong("By your count every plan fits, or none: what is kept is taken off the room, once, and x_t in hand needs none.", ((LEFT, "left = room"),)),
         "taken off both": Wrong("Layers before j have all the room again: x_j is free once its backward has run.", ((SECOND, "best(s, j - 1, left)"),)),
         "the first place": Wrong(CHEAPEST, ((KEY, "lambda way: 0"),)),
         "one layer too few": Wrong(ADD_UP, ((WORK, "sum(costs[s + 1:j])"),)),

@@ -256,12 +256,20 @@ class Checkpoint(Topic):
         "holds the result": Wrong(HOLDS, ((PUT, f"HELD.append(y.detach() if torch.is_tensor(y) else y[0].detach()); {PUT}"),)),
         "dies without gradient": Wrong("With an input that needs no gradient the weights got none: autograd leaves a Function out where no input needs one. "
                                        "Give it one more that does, an empty tensor.", ((TOKEN, "torch.empty(0)"),)),
+        "plain without a gradient": Wrong("With an input that needs no gradient, what fn made is kept: fn's weights need one all the same.",
+                                          (("def answer(fn, *args, **kwargs):\n", "def answer(fn, *args, **kwargs):\n    if not any("
+                                            "torch.is_tensor(x) and x.requires_grad for x in args): return fn(*args, **kwargs)\n"),)),
+        "unpacks one": Wrong("A tuple of one result came back as a tensor: return what fn returns.",
+                             ((APPLIED, "y = Again.apply("), ("kwargs, *args)", "kwargs, *args); return y[0] if isinstance(y, tuple) and len(y) == 1 else y"))),
+        "evaluates again": Wrong("fn ran without dropout the second time: leave its mode as it is.", ((REWIND, REWIND + "        ctx.fn.eval()\n"),)),
+        "numbers as tensors": Wrong("fn was given a tensor in place of a number: hand on what is no tensor as it is.",
+                                    ((APPLIED, "args = [torch.as_tensor(x) if isinstance(x, int) else x for x in args]; " + APPLIED),)),
         "another mask": Wrong(MASK, ((REWIND, ""),)),
         "state too late": Wrong(MASK, ((NOTED, "result = fn(*inputs, **kwargs); " + NOTED), (FORWARD, "return result"))),
         "seeds the second": Wrong(MASK, ((REWIND, "        torch.manual_seed(0)\n"),)),
         "seeds both": Wrong("The first run drew other numbers than fn alone: do not seed, note the random state that is there.",
                             ((NOTED, "torch.manual_seed(3); " + NOTED),)),
-        "left rewound": Wrong("The gradient is right, but later random numbers repeat: put the state back after the second run.", ((BACK, ""),)),
+        "left rewound": Wrong("The gradient is right, but later random numbers repeat: after the second run, put the state back to where it was before it.", ((BACK, ""),)),
         "rewound after the forward": Wrong("Numbers drawn after the forward are those of fn again: set the random state in the backward alone.",
                                            ((APPLIED, "state = torch.get_rng_state(); y = Again.apply("),
                                             ("kwargs, *args)", "kwargs, *args); torch.set_rng_state(state); return y"))),
@@ -350,7 +358,9 @@ class Checkpoint(Topic):
         yield scene("checkpoint(fn, x) and its backward", lambda: step(answer, Layer(), x()))
         yield scene("what is alive of checkpoint(fn, x)", lambda: alive(answer, Layer(), x()))
         yield scene("an input that needs no gradient", lambda: step(answer, Layer(), x(False)))
+        yield scene("what is alive with an input that needs no gradient", lambda: alive(answer, Layer(), x(False)))
         yield scene("a fn that uses dropout", lambda: step(answer, Layer(0.5), x()))
+        yield scene("a fn that uses dropout, an input that needs no gradient", lambda: step(answer, Layer(0.5), x(False)))
         yield scene("a .grad at each weight before", lambda: step(answer, Layer(), x(), before=1.0))
         yield scene("one call after another", lambda: chained(answer, Layer(), Layer(), x()), 1e-6)
         for order in ("their sum", "the first, then the second", "the second, then the first"):
@@ -360,15 +370,19 @@ class Checkpoint(Topic):
         yield scene("checkpoint(fn, x, z), z of whole numbers",
                     lambda: step(answer, Layer(), x(), torch.randint(9, (rows, 6))))
         yield scene(f"checkpoint(fn, x, {number})", lambda: step(answer, Layer(), x(), number))
+        yield scene(f"checkpoint(fn, x, {number}, True, z)", lambda: step(answer, Layer(), x(), number, True, x()))
         yield scene("checkpoint(fn, x, None)", lambda: step(answer, Layer(), x(), None))
         yield scene("checkpoint(fn, x, mask=mask)",
                     lambda: step(answer, Layer(), x(), mask=torch.rand(rows, 6)))
         yield scene("checkpoint(fn, x, mask=mask), a mask that needs a gradient",
                     lambda: step(answer, Layer(), x(), mask=torch.rand(rows, 6).requires_grad_()))
+        yield scene("checkpoint(fn, x, z=z, mask=mask), both of which need a gradient",
+                    lambda: step(answer, Layer(), x(), z=x(), mask=x()))
         yield scene("checkpoint(fn, x, mask=None)", lambda: step(answer, Layer(), x(), mask=None))
-        yield scene("a fn that returns two tensors", lambda: step(answer, Layer(results=2), x()))
-        yield scene("a fn that returns two tensors, one of which is used",
-                    lambda: step(answer, Layer(results=2), x(), used=1))
+        yield scene("a fn that returns a tuple of one tensor", lambda: step(answer, Layer(results=(0,)), x()))
+        yield scene("a fn that returns two tensors", lambda: step(answer, Layer(results=(0, 1)), x()))
+        yield scene("a fn that uses dropout and returns two tensors, one of which is used",
+                    lambda: step(answer, Layer(0.5, (0, 1)), x(), used=1))
         yield scene("two micro-batches, each with its mask", lambda: twice(
             answer, Layer(0.5), [(x(), x()), (x(), number)],
             [{"mask": torch.rand(rows, 6)}, {"mask": None}], "their sum"), 1e-6)
@@ -377,25 +391,26 @@ class Checkpoint(Topic):
             def run(first=first, second=second):
                 return formats(answer, Layer(), [x()], [first], second)
             yield scene(f"the forward under {named(first)}, the backward under {named(second)}", run)
-        yield scene("one forward under autocast, one without",
-                    lambda: formats(answer, Layer(), [x(), x()], [bf16, None], None))
+        yield scene("one forward under autocast, one without, both with dropout and mask=1.0",
+                    lambda: formats(answer, Layer(0.5), [x(), x()], [bf16, None], None, mask=1.0))
         yield scene("checkpoint(fn, x) under torch.no_grad()", lambda: without(answer, Layer(), x()))
 
 
-class Layer:
-    """fn(x, z=1, mask=1) = dropout(tanh(linear(sin(cos(sin(x) z))))) mask, or two results.
+class Layer(nn.Module):
+    """fn(x, z=1, mask=1) = y = dropout(tanh(linear(sin(cos(sin(x) z))))) mask, or a tuple of y and exp(y).
 
     inside    weak references to the storages that a graph of the first run keeps; again: all of later runs
     """
 
-    def __init__(self, share=0.0, results=1):
+    def __init__(self, share=0.0, results=None):
+        super().__init__()
         self.linear, self.share, self.results = nn.Linear(6, 6), share, results
         self.given, self.drawn, self.formats = [], [], []
         self.inside, self.again = [], []
 
     def __call__(self, *args, **kwargs):
         first = not self.given
-        self.given.append([len(args), *kwargs])
+        self.given.append([*(type(each).__name__ for each in args), *(f"{name}=" for name in kwargs)])
 
         def note(tensor, saved=True):
             if not first or saved:
@@ -408,12 +423,13 @@ class Layer:
             h = h if other is None else note(h * other)
         a = note(self.linear(note(note(h.cos()).sin())), False)
         self.formats.append(str(a.dtype).removeprefix("torch."))
-        drawn = note(dropout(torch.ones_like(a), self.share))
+        drawn = note(dropout(torch.ones_like(a), self.share, self.training))
         self.drawn.append(drawn.tolist())
         y = note(a.tanh()) * drawn
         for mask in kwargs.values():
             y = y if mask is None else note(y) * mask
-        return note(y, False) if self.results == 1 else (note(y, False), note(y.exp(), False))
+        y = note(y, False)
+        return y if self.results is None else tuple(note(y.exp(), False) if each else y for each in self.results)
 
     def held(self) -> int:
         """How many of those storages are alive; circles of references are no mistake."""
@@ -460,8 +476,7 @@ def step(answer, layer, *args, before=None, used=None, **kwargs) -> dict:
         later = {"numbers drawn after the forward": between, "and after the backward": torch.rand(3)}
         shown = {"numbers drawn in each run": layer.drawn} | shown | later
     if len(args) + len(kwargs) > 1:
-        given = [" ".join(map(str, each)) for each in layer.given]
-        shown = {"how many arguments, and which keywords, fn was given in each run": given} | shown
+        shown = {"what fn was given in each run": [", ".join(each) for each in layer.given]} | shown
     return shown
 
 
@@ -483,12 +498,12 @@ def twice(answer, layer, arguments, keywords, order) -> dict:
     return gradients(layer, [each for args in arguments for each in args])
 
 
-def formats(answer, layer, inputs, dtypes, backward) -> dict:
+def formats(answer, layer, inputs, dtypes, backward, **kwargs) -> dict:
     """In which formats fn computed, under autocast in the forward and in the backward."""
     results, went = [], "to the end"
     for x, dtype in zip(inputs, dtypes):
         with under(dtype):
-            results.append(answer(layer, x))
+            results.append(answer(layer, x, **kwargs))
     try:
         with under(backward):
             squares(tuple(results)).backward()
@@ -497,7 +512,7 @@ def formats(answer, layer, inputs, dtypes, backward) -> dict:
     left = torch.is_autocast_enabled("cpu")
     torch.set_autocast_enabled("cpu", False)
     return {"formats of fn's runs": layer.formats, "how the backward went": went,
-            "autocast is left on": left}
+            "autocast is left on": left, "numbers drawn in each run": layer.drawn}
 
 
 def without(answer, layer, x) -> dict:

@@ -471,8 +471,9 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
              *(mlp([(4, 80)] * draw.randint(2, 5), (2, 150), draw.choice(("sgd", "momentum", "adam", "adam")),
                    draw.choice((torch.float32, torch.float64))) for _ in range(3)),
              mlp([(4, 80)] * 2, (2, 150), "sgd"), *(mlp([(8, 14), *([(60, 90)] * 2), (2, 4), (100, 140)][::way], (20, 40), "sgd") for way in (1, -1))]
-    exact += [Size((exact[5][0], exact[5][1] + 7, "momentum", torch.float64)), Size((exact[5][0], exact[5][1], "sgd", torch.float32))]
-    transformers = {
+    exact += [Size((exact[5][0], exact[5][1] + 7, "momentum", torch.float64)), Size((exact[5][0], exact[5][1], "sgd", torch.float32)),
+              Size((exact[5][0], exact[5][1], "adam", torch.float64)), mlp([(8000, 9000)] * 4, (500, 900), "adam")]
+    rest = {
         "transformers of one layer and SGD": [gpt(*small, (4, 6), "sgd"), gpt(*small, (10, 14), "sgd")],
         "transformers of more layers and long sequences": [gpt((3, 4), *long, "sgd"), gpt((2, 3), *long, "sgd")],
         "transformers and Adam": [gpt(*at_loss, (3, 5), "adam"), gpt(*at_loss, (7, 9), "adam")],
@@ -480,11 +481,12 @@ def groups_drawn(draw) -> dict[str, tuple[float, list[Size]]]:
         "transformers of one sample and Adam": [gpt(*in_update, "adam"), gpt(*in_update, "adam")],
         "transformers of one sample and momentum": [gpt((2, 3), *one, "momentum"), gpt((1, 2), *one, "momentum")],
         "transformers of float64": [gpt((1, 2), (2, 4), (4, 6), (8, 16), (300, 600), (2, 6), "adam", dtype=torch.float64)],
+        "MLPs of bfloat16": [mlp(loss, many, "sgd", torch.bfloat16), mlp(update, few, "adam", torch.bfloat16)],
         "transformers drawn": [gpt((1, 4), (1, 2), (6, 10), (16, 24), (300, 600), (4, 8), "momentum", tied=True),
                                gpt((1, 3), (1, 2, 4), (4, 8), (8, 24), (300, 900), (3, 8), draw.choice(("sgd", "momentum", "adam")))]}
     return ({f"{name}, within 1%": (0.01, sizes) for name, sizes in near.items()}
             | {f"MLP {number} of {len(exact)}, to the byte": (0.0, [size]) for number, size in enumerate(exact, 1)}
-            | {f"{name}, within 1%": (0.01, sizes) for name, sizes in transformers.items()})
+            | {f"{name}, within 1%": (0.01, sizes) for name, sizes in rest.items()})
 
 
 def total(answer) -> float:
