@@ -488,8 +488,8 @@ def chained(answer, first, second, x) -> dict:
 
 
 def twice(answer, layer, arguments, keywords, order) -> dict:
-    """Two calls of one layer, then their backwards."""
-    first, second = (squares(answer(layer, *args, **kwargs)) for args, kwargs in zip(arguments, keywords))
+    """Two calls of one layer's method, which is no module, then their backwards."""
+    first, second = (squares(answer(layer.__call__, *args, **kwargs)) for args, kwargs in zip(arguments, keywords))
     if order == "their sum":
         (first + second).backward()
     else:
