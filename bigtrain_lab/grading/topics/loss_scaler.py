@@ -128,6 +128,11 @@ class LossScaler(Topic):
         "one for all scalers": Wrong("Two scalers share what each should keep for itself: set it in __init__, not in the class.",
                                      (("self.streak, self.found = 0, {}", "type(self).streak, self.found = 0, {}"), (COUNT, "            type(self).streak += 1\n"),
                                       (BACKOFF, "self.value, type(self).streak = self.value * self.down, 0"), (GROW, "self.value, type(self).streak = self.value * self.up, 0"))),
+        "clears gradients": Wrong("The gradients are gone after the step: leave them to the caller's zero_grad.",
+                                  ((STEP, after_step("            optimizer.zero_grad()")),)),
+        "one verdict for all scalers": Wrong("Two scalers share what each should keep for itself: set it in __init__, not in the class.",
+                                             (("self.streak, self.found = 0, {}", "self.streak = 0"), ("class answer:\n", "class answer:\n    found = {}\n\n"),
+                                              (FORGET, "        self.found.clear()\n\n    def get"))),
         "an alias": Wrong("The loaded state changes with the scaler, or the scaler with it: copy the numbers.",
                           (("self.streak, self.found = 0, {}", "self.s, self.found = {'value': init_scale, 'streak': 0}, {}"), ("return loss * self.value", "return loss * self.s['value']"),
                            (DIVIDE, "p.grad /= self.s['value']"), (BACKOFF, "self.s['value'] *= self.down; self.s['streak'] = 0"), (COUNT, "            self.s['streak'] += 1\n"),
@@ -203,6 +208,8 @@ class LossScaler(Topic):
         yield scene("many skipped steps", *[Step(math.inf)] * 9, Step(slope))
         yield scene("many good steps", *[Step(slope)] * 6 * n)
         yield Scene(f"two scalers in turns, {told}", lambda: in_turns(answer, rule, slope), 0.0)
+        yield Scene(f"two scalers at once, {told}", lambda: at_once(answer, rule, slope), 0.0)
+        yield Scene(f"what a good step leaves behind, {told}", lambda: left_behind(answer, rule, slope), 0.0)
         yield Scene(f"a scaler saved after 1 skipped and 1 good step, {told}", lambda: resumed(answer, rule, slope), 0.0)
         for number in range(4):
             other = rule | {"growth_interval": 1 + number, "init_scale": draw.choice((1.0, 1024.0, 65536.0))}
@@ -239,19 +246,25 @@ class Bench:
                 "scale": [each[2] for each in shown]}
 
     def step(self, step) -> tuple:
-        before = [torch.cat(pair).detach() for pair in self.weights]
-        self.calls = [0, 0]
-        loss = sum((torch.cat(pair) * five(slope, step)).sum() for pair, slope in zip(self.weights, step.slopes))
-        self.scaler.scale(loss).backward()
-        taking_part = self.optimizers[:len(step.slopes)]
-        for optimizer in taking_part if step.unscale else ():
-            self.scaler.unscale_(optimizer)
-        for optimizer in taking_part:
-            self.scaler.step(optimizer)
-        self.scaler.update()
+        before = self.begin(step)
+        self.end(step)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         return [b - torch.cat(pair).detach() for b, pair in zip(before, self.weights)], self.calls, float(self.scaler.get_scale())
+
+    def begin(self, step) -> list:
+        """Backward, and unscale_ where it is called; the weights as they are."""
+        self.calls = [0, 0]
+        loss = sum((torch.cat(pair) * five(slope, step)).sum() for pair, slope in zip(self.weights, step.slopes))
+        self.scaler.scale(loss).backward()
+        for optimizer in self.optimizers[:len(step.slopes)] if step.unscale else ():
+            self.scaler.unscale_(optimizer)
+        return [torch.cat(pair).detach() for pair in self.weights]
+
+    def end(self, step) -> None:
+        for optimizer in self.optimizers[:len(step.slopes)]:
+            self.scaler.step(optimizer)
+        self.scaler.update()
 
 
 def worded(rule: dict) -> str:
@@ -277,6 +290,23 @@ def in_turns(make, rule, slope) -> dict:
     good, bad = Bench(make, rule), Bench(make, rule)
     told = [(good.step(Step(slope))[2], bad.step(Step(math.inf, rest=slope))[2]) for _ in range(2 * rule["growth_interval"])]
     return {"scale of the one": [one for one, _ in told], "scale of the other": [other for _, other in told]}
+
+
+def at_once(make, rule, slope) -> dict:
+    """One scaler updates between unscale_ and step of the other."""
+    one, other, step = Bench(make, rule), Bench(make, rule), Step(slope, unscale=True)
+    for bench in (one, other):
+        bench.begin(step)
+    for bench in (one, other):
+        bench.end(step)
+    return {"weights of the one": one.weights[0], "weights of the other": other.weights[0]}
+
+
+def left_behind(make, rule, slope) -> dict:
+    bench = Bench(make, rule)
+    bench.begin(Step(slope))
+    bench.end(Step(slope))
+    return {"gradients after the step": bench.weights[0][0].grad}
 
 
 def resumed(make, rule, slope) -> dict:
