@@ -147,10 +147,10 @@ WORK, SECOND = "sum(costs[s:j])", "best(s, j - 1, room)"
 RETURN, NEXT, LEAF = "return list(", "range(s + 1, t + 1)", "(F(t), B(t))"
 
 RECORD = "Record a layer only when its own backward comes next: F(i) just before B(i)."
-CHEAPEST = "Your plan runs and fits, and does too much work twice: try every place for the next kept state, and add up what each costs in all."
+CHEAPEST = "Your plan runs and fits, but does too much work twice: try every place for the next kept state, and add up what each costs in all."
 NOTHING_KEPT = "You kept the chain's input alone: keep states on the way, as many as the budget has room for."
-INPUT = "You kept one state more than there is room for: the chain's input occupies one of the slots."
-ADD_UP = "You added other costs: keeping x_j next costs the advances of the layers s to j - 1, costs[s:j]."
+INPUT = "You kept one state more than there is room for: count the chain's input among the kept states."
+ADD_UP = "Your plan does too much work twice: charge each place for x_j with all advances that lead there from x_s."
 LIST = "return a list of A(i), F(i) and B(i)."
 
 
@@ -183,48 +183,48 @@ class BestPlan(Topic):
                                HEAD + "    return [a for t in reversed(range(n)) for a in (*map(A, range(t)), F(t), B(t))]"),
         "all recorded": Wrong(f"You recorded all layers and ran none again: that keeps every record. {RECORD}",
                               HEAD + "    return [*map(F, range(n)), *map(B, reversed(range(n)))]"),
-        "segments together": Wrong(f"Segments were refilled together: several records are alive at once. {RECORD}",
+        "segments together": Wrong(f"Several layers are recorded before their backwards, so their records are alive together. {RECORD}",
                                    SEGMENTS.format(k="max(1, n // budget)", refill=TOGETHER)),
-        "sqrt segments together": Wrong(f"Segments were refilled together: several records are alive at once. {RECORD}",
+        "sqrt segments together": Wrong(f"Several layers are recorded before their backwards, so their records are alive together. {RECORD}",
                                         SEGMENTS.format(k="max(1, round(n ** 0.5))", refill=TOGETHER)),
-        "segments": Wrong("Equal segments, each run from its start: best is another place for each kept state, and to keep again what is free.",
+        "segments": Wrong("Your plan does too much work twice: try other places for the kept states, and use room again once it is free.",
                           SEGMENTS.format(k="-(-n // budget)", refill=ONE_BY_ONE)),
-        "refilled states": Wrong("Your plan is the same whatever the budget: choose what is kept by sizes, costs and budget.",
+        "refilled states": Wrong("Your plan keeps more than the budget allows: let sizes, costs and budget decide what is kept.",
                                  SEGMENTS.format(k="max(1, round(n ** 0.5))", refill=STATES)),
-        "halves": Wrong("The middle is not always the place: try every place for the next kept state, and take the cheapest.", HALVES),
+        "halves": Wrong("Another place for a kept state is cheaper: try every place for the next one, and take the cheapest.", HALVES),
         "one set": Wrong("Room that is free again is not used again: once x_j's backward has run, keep another state in its place.", ONE_SET),
-        "remembers without the room": Wrong("What was remembered for another room came back: remember by s, t and room.",
+        "remembers without the room": Wrong("Some layers were planned for another room than they have: give each its own, and remember by s, t and room.",
                                             (("    def best(s, t, room):", "    def best(s, t, room):\n        if (s, t) not in known:\n"
                                               "            known[s, t] = found(s, t, room)\n        return known[s, t]\n    def found(s, t, room):"),
                                              before("known = {}"), ("    @cache\n", ""))),
-        "backward in order": Wrong("Gradients come from the last layer down: B(i) comes after B(i + 1).",
+        "backward in order": Wrong("The backwards run in the wrong order: go from the last layer down, B(i) after B(i + 1).",
                                    HEAD + "    return [*map(F, range(n)), *map(B, range(n))]"),
-        "no advance": Wrong("Layer i reads x_i: run A from a kept state up to layer i - 1 before F(i).",
+        "no advance": Wrong("F(i) runs before its input x_i is there: first run A from a kept state up to layer i - 1.",
                             HEAD + "    return [a for t in reversed(range(n)) for a in (F(t), B(t))]"),
         "no last backward": Wrong("A backward is missing: a plan has one B for each layer, and ends with B(0).", ((START, START + "[:-1]"),)),
         "no record": Wrong("A backward has no record: put F(i) before B(i).", ((LEAF, "(A(t), B(t))"),)),
-        "one advance too many": Wrong("An advance is there that nothing needs: F(i) itself runs layer i.", ((LEAF, "(A(t), F(t), B(t))[t > 0:]"),)),
+        "one advance too many": Wrong("An advance runs that nothing needs: leave it out, since F(i) itself runs layer i.", ((LEAF, "(A(t), F(t), B(t))[t > 0:]"),)),
         "one slot more": Wrong(INPUT, ((START, "budget + 1)[1]"),)),
-        "one slot less": Wrong("Part of the budget is never used: what is kept may weigh all of it; the state in hand and the record do not count.",
+        "one slot less": Wrong("Part of the budget is never used: kept states may weigh all of it, the state in hand and the record not counted.",
                                ((START, "max(sizes[0], budget - 1))[1]"),)),
-        "nothing taken off": Wrong("By your count every plan fits, or none: what is kept is taken off the room, once, and x_t in hand needs none.", ((LEFT, "left = room"),)),
-        "taken off both": Wrong("Layers before j have all the room again: x_j is free once its backward has run.", ((SECOND, "best(s, j - 1, left)"),)),
+        "nothing taken off": Wrong("Kept states and room do not add up: take each kept state off the room once, and nothing for the one in hand.", ((LEFT, "left = room"),)),
+        "taken off both": Wrong("Room that is free again went unused: once x_j is done with, the layers before j have all the room again.", ((SECOND, "best(s, j - 1, left)"),)),
         "the first place": Wrong(CHEAPEST, ((KEY, "lambda way: 0"),)),
         "one layer too few": Wrong(ADD_UP, ((WORK, "sum(costs[s + 1:j])"),)),
         "the first layer alone": Wrong(ADD_UP, ((WORK, "costs[s]"),)),
-        "counts layers": Wrong("Best for layers of equal cost: add up costs, do not count layers.", ((WORK, "(j - s)"),)),
-        "costs from the end": Wrong("The costs are taken in another order: costs[i] is of layer i.", (before("costs = costs[::-1]"),)),
+        "counts layers": Wrong("Your plan is best only where all layers cost the same: add up the costs of the layers that run again.", ((WORK, "(j - s)"),)),
+        "costs from the end": Wrong("The costs were taken in another order: costs[i] belongs to layer i.", (before("costs = costs[::-1]"),)),
         "sizes for costs": Wrong("Sizes and costs are swapped: sizes[i] weighs in the budget, costs[i] is the work.", (before("sizes, costs = costs, sizes"),)),
-        "sizes from the end": Wrong("The sizes are taken in another order: sizes[i] is of the input of layer i.", (before("sizes = sizes[::-1]"),)),
+        "sizes from the end": Wrong("The sizes were taken in another order: sizes[i] belongs to the input of layer i.", (before("sizes = sizes[::-1]"),)),
         "sizes forgotten": Wrong("States were counted, not weighed: take sizes[i] off the room, not 1.", (before("sizes = [1] * len(sizes)"),)),
-        "as many as fit": Wrong("You turned the budget into a number of slots: states weigh differently, so add up the sizes of those that are kept.",
+        "as many as fit": Wrong("States were counted as slots of one size: they weigh differently, so add up the sizes of those that are kept.",
                                 (before("budget, sizes = budget * len(sizes) // sum(sizes) or 1, [1] * len(sizes)"),)),
-        "as many as the largest": Wrong("You turned the budget into a number of slots: states weigh differently, so add up the sizes of those that are kept.",
+        "as many as the largest": Wrong("States were counted as slots of one size: they weigh differently, so add up the sizes of those that are kept.",
                                         (before("budget, sizes = max(1, budget // max(sizes)), [1] * len(sizes)"),)),
-        "takes off the wrong size": Wrong("Another state is taken off the room: while the layers from j on run, x_s is kept beside x_j.",
+        "takes off the wrong size": Wrong("Another state's size was taken off the room: while the layers from j on run, x_s is kept beside x_j.",
                                           ((LEFT, "left = room - sizes[t]"),)),
-        "no look at x_j": Wrong("x_j is kept where it has no room: it needs sizes[j] beside x_s.", ((FITS, "if left >= 0:"),)),
-        "a memory for all chains": Wrong("What was remembered for another chain came back: make a new memory in each call.",
+        "no look at x_j": Wrong("x_j is kept where it has no room: see first that it fits beside x_s.", ((FITS, "if left >= 0:"),)),
+        "a memory for all chains": Wrong("This chain was not planned for its own sizes and costs: plan anew in each call, and remember nothing between calls.",
                                          (("def answer(", "from functools import lru_cache\nMEMORY = {}\ndef answer("),
                                           ("    def best(s, t, room):", "    def best(s, t, room):\n        if (s, t, room) not in MEMORY:\n"
                                            "            MEMORY[s, t, room] = found(s, t, room)\n        return MEMORY[s, t, room]\n    def found(s, t, room):"))),

@@ -196,8 +196,8 @@ APPLIED, TOKEN = "return Again.apply(", "torch.empty(0, requires_grad=True)"
 KEEPS_ALL = "What fn made is kept after the forward: run it without a graph, or let the saved tensors of its graph go."
 HOLDS = "What the second run made is held after the backward: let its graph go, and keep none of its tensors."
 COPIES = "fn did not run again in the backward, so what it made was kept as copies: keep the arguments alone, and run fn on them."
-PER_CALL = "What is kept of one call was lost in the next: keep each call's own, in ctx, not in one place for all."
-MASK = "The second run drew another dropout mask: note torch.get_rng_state() before the first run, and set it before the second."
+PER_CALL = "What one call kept was lost in the next: keep each call's own, in ctx, not in one place for all."
+MASK = "The second run drew another dropout mask: note torch.get_rng_state() before the first run, and set it, not a seed, before the second."
 FORMAT = "The second run computed in another format: note in the forward whether autocast is on and in which format, and run again under the same."
 NUMBERS = "An argument that is no tensor stopped your answer: detach tensors, and hand the others on as they are."
 NOTHING = "An argument that is None stopped your answer: detach tensors, and hand the others on as they are."
@@ -225,12 +225,12 @@ class Checkpoint(Topic):
     }
     wrong = {
         "nothing": Wrong("Nothing was returned: return what fn returns.", ((APPLIED, "Again.apply("),)),
-        "detached": Wrong("What was returned has no graph: return what the Function gave.", (("kwargs, *args)", "kwargs, *args).detach()"),)),
-        "another output": Wrong("The output is not that of fn: call fn once, on the very arguments.",
+        "detached": Wrong("What was returned has no graph: return a result that a backward can start from, as an autograd Function gives.", (("kwargs, *args)", "kwargs, *args).detach()"),)),
+        "another output": Wrong("The output is not that of fn: call fn once, on the arguments as they are given.",
                                 ((FORWARD, "return fn(*[x * 1.5 for x in inputs], **kwargs)"),)),
-        "gradients off": Wrong("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.",
+        "gradients off": Wrong("Gradients are still switched off after your answer: use `with torch.no_grad():`, which switches them on again at its end.",
                                ((APPLIED, "y = Again.apply("), ("kwargs, *args)", "kwargs, *args); torch.set_grad_enabled(False); return y"))),
-        "twice in the forward": Wrong("fn ran twice in the forward: once is enough.", ((FORWARD, f"fn(*inputs, **kwargs); {FORWARD}"),)),
+        "twice in the forward": Wrong("fn ran twice in the forward: run it there once.", ((FORWARD, f"fn(*inputs, **kwargs); {FORWARD}"),)),
         "the lesson's": Wrong("The weights inside fn got no gradient: run fn under torch.enable_grad(), and take the backward of its result.", LESSONS),
         "no graph": Wrong("The second run had no graph: run fn under torch.enable_grad(), since autograd switches gradients off in a backward.",
                           (("with torch.enable_grad(), ", "with "),)),
@@ -256,7 +256,7 @@ class Checkpoint(Topic):
         "holds the result": Wrong(HOLDS, ((PUT, f"HELD.append(y.detach() if torch.is_tensor(y) else y[0].detach()); {PUT}"),)),
         "dies without gradient": Wrong("With an input that needs no gradient the weights got none: autograd leaves a Function out where no input needs one. "
                                        "Give it one more that does, an empty tensor.", ((TOKEN, "torch.empty(0)"),)),
-        "plain without a gradient": Wrong("With an input that needs no gradient, what fn made is kept: fn's weights need one all the same.",
+        "plain without a gradient": Wrong("With an input that needs no gradient, what fn made is kept: run fn again there too, since its weights need a gradient.",
                                           (("def answer(fn, *args, **kwargs):\n", "def answer(fn, *args, **kwargs):\n    if not any("
                                             "torch.is_tensor(x) and x.requires_grad for x in args): return fn(*args, **kwargs)\n"),)),
         "unpacks one": Wrong("A tuple of one result came back as a tensor: return what fn returns.",
@@ -288,7 +288,7 @@ class Checkpoint(Topic):
         "the first state for ever": Wrong(PER_CALL,
                                           (("HELD = []", "HELD = {}"), (NOTED, "HELD.setdefault(fn, torch.get_rng_state())"),
                                            (REWIND, "        torch.set_rng_state(HELD[ctx.fn])\n"))),
-        "a stack": Wrong("Calls were taken for nested: backwards may come in any order, so keep each call's own in ctx.",
+        "a stack": Wrong("Two calls were mixed up: backwards may come in any order, so keep each call's own in ctx.",
                          ((KEPT, "ctx.fn, ctx.kwargs = fn, kwargs; HELD.append(inputs)"), ("for x in ctx.inputs]", "for x in HELD.pop()]"))),
         "keywords for each function": Wrong(PER_CALL,
                                             (("HELD = []", "HELD = {}"), (KEPT, "ctx.fn, ctx.inputs = fn, inputs; HELD[fn] = kwargs"),
@@ -303,7 +303,7 @@ class Checkpoint(Topic):
         "swapped": Wrong("The arguments came in another order: hand them to fn in theirs, both times.", ((RERUN, RERUN.replace("*inputs", "*inputs[::-1]")),)),
         "gradients swapped": Wrong("Gradients were returned in another order: one for each argument, in their order.",
                                    ((RETURNED, RETURNED.replace("in inputs)", "in inputs[::-1])")),)),
-        "all need gradients": Wrong("A tensor of whole numbers stopped your answer: let requires_grad be what the argument's is.",
+        "all need gradients": Wrong("A tensor of whole numbers stopped your answer: take requires_grad from each argument as it is.",
                                     ((DETACHED, "x.detach().requires_grad_() if torch.is_tensor(x) else x for x in ctx.inputs"),)),
         "tensors alone": Wrong(NUMBERS,
                                ((DETACHED, "x.detach().requires_grad_(x.requires_grad) for x in ctx.inputs"),
@@ -338,7 +338,7 @@ class Checkpoint(Topic):
         "autocast forgotten": Wrong(FORMAT, ((UNDER, "nullcontext()"),)),
         "always bfloat16": Wrong(FORMAT, ((UNDER, 'torch.autocast("cpu", torch.bfloat16, on)'),)),
         "autocast only where on": Wrong(FORMAT, ((UNDER, f"{UNDER} if on else nullcontext()"),)),
-        "always a graph": Wrong("Under torch.no_grad() the result has a graph: let it be as fn's.", ((APPLIED, "torch.set_grad_enabled(True); " + APPLIED),)),
+        "always a graph": Wrong("Under torch.no_grad() the result has a graph: return it without one, as fn alone does.", ((APPLIED, "torch.set_grad_enabled(True); " + APPLIED),)),
     }
 
     @staticmethod

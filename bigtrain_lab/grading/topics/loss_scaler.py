@@ -76,11 +76,11 @@ FORGETS = "What was unscaled in one step still counts in the next: forget it in 
 EVERY = "One weight was divided and another was not: divide every parameter of every group of optimizer.param_groups."
 LOOK = "A gradient that is not finite was stepped on: look for inf, -inf and nan, in every number of every parameter."
 CALLED = "optimizer.step() was called in a skipped step: momentum and counts move without gradients, so do not call it."
-GROWTH = "The scale grew at another step: multiply it by growth_factor after growth_interval good steps, and count anew."
+GROWTH = "The scale grew at the wrong step: multiply it by growth_factor after growth_interval good steps, and count anew."
 BACKS = "A skipped step changed the scale by another factor: multiply it by backoff_factor, once."
-STREAK = "A skipped step must set the growth count to 0."
-LIMITS = "The scale stopped at a limit of your own: torch's rule has none."
-STATE = "A scaler that was saved and loaded goes on otherwise: keep the scale and the growth count, as numbers of their own."
+STREAK = "A skipped step did not reset the growth count: set it to 0."
+LIMITS = "Very large or small scales are treated differently: let the scale grow and shrink freely, as torch's rule does."
+STATE = "A scaler that was saved and loaded goes on differently: save and load copies of the scale and the growth count."
 
 
 def after_step(*lines: str) -> str:
@@ -108,7 +108,7 @@ class LossScaler(Topic):
         "divides when asked alone": Wrong("The gradient is exactly the scale times too large: let step divide it where unscale_ was not called.",
                                           ((f"        {UNSCALED}\n            self.unscale_(optimizer)\n        {SKIPS}", "        if True:"),)),
         "divides twice": Wrong(ONCE, ((UNSCALED, "if True:"),)),
-        "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it.", ((DIVIDE, "p.grad *= self.value"),)),
+        "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it instead.", ((DIVIDE, "p.grad *= self.value"),)),
         "divides in half": Wrong("Dividing in fp16 sends the small gradients back to zero: convert to float32 first, then divide.",
                                  ((DIVIDE, "p.grad.copy_((p.grad.half() / self.value).float())"),)),
         "the first parameter": Wrong(EVERY, ((PRESENT, "if p.grad is not None and p is optimizer.param_groups[0]['params'][0]:"),)),
@@ -123,7 +123,7 @@ class LossScaler(Topic):
         "divides in bfloat16": Wrong("Dividing in 16 bits rounds the gradients: stay in float32.",
                                      ((DIVIDE, "p.grad.copy_((p.grad.bfloat16() / self.value).float())"),)),
         "any finite": Wrong(LOOK, ((FINITE, "bad = bad or not p.grad.isfinite().any()"),)),
-        "the sum": Wrong("Finite gradients were skipped since their sum or norm is not: look at each number.",
+        "the sum": Wrong("Finite gradients were skipped, though only their sum or norm is not finite: look at each number.",
                          ((f"{DIVIDE}\n                    {FINITE}", f"bad = bad or not p.grad.sum().isfinite()\n                    {DIVIDE}"),)),
         "one for all scalers": Wrong("Two scalers share what each should keep for itself: set it in __init__, not in the class.",
                                      (("self.streak, self.found = 0, {}", "type(self).streak, self.found = 0, {}"), (COUNT, "            type(self).streak += 1\n"),
@@ -138,9 +138,9 @@ class LossScaler(Topic):
                            (DIVIDE, "p.grad /= self.s['value']"), (BACKOFF, "self.s['value'] *= self.down; self.s['streak'] = 0"), (COUNT, "            self.s['streak'] += 1\n"),
                            (REACHED, "self.s['streak'] == self.interval"), (GROW, "self.s['value'] *= self.up; self.s['streak'] = 0"), ("return self.value", "return self.s['value']"),
                            (SAVED, "dict(self.s)"), (LOADED, "self.s = state"))),
-        "skips nan alone": Wrong("inf passed: test for inf and nan.", ((FINITE, "bad = bad or p.grad.isnan().any()"),)),
-        "skips inf alone": Wrong("nan passed: test for inf and nan.", ((FINITE, "bad = bad or p.grad.isinf().any()"),)),
-        "skips no -inf": Wrong("-inf passed: test for it too.", ((FINITE, "bad = bad or (p.grad.isnan() | (p.grad == math.inf)).any()"),)),
+        "skips nan alone": Wrong("A gradient of inf was stepped on: test for both inf and nan.", ((FINITE, "bad = bad or p.grad.isnan().any()"),)),
+        "skips inf alone": Wrong("A gradient of nan was stepped on: test for both inf and nan.", ((FINITE, "bad = bad or p.grad.isinf().any()"),)),
+        "skips no -inf": Wrong("A gradient of -inf was stepped on: test for it too.", ((FINITE, "bad = bad or (p.grad.isnan() | (p.grad == math.inf)).any()"),)),
         "the last parameter": Wrong(LOOK, ((FINITE, "bad = not p.grad.isfinite().all()"),)),
         "a limit of its own": Wrong("A large finite gradient was skipped: float32 holds it, so skip for inf and nan alone.",
                                     ((FINITE, "bad = bad or not p.grad.abs().mean() < 999"),)),

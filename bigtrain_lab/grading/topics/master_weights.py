@@ -113,31 +113,31 @@ ADDED = f"master.grad = (0 if master.grad is None else master.grad) + {DIVIDED} 
 REACHED, SIGNATURE, COUNT = "reached = [master for master in masters if master.grad is not None]", "growth_interval, clip):", "    streak += 1\n"
 
 TIMES = "The gradient is exactly the scale times too large: divide it by the scale."
-TOO_SMALL = "The gradient is too small by the scale: you divided twice."
+TOO_SMALL = "The gradient is too small by the scale: divide it once."
 HALVES = "Dividing in fp16 sends the small gradients back to zero: convert to float32 first, then divide."
 GIVEN = "Divide by the scale that you are given: the gradients came with it, and it changes after."
-FOLLOW = "The half weights did not follow their masters: after every optimizer.step(), copy each master into its weight."
+FOLLOW = "The half weights did not follow their masters: after every optimizer.step(), copy each master straight into its weight."
 TYPES = "A weight or a master has another type than before: write into it with .copy_(), which keeps its type."
-WRONG_WAY = "Masters equal float(half weights) after a step: you copy the wrong way. Round the master to the weight."
+WRONG_WAY = "The masters were rounded to half precision: copy from the master to the weight, never back."
 LEFT = "A step began with the half gradients of an earlier one: set weight.grad = None in every step."
-SKIPPED = "After a skipped step the next is lost too: its gradients were still there. Set .grad = None also where you skip; inf * 0 is nan."
+SKIPPED = "After a skipped step the next is lost too: set .grad = None also where you skip. Multiplying by 0 clears nothing, since inf * 0 is nan."
 MASTERS_LEFT = "A step began with the masters' gradients of an earlier one: assign master.grad anew in every step."
-UNCLIPPED = "The gradients were above the norm allowed and were not clipped so: clip the norm of all masters together."
+UNCLIPPED = "Gradients above the norm allowed were not clipped to it: clip all masters together by their norm."
 SCALED = "You clipped the scaled gradient: the true norm becomes clip / scale. Divide by the scale first."
-TOGETHER = "Clip all masters by one norm, the root of the sum of all squares: not each alone, nor a sum of norms."
-SMALLER = "Gradients below the norm allowed were changed by clipping: multiply by min(1, clip / norm)."
-ONCE = "Call optimizer.step() once in a good step, after the gradients of all masters are there."
-CALLED = "Where you skip, do not call optimizer.step(): momentum and counts move even with zeros."
-EVERY = "Skip the whole step when any gradient of any weight is not finite: look at every number."
-STATE = "The optimizer's state was changed: a skip changes the scale and the streak alone."
+TOGETHER = "You clipped by another norm: take that of all masters together, the root of the sum of all squares."
+SMALLER = "Gradients below the norm allowed were changed by clipping: change only those whose norm exceeds it."
+ONCE = "optimizer.step() ran more than once in a good step: call it once, after all masters have their gradients."
+CALLED = "optimizer.step() was called in a skipped step: do not call it, since momentum and counts move even with zeros."
+EVERY = "A step was made although a gradient is not finite: look at every number of every weight, and skip the whole step."
+STATE = "The optimizer's momentum was lost: leave its state alone, and let a skip change only the scale and the streak."
 FINITES = "A large finite gradient was skipped: float32 holds it. Convert first, then skip for inf and nan alone."
 SIZE = "After a skipped step the scale is not half of what it was: halve it."
-STREAK = "A skipped step must set the growth count to 0."
-GROWTH = "The scale doubles when the streak reaches growth_interval, and the count begins anew: yours is off."
+STREAK = "A skipped step left a wrong growth count: set it to 0."
+GROWTH = "The scale doubled at the wrong step: double it when the streak reaches growth_interval, and then count from 0."
 NEVER = "The scale never doubled: count good steps, and double it after growth_interval of them."
-LIMITS = "The scale stopped at a limit of your own: the rule has none."
+LIMITS = "Very large or small scales are treated differently: let the scale grow and shrink freely."
 UNREACHED = "A weight without a gradient stopped your update: leave out those whose .grad is None."
-KEEPS = "Count from the streak that you are given: keep nothing between calls."
+KEEPS = "The count does not go on from the streak that you are given: start from it, and keep nothing between calls."
 RUINS = "A skipped step changed the half weights: leave weights and masters as they are."
 
 
@@ -170,10 +170,10 @@ class MasterWeights(Topic):
     wrong = {
         "does nothing": Wrong("The masters did not move: put their gradients in master.grad and call optimizer.step().",
             ((STEP, ""),)),
-        "clears before the step": Wrong("The masters did not move: their gradients were cleared before optimizer.step(), clear them after.",
+        "clears before the step": Wrong("optimizer.step() moved no master: put the gradients in master.grad, and clear them only after the step.",
             ((STEP, "    optimizer.zero_grad()\n" + STEP),)),
         "never divides": Wrong(TIMES, ((DIVIDED, "weight.grad.float()"),)),
-        "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it.",
+        "multiplies": Wrong("The gradient was multiplied by the scale once more: divide it instead.",
             ((DIVIDED, "weight.grad.float() * scale"),)),
         "divides in half": Wrong(HALVES, ((DIVIDED, "(weight.grad / scale).float()"),)),
         "divides twice": Wrong(TOO_SMALL, ((CLIP, "[master.grad.div_(scale) for master in reached]; " + CLIP),)),
@@ -210,7 +210,7 @@ class MasterWeights(Topic):
             ((REACHED, REACHED + "\n    if len(reached) < len(masters):\n        return scale, streak"),)),
         "backs off at a weight without": Wrong("A weight without a gradient made you skip the step: leave it out, and step for the others.",
             ((REACHED, REACHED + "\n    if len(reached) < len(masters):\n        return scale / 2, 0"),)),
-        "stops at a weight without": Wrong("Weights after one without a gradient were forgotten: continue the loop, do not break.",
+        "stops at a weight without": Wrong("Weights after one without a gradient were forgotten: go on with the next weight.",
             ((f"master.grad = {GRADIENT}", f"master.grad = {GRADIENT}\n        if weight.grad is None:\n            break"),)),
         "never clips": Wrong(UNCLIPPED, ((CLIP, "pass"),)),
         "clips each number": Wrong(UNCLIPPED, ((CLIP, "torch.nn.utils.clip_grad_value_(reached, clip)"),)),
@@ -253,9 +253,9 @@ class MasterWeights(Topic):
         "never skips": Wrong(EVERY, ((ALL, "True"),)),
         "steps, then looks": Wrong("The masters moved before you looked: look at all gradients before optimizer.step().",
             ((STEP, ""), (f"    if not {ALL}", f"{STEP}    if not {ALL}"))),
-        "skips nan alone": Wrong("inf passed: test for inf and nan.", ((FINITE, "(not master.grad.isnan().any())"),)),
-        "skips inf alone": Wrong("nan passed: test for inf and nan.", ((FINITE, "(not master.grad.isinf().any())"),)),
-        "skips no -inf": Wrong("-inf passed: test for it too.",
+        "skips nan alone": Wrong("A gradient of inf was stepped on: test for both inf and nan.", ((FINITE, "(not master.grad.isnan().any())"),)),
+        "skips inf alone": Wrong("A gradient of nan was stepped on: test for both inf and nan.", ((FINITE, "(not master.grad.isinf().any())"),)),
+        "skips no -inf": Wrong("A gradient of -inf was stepped on: test for it too.",
             ((FINITE, "(not (master.grad.isnan() | (master.grad == math.inf)).any())"),)),
         "looks at the last number": Wrong(EVERY, ((FINITE, "master.grad.view(-1)[-1].isfinite()"),)),
         "skips a weight at a time": Wrong("One weight's gradient was not finite and others moved: skip the whole step.",
@@ -274,10 +274,10 @@ class MasterWeights(Topic):
             ((f"master.grad = {GRADIENT}", "master.grad = master.grad if weight.grad is None else weight.grad.float() / scale"),)),
         "zeros overflow": Wrong("Gradients that are all 0 were skipped: they are finite, so make the step.",
             (("if not all(", "if not any(m.grad.any() for m in reached) or not all("),)),
-        "zeros and a norm": Wrong("Gradients that are all 0 have the norm 0: divide by the norm only where it exceeds the limit.",
+        "zeros and a norm": Wrong("Gradients that are all 0 broke your clipping: divide by the norm only where it exceeds the limit.",
             (("torch.nn.utils.clip_grad_norm_(reached, clip)", "norm = torch.cat([m.grad.flatten() for m in reached]).norm().item(); k = min(1.0, clip / norm)\n"
               "    for m in reached: m.grad.mul_(k)"),)),
-        "zeros and nan": Wrong("Gradients that are all 0 have the norm 0: divide by the norm only where it exceeds the limit.",
+        "zeros and nan": Wrong("Gradients that are all 0 broke your clipping: divide by the norm only where it exceeds the limit.",
             (("torch.nn.utils.clip_grad_norm_(reached, clip)", "norm = torch.cat([m.grad.flatten() for m in reached]).norm()\n"
               "    for m in reached: m.grad.mul_(((0 * norm + clip) / norm * norm / norm).clamp(max=1))"),)),
         "by shape": Wrong("Two weights of one shape were taken for each other: pair weights and masters by their places.",
@@ -309,9 +309,9 @@ class MasterWeights(Topic):
         "begins at 1 after growth": Wrong(GROWTH, ((GROW, GROW.replace("scale, 0)", "scale, 1)")),)),
         "grows at once": Wrong("The scale changed after one good step: it doubles after growth_interval of them.",
             ((GROW, "return 2 * scale, 0"),)),
-        "grows by 4": Wrong("The scale grew, but not to twice of what it was: double it.",
+        "grows by 4": Wrong("The scale grew, but not to twice what it was: double it.",
             ((GROW, GROW.replace("2 * scale", "4 * scale")),)),
-        "adds 1 to the scale": Wrong("The scale grew, but not to twice of what it was: double it.",
+        "adds 1 to the scale": Wrong("The scale grew, but not to twice what it was: double it.",
             ((GROW, GROW.replace("2 * scale", "scale + 1")),)),
         "at most 65,536": Wrong(LIMITS, ((GROW, GROW.replace("2 * scale", "min(2 * scale, 65536.0)")),)),
         "at least 1": Wrong(LIMITS, ((SKIP, "return max(scale / 2, 1.0), 0"),)),

@@ -79,7 +79,7 @@ PAIR, RETURN, STEPS = "order += [F(rank, i), B(rank, i - warm)]", "return order"
 MEMORY = "More micro-batches are alive than 1F1B needs: a backward frees what its forward keeps, so start backwards early."
 LATER = "An early rank warms up more: let rank r do min(m, p - r - 1) forwards before it alternates."
 WAITS = "A rank waits although work is there: after its warm-up let each rank alternate one forward and one backward."
-FEW = "A rank warms up too little and then waits: its first gradient comes back only after p - r - 1 more forwards."
+FEW = "A rank warms up too little and then waits: let it run forwards until its first gradient can be back."
 SMALL = "There are fewer micro-batches than a long warm-up wants: let it have m forwards at most."
 ONLY = "Your class changes more than `steps`: leave the rest of Schedule as it is, since the order alone is asked for."
 ALL = "An action is missing, stands twice, or is of another rank: each rank runs F and B of its own stage once for each micro-batch."
@@ -103,7 +103,7 @@ class OneFOneB(Topic):
         "twice": Wrong(ALL, ((RETURN, "return [*F(rank, 0), *order]"),)),
         "of rank 0": Wrong(ALL, ((STEPS, "    def steps(self, rank, real=None):\n        rank = 0"),)),
         "forgets the last": Wrong(ALL, ((RETURN, "return order[:-1]"),)),
-        "counts from 1": Wrong("Micro-batches are counted from 0: yours begin with 1.", ((RETURN, "return [Action(a.kind, rank, a.micro_batch + 1) for (a,) in order]"),)),
+        "counts from 1": Wrong("Your micro-batches begin with 1: count them from 0.", ((RETURN, "return [Action(a.kind, rank, a.micro_batch + 1) for (a,) in order]"),)),
         "asynchronous": Wrong("Your class is asynchronous, so batches run into each other: leave `asynchronous` False, and 1F1B drains after each.",
                               ((STEPS, "    asynchronous = True\n\n" + STEPS),)),
         "needs": Wrong(ONLY, ((STEPS, "    def needs(self, action):\n        return []\n\n" + STEPS),)),
@@ -112,12 +112,12 @@ class OneFOneB(Topic):
         "GPipe": Wrong(MEMORY, ((RETURN, "return [F(rank, i) for i in range(m)] + [B(rank, i) for i in range(m)]"),)),
         "in rounds of p": Wrong("Your ranks drain after every p micro-batches: begin the next forwards before the last backwards are done.",
                                 ((RETURN, "return [a for s in range(0, m, p) for f in (F, B) for i in range(s, min(m, s + p)) for a in f(rank, i)]"),)),
-        "equal warm-up": Wrong("All ranks warm up alike: the later a rank's stage, the sooner its first gradient comes.", ((WARM, "warm = min(m, p - 1)"),)),
-        "one more": Wrong("Each rank warms up one micro-batch too many: it holds one more than it needs.", ((WARM, "warm = min(m, p - rank)"),)),
-        "a fixed warm-up": Wrong("Your warm-up does not follow the number of ranks: it is right for one size only.", ((WARM, "warm = min(m, max(0, 3 - rank))"),)),
+        "equal warm-up": Wrong("All ranks warm up alike: let a later rank warm up less, since its first gradient comes sooner.", ((WARM, "warm = min(m, p - 1)"),)),
+        "one more": Wrong("Each rank holds one micro-batch more than it needs: let it warm up with one forward fewer.", ((WARM, "warm = min(m, p - rank)"),)),
+        "a fixed warm-up": Wrong("Your warm-up does not follow the number of ranks: compute it from the sizes, and not for one of them.", ((WARM, "warm = min(m, max(0, 3 - rank))"),)),
         "one fewer": Wrong(FEW, ((WARM, "warm = min(m, max(0, p - rank - 2))"),)),
         "half": Wrong(FEW, ((WARM, "warm = min(m, (p - rank) // 2)"),)),
-        "no warm-up": Wrong("No rank warms up: each waits for a gradient that goes through all others first.", ((WARM, "warm = 0"),)),
+        "no warm-up": Wrong("No rank warms up, so each waits for its first gradient: let early ranks run forwards in the meantime.", ((WARM, "warm = 0"),)),
         "no warm-up but on the first": Wrong(FEW, ((WARM, "warm = min(m, p - 1) if rank == 0 else 0"),)),
         "from the wrong end": Wrong("Late ranks warm up more than early ones: it is the first rank that waits longest for a gradient.", ((WARM, "warm = min(m, rank)"),)),
         "two and two": Wrong(WAITS, ((RETURN, "return order[:warm] + [a for i in range(warm, m, 2) for f, d in ((F, 0), (B, warm)) for j in range(i, min(m, i + 2)) "

@@ -176,20 +176,20 @@ def only(moments: str) -> tuple[tuple[str, str], ...]:
 
 
 HIGHEST = "Take the highest of all three kinds of moments: loss, backward, update."
-SUMS = ("You added all bytes ever made; a peak is what is alive together: take the highest moment. Where activations "
+SUMS = ("You added bytes that are never alive together: take the highest moment. Where activations "
         "are at their most, hardly a gradient is there.")
 ADDED = "You added moments: each is all that is alive at once, the weights among it. Take the highest of them, not their sum."
 UNITS = "Your number is bytes divided by a thousand, a million or so: return bytes."
-MIB = "Off by 4.86%: 1 MB = 10^6, 1 MiB = 2^20 bytes. Give bytes."
-VIEWS = "Q, K and V are views of one storage: counted 3 times. Count a storage once, whole, however many views it has."
-TIED = "Tied embedding and output share one storage: count it once, and its gradient and state too."
-LOGITS = "At the loss three tensors of batch x classes are alive together, the log-softmax, its gradient and the logits' gradient: count three."
+MIB = "Your number is off by 4.86%, as MB are from MiB: 1 MB is 10^6 bytes, 1 MiB is 2^20. Return bytes."
+VIEWS = "Q, K and V were counted more than once: they are views of one storage, so count it once, whole."
+TIED = "Tied embedding and output were counted twice: they share one storage, so count it, its gradient and its state once."
+LOGITS = "You counted too few tensors of batch x classes at the loss: the log-softmax, its gradient and the logits' gradient are alive together."
 ADAMS = ("Adam's temporaries are wrong: it makes sqrt(v) and a denominator, each of the size of the tensor in hand, and keeps "
          "the denominator until the next tensor has both.")
 ACTIVATIONS = "The activations are missing: what the forward saves for the backward, of each sample."
-ONCE = "A hidden layer is saved once: the ReLU and the next layer share one storage, and what goes into the ReLU is let go. Count one."
-DYDX = "In a layer's backward dy, dx and the layer's own input are alive at once: count all three."
-BEHIND = "The gradients of the layers behind are alive too: add up, from the last layer to the first."
+ONCE = "A hidden layer was counted twice: the ReLU and the next layer share one storage, and the ReLU's input is let go."
+DYDX = "A tensor is missing in a layer's backward: dy, dx and the layer's own input are alive at once, so count all three."
+BEHIND = "The gradients of the layers behind are missing: add them up, from the last layer to the first."
 DOUBLE = "float64 takes 8 bytes and not 4, in state and activations too: use dtype.itemsize."
 BY_KIND = tuple(f"{name}, within 1%" for name in ("MLPs of many samples and SGD", "MLPs of many samples and Adam", "transformers and Adam",
                                                   "transformers of one sample and Adam"))
@@ -217,50 +217,50 @@ class PeakBytes(Topic):
         "only what there is": RIGHT.replace(RETURN, f"held = {RETURN[7:]}; return {{kind: float(count) for kind, count in held.items() if count}}"),
     }
     wrong = {
-        "weights only": Wrong("That is the model alone: add its gradients, the optimizer's state and the activations that live beside it.",
+        "weights only": Wrong("You counted the weights alone: add the gradients, the optimizer's state and the activations that live beside them.",
             returns("return weights * z")),
-        "state only": Wrong("Right for state, but 0 bytes of activations: they grow with batch x length. Add what autograd saves.",
+        "state only": Wrong("You counted weights, gradients and state, but no activations: add what autograd saves, which grows with the batch.",
             returns("return 2 * weights * z + state")),
-        "four times the weights": Wrong("Four times the weights is Adam's state alone: look at the optimizer, and add what autograd saves.",
+        "four times the weights": Wrong("Your number is four times the weights: look at the optimizer, and add what autograd saves.",
             returns("return 4 * weights * z")),
-        "no optimizer state": Wrong("Short by exactly 8 bytes a parameter: Adam's m and v. Add the state that the optimizer keeps between steps.",
+        "no optimizer state": Wrong("The optimizer's state is missing, such as Adam's m and v: add what it keeps between steps.",
             ((STATE, "state = 0"), (COUNTS, "state += 0"))),
-        "no m and v": Wrong("Short by exactly 8 bytes a parameter: Adam's m and v. Add the state that the optimizer keeps between steps.",
+        "no m and v": Wrong("The optimizer's state is missing, such as Adam's m and v: add what it keeps between steps.",
             ((STATE, 'state = weights * z if optimizer == "momentum" else 0'), (COUNTS, "state += 0"))),
-        "no momentum": Wrong("Momentum keeps one number for each weight: add it.",
+        "no momentum": Wrong("Momentum's state is missing: add one number for each weight.",
             ((STATE, STATE.replace('"momentum": weights', '"momentum": 0')),)),
-        "two for momentum": Wrong("Momentum keeps one number for each weight, not two: Adam keeps two.",
+        "two for momentum": Wrong("You counted two numbers a weight for momentum: count one, since only Adam keeps two.",
             ((STATE, STATE.replace('"momentum": weights', '"momentum": 2 * weights')),)),
-        "state for sgd": Wrong("Plain SGD keeps nothing between steps: leave its state out.",
+        "state for sgd": Wrong("You counted state for plain SGD: leave it out, since SGD keeps nothing between steps.",
             ((STATE, STATE.replace('"sgd": 0', '"sgd": weights')),)),
         "Adam's state always": Wrong("You counted Adam's state for every optimizer: SGD keeps none, momentum one number a weight.",
             ((STATE, "state = 2 * weights * z"),)),
-        "the first step": Wrong("You gave step 1's peak; m and v do not exist in it. They are born in the first update: take the second step.",
+        "the first step": Wrong("You gave the first step's peak, in which no state exists before the update: take the second step.",
             returns("return weights * z + max([sum(m.values()) * z for m in (loss, *backward)] + [state + sum(update.values()) * z])")),
-        "the first step's backward": Wrong("You gave step 1's peak; m and v do not exist in it. They are born in the first update: take the second step.",
+        "the first step's backward": Wrong("You gave the first step's peak, in which no state exists before the update: take the second step.",
             returns("return weights * z + max(sum(m.values()) * z for m in (loss, *backward))")),
-        "state in the update alone": Wrong("You gave step 1's peak; m and v do not exist in it. They are born in the first update: take the second step.",
+        "state in the update alone": Wrong("You gave the first step's peak, in which no state exists before the update: take the second step.",
             returns("return weights * z + max(sum(m.values()) * z + state * (m is update) for m in (loss, update))")),
-        "one moment of Adam": Wrong("Short by one of Adam's moments: it keeps two of the weights' size, m and v.",
+        "one moment of Adam": Wrong("One of Adam's moments is missing: it keeps two of the weights' size, m and v.",
             ((STATE, STATE.replace("2 * weights", "weights")),)),
-        "state of 4 bytes": Wrong("Momentum, m and v have the type of their weight: in float64 they take 8 bytes each.",
+        "state of 4 bytes": Wrong("State was counted with 4 bytes a number: momentum, m and v have the type of their weight.",
             ((STATE, STATE[:-1] + "4"),)),
-        "no step counts": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each.",
+        "no step counts": Wrong("Adam's step counts are missing: add 4 bytes for each tensor.",
             ((COUNTS, "state += 0"),)),
-        "one step count": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each, biases too.",
+        "one step count": Wrong("Some of Adam's step counts are missing: add 4 bytes for each tensor, biases too.",
             ((COUNTS, "state += 4"),)),
-        "a step count a layer": Wrong("Short by 4 bytes a tensor: Adam keeps a step count for each, biases too.",
+        "a step count a layer": Wrong("Some of Adam's step counts are missing: add 4 bytes for each tensor, biases too.",
             ((COUNTS, "state += 2 * len(shapes)"),)),
-        "step counts of the type": Wrong("A step count takes 4 bytes, whatever the weights' type is.",
+        "step counts of the type": Wrong("Adam's step counts were given a wrong size: each takes 4 bytes, whatever the weights' type is.",
             ((COUNTS, "state += z * len(shapes)"),)),
-        "step counts of 8 bytes": Wrong("A step count takes 4 bytes, whatever the weights' type is.",
+        "step counts of 8 bytes": Wrong("Adam's step counts were given a wrong size: each takes 4 bytes, whatever the weights' type is.",
             ((COUNTS, "state += 8 * len(shapes)"),)),
         "views three times": Wrong(VIEWS, ((BLOCK, BLOCK.replace("3 * rows", "9 * rows")),)),
         "views twice": Wrong(VIEWS, ((BLOCK, BLOCK.replace("3 * rows", "6 * rows")),)),
         "tied twice": Wrong(TIED, ((SHAPES, SHAPES.replace("(model,", "(replace(model, tied=False),")),)),
         "the tied weight alone twice": Wrong(TIED,
             ((STATE, f"{STATE}; state += model.vocabulary * model.width * z if {TRANSFORMER} and model.tied else 0"),)),
-        "always tied": Wrong("Only a tied model shares embedding and output: look at model.tied.",
+        "always tied": Wrong("The output's matrix is missing: only a tied model shares it with the embedding, so look at model.tied.",
                              ((SHAPES, SHAPES.replace("(model,", "(replace(model, tied=True),")),)),
         "in MB": Wrong(UNITS, returns(f"{TOTAL}; return total / 10**6")),
         "in MiB": Wrong(UNITS, returns(f"{TOTAL}; return total / 2**20")),
@@ -293,9 +293,9 @@ class PeakBytes(Topic):
             ((LOSS, LOSS.replace("2 * logits", "3 * logits")),)),
         "two numbers a sample": Wrong("At the loss there is one number a sample, not two: count it once.",
             ((LOSS, LOSS.replace("+ rows", "+ 2 * rows")),)),
-        "no scalars at the loss": Wrong("Two scalars are missing: the loss and its gradient. Add two numbers at the loss and in the backward.",
+        "no scalars at the loss": Wrong("Scalars are missing: the loss and its gradient are two numbers, at the loss and in the backward.",
             ((LOSS, LOSS.replace(" + 2}", "}")),)),
-        "one scalar": Wrong("Two scalars are missing: the loss and its gradient. Add two numbers at the loss and in the backward.",
+        "one scalar": Wrong("Scalars are missing: the loss and its gradient are two numbers, at the loss and in the backward.",
             ((LOSS, LOSS.replace(" + 2}", " + 1}")),
              (DX, DX[:-1] + "1"),
              ("2 * rows * inner + 2}", "2 * rows * inner + 1}"))),
@@ -329,15 +329,15 @@ class PeakBytes(Topic):
         "temporaries of all": Wrong(ADAMS, ((BEFORE, "2 * weights for"),)),
         "one temporary of all": Wrong(ADAMS, ((BEFORE, "weights for"),)),
         "the last denominator twice": Wrong(ADAMS, ((BEFORE, "2 * before + 2 * now for"),)),
-        "Adam's temporaries for all": Wrong("SGD and momentum update in place: they have no temporaries of a weight's size.",
+        "Adam's temporaries for all": Wrong("You counted temporaries of a weight's size for SGD or momentum: leave them out, since both update in place.",
             ((' if optimizer == "adam" else 0\n    loss', "\n    loss"),)),
         "no backward": Wrong(f"The backward's moments are missing, where gradients are there and activations still. {HIGHEST}",
             only("[loss, update]")),
-        "one of dy and dx of a ReLU": Wrong("A ReLU's backward has dy, dx and the saved output, all of its width: that is a moment of its own.",
+        "one of dy and dx of a ReLU": Wrong("The moment of a ReLU's backward is too small: dy, dx and the saved output are alive, all of its width.",
             (("2 * rows * inner + 2}", "rows * inner + 2}"),)),
-        "loss only": Wrong(f"That is the moment of the loss alone. {HIGHEST}", only("[loss]")),
-        "update only": Wrong(f"That is the update alone. {HIGHEST}", only("[update]")),
-        "backward only": Wrong(f"That is the backward alone. {HIGHEST}", only("backward or [loss]")),
+        "loss only": Wrong(f"You gave the moment of the loss alone. {HIGHEST}", only("[loss]")),
+        "update only": Wrong(f"You gave the moment of the update alone. {HIGHEST}", only("[update]")),
+        "backward only": Wrong(f"You gave the moments of the backward alone. {HIGHEST}", only("backward or [loss]")),
         "all gradients in the backward": Wrong("You counted all gradients in each layer's backward: those of the layers before are still to be made.",
             (('{"gradients": gradients, "act', '{"gradients": sum((a + 1) * b for a, b in layers), "act'),)),
         "its own gradient": Wrong(BEHIND, ((GRADIENTS, "gradients = (inner + 1) * outer"),)),
@@ -366,7 +366,7 @@ class PeakBytes(Topic):
             ((HIDDEN, "kept = 2 * rows * sum(model[1:-1])"), (STACK, "2 * rows * sum(model[1:i + 1])"))),
         "the last hidden layer": Wrong("You counted one hidden layer: each of them is saved until its own backward.",
             ((HIDDEN, "kept = rows * model[-2] * (len(model) > 2)"),)),
-        "no temporaries": Wrong("What lives for a moment is missing: gradients of activations on their way, the two temporaries of Adam.",
+        "no temporaries": Wrong("What lives for a moment is missing: count the gradients of activations on their way, and Adam's two temporaries.",
             returns("return weights * z + state + z * max(sum(n for kind, n in m.items() if kind != 'temporaries') for m in moments)")),
         "no biases": Wrong("The biases are missing: a Linear layer has one number an output beside its matrix, with gradient and state.",
             ((BIASES, "for shape in ((outer, inner),)]"), (GRADIENTS, "gradients += inner * outer"))),

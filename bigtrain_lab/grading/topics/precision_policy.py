@@ -112,17 +112,17 @@ GAINED = "A product of float32 matrices stayed in float32: nothing is gained. Ca
 AFTER = "A product was computed in float32 and rounded after: nothing is gained. Cast what goes in."
 GIVEN = "A product came out in another type than the policy's: cast to the type that you are given."
 GRAPH = "A result lost its graph: cast with .to(), which autograd records, not with .data, .detach() or under no_grad()."
-DOUBLE = "float64 was cast: leave it alone, who chose it wants its digits."
-RANGE = "exp above 11.09 is inf in fp16, and so is 300^2: exp, logarithms, powers and softmax in float32."
-SUMS = "The largest number of fp16 is 65,504, and long sums stall in 16 bits: sums, means and norms in float32."
-TERMS = "It sums many terms, so compute it in float32: norms of layers and losses."
-WIDENED = "It came out in float32 and was computed in 16 bits: cast what goes in, not what comes out."
-ROUNDED = "Products of matrices alone are rounded: 300 times 300 is inf in fp16, so leave other operators as they are."
+DOUBLE = "float64 was cast: leave it alone, since whoever chose it wants its digits."
+RANGE = "exp, a logarithm, a power or softmax was computed in 16 bits: compute it in float32, since fp16 ends at 65,504."
+SUMS = "A sum, mean or norm was computed in 16 bits: compute it in float32, since fp16 ends at 65,504 and long sums stall."
+TERMS = "layer_norm or a loss was computed in 16 bits: compute it in float32, since it sums many terms."
+WIDENED = "A delicate operator was computed in 16 bits and cast to float32 after: cast what goes in, not what comes out."
+ROUNDED = "An operator that is no product of matrices came out in 16 bits: leave such operators as they are."
 WIDEST = "Two types met and the narrower one was taken: leave such operators to torch, which takes the wider."
-IDS = "Ids were cast: 2,049 and every odd number above it are not in fp16. Leave integers and bools alone."
+IDS = "Integers or bools were cast: leave them alone, since fp16 holds no odd number above 2,048."
 KEYWORDS = "A tensor that came by keyword was not cast: cast the values of kwargs too."
 UNDO = "After the with block the policy was still in force: undo in __exit__, or in finally, also after an error."
-SWALLOWS = "An error inside the with block was swallowed: return nothing from __exit__."
+SWALLOWS = "An error inside the with block was swallowed: let it pass, and return nothing from __exit__."
 
 
 def without(names: str, line: str, sentence: str) -> dict[str, Wrong]:
@@ -168,7 +168,7 @@ answer = Double
             ((ARGS, f"if dtype == torch.float32:\n            return func(*args, **kwargs).to(dtype)\n        {ARGS}"),)),
         "widens products": Wrong("A product was computed in 16 bits and cast back: leave it in the policy's type.",
             ((CALL, f"found = {CALL[7:]}\n        return found.float() if dtype == self.dtype and found.dtype == dtype else found"),)),
-        "delicate in float64": Wrong("It came out in float64: float32 is enough where it is delicate.",
+        "delicate in float64": Wrong("A delicate operator came out in float64: float32 is enough there, so return that.",
             ((WANTED, WANTED.replace("torch.float32", "torch.float64")),)),
         "no keywords where delicate": Wrong(KEYWORDS,
             ((CALL, f"return func(*args, **kwargs) if dtype == torch.float32 else {CALL[7:]}"),)),
