@@ -144,7 +144,7 @@ ONE_SET = HEAD + """
 """.replace("    sets", "    from itertools import combinations\n    sets")
 START, KEY, LEFT, FITS = "budget)[1]", "lambda way: way[0]", "left = room - sizes[s]", "if left >= sizes[j] or j == t:"
 WORK, SECOND = "sum(costs[s:j])", "best(s, j - 1, room)"
-RETURN, NEXT, LEAF = "return list(", "range(s + 1, t + 1)", "(F(t), B(t))"
+RETURN, LEAF = "return list(", "(F(t), B(t))"
 
 RECORD = "Record a layer only when its own backward comes next: F(i) just before B(i)."
 CHEAPEST = "Your plan runs and fits, but does too much work twice: try every place for the next kept state, and add up what each costs in all."

@@ -64,7 +64,7 @@ def answer(**rule):
     return torch.amp.GradScaler("cpu", **rule)
 """
 DIVIDE, FINITE = "p.grad /= self.value", "bad = bad or not p.grad.isfinite().all()"
-GROUPS, PRESENT = "for group in optimizer.param_groups:", "if p.grad is not None:"
+PRESENT = "if p.grad is not None:"
 STEP, SKIPS, UNSCALED = "            optimizer.step()\n", "if not self.found[optimizer]:", "if optimizer not in self.found:"
 BACKOFF, GROW = "self.value, self.streak = self.value * self.down, 0", "self.value, self.streak = self.value * self.up, 0"
 COUNT, REACHED = "            self.streak += 1\n", "self.streak == self.interval"

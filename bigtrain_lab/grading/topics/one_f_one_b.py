@@ -72,12 +72,10 @@ WITH_NUMPY = HEAD + """
             order.extend((F(rank, i), B(rank, i - warm)))
         return tuple(order + [B(rank, i) for i in np.arange(m - warm, m)])
 """
-WARM, FIRST, LAST = "warm = min(m, p - rank - 1)", "order = [F(rank, i) for i in range(warm)]", \
-    "order += [B(rank, i) for i in range(m - warm, m)]"
+WARM, LAST = "warm = min(m, p - rank - 1)", "order += [B(rank, i) for i in range(m - warm, m)]"
 PAIR, RETURN, STEPS = "order += [F(rank, i), B(rank, i - warm)]", "return order", "    def steps(self, rank):"
 
 MEMORY = "More micro-batches are alive than 1F1B needs: a backward frees what its forward keeps, so start backwards early."
-LATER = "An early rank warms up more: let rank r do min(m, p - r - 1) forwards before it alternates."
 WAITS = "A rank waits although work is there: after its warm-up let each rank alternate one forward and one backward."
 FEW = "A rank warms up too little and then waits: let it run forwards until its first gradient can be back."
 SMALL = "There are fewer micro-batches than a long warm-up wants: let it have m forwards at most."
