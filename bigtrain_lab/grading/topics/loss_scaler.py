@@ -170,7 +170,7 @@ class LossScaler(Topic):
                                    ((ANY, "if False:"), (STEP, after_step("        else:", "            self.value, self.streak = self.value * self.down, -1")))),
         "backs off twice": Wrong("Two optimizers skipped and the scale backed off twice: once a step is enough.",
                                  ((BACKOFF, "self.value, self.streak = self.value * self.down ** sum(map(bool, self.found.values())), 0"),)),
-        "forgets the scale": Wrong(STATE, ((SAVED, '{"value": 1024.0, "streak": self.streak}'),)),
+        "forgets the scale": Wrong(STATE, ((SAVED, '{"value": 65536.0, "streak": self.streak}'),)),
         "forgets the streak": Wrong(STATE, ((SAVED, '{"value": self.value, "streak": 0}'),)),
         "loads nothing": Wrong(STATE, ((LOADED, "pass"),)),
         "saves itself": Wrong(STATE, ((SAVED, "self.__dict__"), (LOADED, "self.__dict__.update(state)"))),
