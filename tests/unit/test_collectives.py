@@ -1,5 +1,6 @@
 """Collectives: closed forms of rounds and bytes, wrong ones in a sentence, and all of them on real ranks with real tensors."""
 
+from functools import lru_cache
 from itertools import product
 from math import ceil, log2
 from zlib import crc32
@@ -154,38 +155,48 @@ DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64
 
 
 def cases(n: int):
-    """(name, collective, elements, dtype): every size and every dtype of each collective; the largest in one dtype each."""
+    """(name, collective, elements, dtype): every small size, in another dtype for each collective and number of ranks, the ring in
+    all; then the largest size, in one dtype for each number of ranks."""
     chosen = [cls(n) for cls in ALL.values()] + [ALL["hierarchical"](n, node_size=m) for m in range(2, n) if n % m == 0]
-    for number, collective in enumerate(chosen):
-        small = product((0, 1, n - 1, n, n + 1), DIGITS)
-        large = [(10**6 + 3, list(DIGITS)[(number + n) % len(DIGITS)])]
-        for elements, dtype in dict.fromkeys([*small, *large]):
-            yield f"{number} {elements} {dtype}", collective, elements, dtype
+    pairs = [(number, size, dtype) for number, each in enumerate(chosen) for i, size in enumerate(dict.fromkeys((0, 1, n - 1, n, n + 1)))
+             for j, dtype in enumerate(DIGITS) if each.name == "ring" or j == (i + number + n) % len(DIGITS)]
+    for number, elements, dtype in [*pairs, *((number, 10**6 + 3, list(DIGITS)[n % len(DIGITS)]) for number in range(len(chosen)))]:
+        yield f"{number} {elements} {dtype}", chosen[number], elements, dtype
 
 
+@lru_cache(maxsize=1)
 def gradients(n: int, elements: int, dtype) -> torch.Tensor:
     """Each rank's, in whole numbers that the dtype holds exactly: their sum is known in int64, and rounded in the dtype."""
     most = 2 ** DIGITS[dtype]
     return torch.randint(-most, most + 1, (n, elements), generator=torch.Generator().manual_seed(elements))
 
 
+@lru_cache(maxsize=1)
+def exactly(n: int, elements: int, dtype, brings: tuple = ()) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of what the ranks bring of each chunk (all of it), and how far a sum of n - 1 roundings may be off."""
+    total, size = torch.zeros(elements, dtype=torch.int64), torch.zeros(elements, dtype=torch.float64)
+    for rank, own in enumerate(gradients(n, elements, dtype)):
+        if brings:
+            own = own * torch.tensor(brings[rank]).repeat_interleave(torch.tensor(sizes(elements, len(brings[rank]))))
+        total += own
+        size += own.abs()
+    return total, size * ((n - 1) * 2.0 ** -DIGITS[dtype])
+
+
 def program(rank):
     bits = []
     for name, collective, elements, dtype in cases(rank.size):
-        whole = gradients(rank.size, elements, dtype)
-        own = torch.stack([whole[rank.index].to(dtype)] * 2, 1)[:, 0]  # not contiguous
-        starts = torch.arange(collective.chunks)
-        owner = torch.repeat_interleave(starts, torch.tensor(sizes(elements, collective.chunks))).tolist()
-        brings = torch.tensor([[collective.brings(r, c) for c in starts] for r in range(rank.size)])[:, owner]
-        mine = torch.tensor([collective.wants(rank.index, c) for c in starts])[owner]
-        before, every = own.clone(), all(collective.wants(r, c) for r in range(rank.size) for c in starts)
+        chunks, ranks, wanted = range(collective.chunks), range(rank.size), torch.ones(elements, dtype=torch.bool)
+        brings = tuple(tuple(collective.brings(r, c) for c in chunks) for r in ranks)
+        exact, allowed = exactly(rank.size, elements, dtype, *[brings] * (not all(map(all, brings))))
+        for c, part in enumerate(wanted.tensor_split(collective.chunks)):
+            part.fill_(collective.wants(rank.index, c))
+        own = torch.stack([gradients(rank.size, elements, dtype)[rank.index].to(dtype)] * 2, 1)[:, 0]  # not contiguous
+        before, every = own.clone(), all(collective.wants(r, c) for r in ranks for c in chunks)
         assert collect(collective, own, rank, name) is own
-        terms = torch.where(brings, whole, 0)
-        off = (own.double() - terms.sum(0).double()).abs() if dtype != torch.float64 else (own.long() - terms.sum(0)).abs()
-        allowed = (rank.size - 1) * terms.abs().double().sum(0) * 2.0 ** -DIGITS[dtype]
-        right = own == terms.sum(0) if dtype == torch.int64 else off <= allowed
-        assert bool(right[mine].all()), f"rank {rank.index}: {name} by {collective.name} is off by {off[mine].max()}"
-        assert torch.equal(own[~mine], before[~mine]), f"rank {rank.index}: {name} by {collective.name} changed what it must not"
+        right = own == exact if dtype == torch.int64 else (own.long() - exact).abs() <= allowed  # all are whole numbers
+        assert bool((right | ~wanted).all()), f"rank {rank.index}: {name} by {collective.name} is off"
+        assert torch.equal(own[~wanted], before[~wanted]), f"rank {rank.index}: {name} by {collective.name} changed what it must not"
         bits.append(crc32(own.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()) if every else 0)
     return {"bits": np.array(bits)}
 
