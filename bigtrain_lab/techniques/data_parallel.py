@@ -45,6 +45,7 @@ class DistributedDataParallel(nn.Module):
     overlap       launch a bucket when it is full; else all of them at the end
     allow_unused  a parameter that a rank did not use counts as zeros there, and its `.grad` stays
                   as it is where no rank used it. Otherwise it is refused
+    alike         the ranks' weights are equal already: none are sent
 
     The mean weighs all ranks alike: multiply a rank's mean loss by N n_r / sum_r n_r where its
     number of samples n_r differs. Parameters, frozen ones too, and buffers come once from rank 0;
@@ -53,11 +54,12 @@ class DistributedDataParallel(nn.Module):
 
     def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
                  all_reduce: Callable | None = None, split: bool = False, backwards: int = 1,
-                 overlap: bool = True, allow_unused: bool = False):
+                 overlap: bool = True, allow_unused: bool = False, alike: bool = False):
         super().__init__()
         self.module, self.group = module, Group.of(group)
         guard.refuse(module, self.group, bucket_bytes, backwards, split)
-        broadcast([*module.parameters(), *module.buffers()], self.group)
+        if not alike:
+            broadcast([*module.parameters(), *module.buffers()], self.group)
         self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
         learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -111,6 +113,7 @@ class DistributedDataParallel(nn.Module):
         """Return when each gradient is the mean over the ranks; call it before the optimizer's
         step."""
         unused = [each for each in self.gradients if not each.used]
+        guard.refuse_replaced(self)
         for each in unused:
             each.keep()
         self._launch(lambda bucket: True)
