@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..core import Mesh, Scalar, Trace, knob
+from ..core import Impossible, Mesh, Scalar, Trace, knob
 from ..core.hardware import Hardware
 from ..data import chosen_text
 from ..dry_run import META
@@ -23,15 +23,23 @@ from ..rates import exposed
 from ..recipe import Recipe
 from ..rehearsal import WHOLE, Part, Rehearsal
 from ..runtime.devices import built
+from ..runtime.faults import MISTAKES, Astray, Fault
 from ..schedule import Action, Schedule, Written
 from ..simulate import simulate
 from ..techniques import one_process
 from ..techniques.bucket_plan import LANE, with_buckets
+from ..techniques.data_parallel import backend_all_reduce
 from ..words import duration, size
 from .experiment import MB, Quantity
 from .on_hardware import OnHardware, profiles
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
+
+
+SYMPTOMS = {
+    "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no weight is a number anywhere.",
+    "straggler": "All ranks wait for rank {rank} in every step: it is the one whose compute lane is never idle.",
+}
 
 
 class DataParallel(OnHardware, Pipelined):
@@ -59,19 +67,32 @@ class DataParallel(OnHardware, Pipelined):
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
     learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
     dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    mistake: str = knob("none", "what fault-rank does otherwise than the others, at its all-reduce number fault-at", choices=tuple(MISTAKES), more=True)
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
         self.recipe  # noqa: B018  (raises Impossible)
+        if self.mistake != "none":
+            self.refuse_mistake()
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"schedule"} if settings["pipeline"] == 1 else set()
-        return super().idle_settings(settings) | alone
+        used = {"absent": {"fault_rank", "fault_at"}, "swapped": {"fault_rank", "fault_at"}, "short": {"fault_rank"}}.get(settings["mistake"], set())
+        return super().idle_settings(settings) - used | ({"schedule"} if settings["pipeline"] == 1 else set())
+
+    def refuse_mistake(self) -> None:
+        """Impossible where nothing would go wrong."""
+        Fault("straggler", self.fault_rank).refuse(self.ranks)
+        count = sum(span.kind == "all_reduce" for span in self.predict().spans(self.fault_rank)) - (self.mistake == "swapped")
+        if self.replicas == 1 or self.mistake == "short" and self.steps == 1:
+            raise Impossible(f"One {'replica' if self.replicas == 1 else 'step'} cannot go wrong so: take 2 or more, or no mistake.")
+        if self.mistake != "short" and self.fault_at >= count:
+            raise Impossible(f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, which can make it at 0 to {count - 1}: "
+                             "choose one of them as fault-at.")
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -108,6 +129,13 @@ class DataParallel(OnHardware, Pipelined):
         bucket_bytes, further = (options := dict(self.buckets)).pop("bucket_bytes"), options
         return training(self.config, len(self.slices), self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
                         schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=bucket_bytes, data_parallel=further)
+
+    def program(self, rank) -> dict[str, Any]:
+        recipe = self.recipe
+        if self.mistake != "none" and rank.index == self.fault_rank:
+            astray = recipe.data_parallel | {"all_reduce": Astray(self.mistake, self.fault_at, backend_all_reduce)}
+            recipe = replace(recipe, steps=self.steps - 1) if self.mistake == "short" else replace(recipe, data_parallel=astray)
+        return recipe.program(rank)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
@@ -164,7 +192,7 @@ class DataParallel(OnHardware, Pipelined):
     @cached_property
     def alone_s(self) -> float:
         """The step of one replica."""
-        one = self.replace(replicas=1, fault="none")
+        one = self.replace(replicas=1, fault="none", mistake="none")
         return simulate(one.lowered, one.cost(memory=False)).step_time
 
     def speed_up(self, trace: Trace) -> float:
@@ -185,6 +213,8 @@ class DataParallel(OnHardware, Pipelined):
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
+        if trace.clock == "modelled" and self.fault in SYMPTOMS:
+            said.append(SYMPTOMS[self.fault].format(rank=self.fault_rank))
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
         wait, reduced = exposed(trace), [s for s in trace.spans(0) if s.lane == LANE]
