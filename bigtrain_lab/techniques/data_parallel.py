@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ..runtime.group import Group
 from ..runtime.message import as_bytes
+from .all_reduce import ring_all_reduce
 from .guards import data_parallel as guard
 from .prepared_model import masters_of
 
@@ -52,13 +53,13 @@ class DistributedDataParallel(nn.Module):
     """
 
     def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
-                 all_reduce: Callable | None = None, split: bool = False, backwards: int = 1,
+                 all_reduce: Callable = ring_all_reduce, split: bool = False, backwards: int = 1,
                  overlap: bool = True, allow_unused: bool = False):
         super().__init__()
         self.module, self.group = module, Group.of(group)
         guard.refuse(module, self.group, bucket_bytes, backwards, split)
         broadcast([*module.parameters(), *module.buffers()], self.group)
-        self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
+        self.all_reduce, self.backwards = all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
         learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
         masters = masters_of([module])
