@@ -13,6 +13,7 @@ from itertools import product
 from math import ceil, inf, prod
 from typing import NamedTuple
 
+from .collective import Collective, check, sizes
 from .core import Impossible, Mesh
 from .core.cost import port_share
 from .schedule import KINDS, Action, Schedule, Step
@@ -240,14 +241,17 @@ def names(op, rank: int, lane: str) -> Iterator[tuple]:
 
 
 def lower(plan, steps: int = 1) -> Plan:
-    """A Schedule, over this many training steps, as a Plan; a Plan as it is. Impossible where it cannot run."""
+    """A Schedule, over this many training steps, or a Collective, as a Plan; a Plan as it is. Impossible where it cannot run."""
     if isinstance(plan, Plan):
         return plan
     if not isinstance(steps, int) or steps < 1:
         raise Impossible(f"steps is {steps!r}: plan a whole number of training steps, at least 1.")
     if isinstance(plan, Schedule):
         return lower_schedule(plan, steps)
-    raise Impossible(f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), or a Plan.")
+    if isinstance(plan, Collective):
+        return lower_collective(plan)
+    raise Impossible(f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), "
+                     "a Collective such as Ring(ranks=4), or a Plan.")
 
 
 @contextmanager
@@ -316,6 +320,25 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                     ops += sends.get(action, ())
         plan[rank, "compute"] = tuple(ops)
     return Plan(plan, schedule.ranks, steps)
+
+
+@collector_paused()
+def lower_collective(collective: Collective, elements: int | None = None, itemsize: int = 1, name: str = "",
+                     lane: str = "compute") -> Plan:
+    """Of a tensor of so many elements; without them the Cost prices the messages "reduce" and "copy", with the chunk as stage.
+
+    In each round a rank posts its sends, then its receives, in the order of the moves; message "round 2 chunk 0" begins with `name`.
+    """
+    cut = [None] * collective.chunks if elements is None else [n * itemsize for n in sizes(elements, collective.chunks)]
+    lanes: dict[tuple[int, str], list] = {(rank, lane): [] for rank in range(collective.ranks)}
+    for number, moves in enumerate(check(collective), 1):
+        messages = [Message(f"{name} round {number} chunk {chunk}".lstrip(), "reduce" if reduce else "copy", cut[chunk], chunk)
+                    for _, _, chunk, reduce in moves]
+        for move, message in zip(moves, messages):
+            lanes[move.src, lane].append(Send(move.dst, message))
+        for move, message in zip(moves, messages):
+            lanes[move.dst, lane].append(Recv(move.src, message))
+    return Plan({key: tuple(ops) for key, ops in lanes.items()}, collective.ranks)
 
 
 def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: int) -> None:

@@ -5,6 +5,7 @@ and of several the median, which a pause of the machine does not move.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -20,6 +21,17 @@ def last(trace: Trace, name: str) -> float | None:
 def training_rate(trace: Trace) -> float | None:
     """Training steps in a unit of time, 1 / Trace.step_time; None where there was none."""
     return 1 / trace.step_time if trace.step_time else None
+
+
+def exposed(trace: Trace) -> float:
+    """Time of a step in which a rank has done its last backward and waits for gradients; of the
+    rank that waits longest."""
+    waits = [0]
+    for rank in range(trace.ranks):
+        own = [span for span in trace.spans(rank) if span.lane == "compute"]
+        waits.append(sum(after.start - before.end for before, after in pairwise(own)
+                         if after.kind == "U" != before.kind))
+    return trace.units(max(waits)) / trace.steps
 
 
 def reading_rate(trace: Trace) -> float | None:

@@ -8,6 +8,7 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 
 from collections import defaultdict, deque
 
+from .collective import Collective
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .plan import (
     Compute, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower,
@@ -17,7 +18,7 @@ from .schedule import Action, Schedule, kind_of, name_of
 
 @collector_paused()
 def simulate(plan, cost, steps: int = 1) -> Trace:
-    """Predict a trace. `plan`: a Schedule (over `steps` training steps) or a Plan; `cost`: a Cost or {"F": 1, "B": 2}.
+    """Predict a trace. `plan`: a Schedule (over `steps` training steps), a Collective or a Plan; `cost`: a Cost or {"F": 1, "B": 2}.
 
     Impossible where the plan deadlocks, or repeats or forgets an action; the sentence names rank and action.
     """
@@ -25,6 +26,8 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     if isinstance(plan, Schedule):
         name = getattr(plan, "name", type(plan).__name__)
         settings = {"schedule": name, "ranks": plan.ranks, "micro_batches": plan.micro_batches}
+    elif isinstance(plan, Collective):
+        settings = {"collective": getattr(plan, "name", type(plan).__name__), "ranks": plan.ranks}
     plan, cost = lower(plan, steps), Cost.of(cost)
     lanes = {key: Lane() for key in plan.lanes}
     at = dict.fromkeys(plan.lanes, 0)

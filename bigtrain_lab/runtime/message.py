@@ -61,8 +61,9 @@ class Shape(tuple):
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's data as a flat uint8 view."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    """The data as flat uint8: a view of a contiguous tensor, also of one element with an odd stride."""
+    dense = tensor.detach().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def pack(tensor: torch.Tensor, issue: int, stamp: int, wall: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """All-reduce on a ring: every rank gets the sum, and no link carries more than another.
 
-    x = sum_r x_r      rank 0 -> 1 -> ... -> N-1 -> 0: N-1 turns add, N-1 turns copy (ring.py)
+    x = sum_r x_r      rank 0 -> 1 -> ... -> N-1 -> 0: N-1 turns add, N-1 turns copy (pipelined_ring.py)
 
 Each chunk of the tensor goes around the ring once and gathers what all ranks have; then it goes
 around again as it is. A chunk travels in parts: while one is added, the next is on its way.
@@ -16,8 +16,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from ..pipelined_ring import pipelined_ring
 from ..plan import Recv, Send
-from ..ring import Part, ring
 from ..runtime.group import Group, Handle
 from ..runtime.message import Shape, as_bytes
 from .guards import all_reduce as guard
@@ -34,7 +34,7 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
     if group.size == 1:
         return tensor
     flat = tensor.detach().reshape(-1).contiguous()  # a copy where it is not contiguous
-    order = ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
+    order = pipelined_ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
     agreement = group.agreement(f"{op} of {Shape.of(tensor)} in {name}", name)
 
     room = deque(flat.new_empty(AHEAD, max((part.stop - part.start for part in order), default=0)))
@@ -44,7 +44,7 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
     def post_receive() -> None:
         if part := next(wanted, None):
             size = part.stop - part.start
-            into = room[0][:size] if part.op.message.kind == "sum" else flat[part.start:part.stop]
+            into = room[0][:size] if part.op.message.kind == "reduce" else flat[part.start:part.stop]
             room.rotate(-1)
             message = part.op.message
             handle = group.irecv(as_bytes(into), part.op.src, message, agreement.site, agreed=True)
@@ -61,7 +61,7 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
                 guard.refuse_different(group, agreement.after(turn + 1))
                 received, handle = coming.popleft()
                 handle.wait()
-                if op_.message.kind == "sum":
+                if op_.message.kind == "reduce":
                     own.add_(received)
                 if whole and op == "mean":
                     own.div_(group.size)

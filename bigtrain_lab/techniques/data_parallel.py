@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from ..runtime.group import Group
 from ..runtime.message import as_bytes
-from .all_reduce import ring_all_reduce
 from .guards import data_parallel as guard
 from .prepared_model import masters_of
 
@@ -40,12 +39,14 @@ class DistributedDataParallel(nn.Module):
 
     group         None (torch's default group), a ProcessGroup, or a Group
     bucket_bytes  the most bytes of a bucket; a larger parameter has one of its own
-    all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place
+    all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place, such as
+                  ring_all_reduce; without it the backend's own
     split         cut a parameter where its bucket is full
     backwards     how many backward passes make one gradient: a parameter is ready at its last one
     overlap       launch a bucket when it is full; else all of them at the end
     allow_unused  a parameter that a rank did not use counts as zeros there, and its `.grad` stays
                   as it is where no rank used it. Otherwise it is refused
+    alike         the ranks' weights are equal already: none are sent
 
     The mean weighs all ranks alike: multiply a rank's mean loss by N n_r / sum_r n_r where its
     number of samples n_r differs. Parameters, frozen ones too, and buffers come once from rank 0;
@@ -53,13 +54,14 @@ class DistributedDataParallel(nn.Module):
     """
 
     def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
-                 all_reduce: Callable = ring_all_reduce, split: bool = False, backwards: int = 1,
-                 overlap: bool = True, allow_unused: bool = False):
+                 all_reduce: Callable | None = None, split: bool = False, backwards: int = 1,
+                 overlap: bool = True, allow_unused: bool = False, alike: bool = False):
         super().__init__()
         self.module, self.group = module, Group.of(group)
         guard.refuse(module, self.group, bucket_bytes, backwards, split)
-        broadcast([*module.parameters(), *module.buffers()], self.group)
-        self.all_reduce, self.backwards = all_reduce, backwards
+        if not alike:
+            broadcast([*module.parameters(), *module.buffers()], self.group)
+        self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
         learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
         masters = masters_of([module])
@@ -112,6 +114,7 @@ class DistributedDataParallel(nn.Module):
         """Return when each gradient is the mean over the ranks; call it before the optimizer's
         step."""
         unused = [each for each in self.gradients if not each.used]
+        guard.refuse_replaced(self)
         for each in unused:
             each.keep()
         self._launch(lambda bucket: True)

@@ -17,11 +17,12 @@ def no_loop_of_others():
 @pytest.fixture
 def family():
     """The registries as they were, afterwards."""
+    from bigtrain_lab.collective import Collective
     from bigtrain_lab.experiments import Experiment  # most unit tests have no need of torch
     from bigtrain_lab.recompute import Recompute
     from bigtrain_lab.schedule import Schedule
 
-    before = {each: list(each._members) for each in (Experiment, Schedule, Recompute)}
+    before = {each: list(each._members) for each in (Collective, Experiment, Schedule, Recompute)}
     yield
     for each, members in before.items():
         each._members[:] = members

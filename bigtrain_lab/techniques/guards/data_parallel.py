@@ -57,6 +57,15 @@ def refuse_gradient(model, gradient) -> None:
                          "no_sync(), or set backwards.")
 
 
+def refuse_replaced(model) -> None:
+    """What the ranks average would not be what the optimizer reads."""
+    for each in model.gradients:
+        if each.used and each.home.grad is not each.view:
+            raise Impossible(f"The gradient of {each.name} on rank {model.group.world_rank(model.group.rank)} was replaced after "
+                             "its backward, so its mean would be lost: call finish_gradient_synchronization() before what "
+                             "replaces it, such as the sum of a tied weight's copies.")
+
+
 def refuse_unused(model, unused: list, by_rank: list[str]) -> None:
     """`by_rank`: names of the unused parameters of each rank; empty where all lack the same."""
     if model.allow_unused or not (unused or by_rank):

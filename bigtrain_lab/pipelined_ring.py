@@ -12,6 +12,7 @@ Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, sectio
 
 from typing import NamedTuple
 
+from .collective import sizes
 from .plan import Message, Recv, Send
 
 PART_BYTES = 4 * 2**20  # smaller ones cost more calls than their overlap saves
@@ -27,19 +28,18 @@ class Part(NamedTuple):
     whole: bool
 
 
-def ring(rank: int, ranks: int, numbers: int, number_bytes: int, name: str) -> list[Part]:
-    """What a rank does to all-reduce so many numbers; parts without numbers are left out."""
-    turns, parts = 2 * (ranks - 1), 0
-    base, longer = divmod(numbers, ranks)  # the first chunks are one number longer
-    parts = max(1, -(-(base + (longer > 0)) * number_bytes // PART_BYTES))
+def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: str) -> list[Part]:
+    """What a rank does to all-reduce so many elements, on messages named as those of the
+    collective Ring; parts without elements are left out."""
+    chunks, turns = sizes(elements, ranks), 2 * (ranks - 1)
+    parts = max(1, -(-chunks[0] * itemsize // PART_BYTES))
 
     def part(way, other: int, chunk: int, turn: int, number: int) -> Part:
-        start = chunk * base + min(chunk, longer)
-        size = base + (chunk < longer)
-        begin, end = (start + size * at // parts for at in (number, number + 1))
-        about = f"{name}, turn {turn}, chunk {chunk}" + f", part {number}" * (parts > 1)
-        kind = "sum" if turn < ranks - 1 else "copy"
-        message = Message(about, kind, (end - begin) * number_bytes)
+        start = sum(chunks[:chunk])
+        begin, end = (start + chunks[chunk] * at // parts for at in (number, number + 1))
+        about = f"{name} round {turn + 1} chunk {chunk}" + f" part {number}" * (parts > 1)
+        kind = "reduce" if turn < ranks - 1 else "copy"
+        message = Message(about, kind, (end - begin) * itemsize, chunk)
         return Part(way(other, message), begin, end, turn, turn == ranks - 2)
 
     def send(turn: int, number: int) -> Part:
