@@ -17,6 +17,7 @@ from bigtrain_lab.schedule import Action
 from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel, backend_all_reduce, buckets_of
+from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
 
 from .test_group import lanes_of
@@ -259,3 +260,37 @@ def test_buckets_fill_in_the_order_of_the_gradients(split, expected):
     """A larger parameter has one of its own or is cut; each format has its own."""
     parameters = [torch.empty(size) for size in (3, 10, 3, 1)] + [torch.empty(2, dtype=torch.float64)]
     assert [(b.start, b.stop, b.members) for b in buckets_of(parameters, 16, split)] == expected
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("last", ["pad", "drop", "uneven"])
+def test_shards_are_those_of_torch_and_an_epoch_draws_anew_only_where_it_shuffles(last, shuffle):
+    for samples in (1, 2, 3, 4, 5, 11, 12):
+        for ranks in (1, 2, 3, 4):
+            if last == "drop" and samples < ranks:
+                continue  # torch gives no rank anything
+            shards = [DistributedSampler(range(samples), rank, ranks, shuffle, seed=3, last=last) for rank in range(ranks)]
+            drawn = []
+            for epoch in range(2):
+                for shard in shards:
+                    shard.set_epoch(epoch)
+                drawn.append([list(shard) for shard in shards])
+                assert [len(shard) for shard in shards] == [len(own) for own in drawn[-1]]
+                if last == "uneven":
+                    assert sorted(sum(drawn[-1], [])) == list(range(samples))
+                    continue
+                theirs = [torch.utils.data.DistributedSampler(range(samples), ranks, rank, shuffle, 3, last == "drop") for rank in range(ranks)]
+                for each in theirs:
+                    each.set_epoch(epoch)
+                assert drawn[-1] == [list(each) for each in theirs]
+            assert shuffle or drawn[0] == drawn[1]
+            assert not shuffle or samples < 5 or drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("arguments, told", [
+    ((4, 2, 2), "There is no rank 2 of 2: take 0 to 1."), ((4, 0, 2, True, 0, "cut"), "last is 'cut': choose pad, drop or uneven."),
+    ((0, 0, 2), "0 samples leave nothing for 2 ranks"), ((1, 0, 2, True, 0, "drop"), "1 samples leave nothing for 2 ranks"),
+])
+def test_shards_that_cannot_be_are_refused(arguments, told):
+    with pytest.raises(Impossible, match=told):
+        DistributedSampler(*arguments)
