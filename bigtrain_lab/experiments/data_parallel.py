@@ -5,6 +5,7 @@ Each rank holds the model, or a stage of it, and takes its share of every batch.
 their own; what the backward does not cover is exposed.
 """
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
@@ -27,6 +28,7 @@ from ..runtime.faults import MISTAKES, Astray, Fault
 from ..schedule import Action, Schedule, Written
 from ..simulate import simulate
 from ..techniques import one_process
+from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.bucket_plan import LANE, with_buckets
 from ..techniques.data_parallel import backend_all_reduce
 from ..words import duration, size
@@ -54,6 +56,7 @@ class DataParallel(OnHardware, Pipelined):
     link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s")
     ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8)
     split_parameters: bool = knob(False, "cut a parameter where its bucket is full, such as a large embedding", more=True)
+    ring: bool = knob(False, "average by the messages of our ring, in place of the backend's all-reduce", more=True)
     micro_batches: int = knob(1, "micro-batches of a rank whose gradients are added before they are averaged", low=1, high=16, more=True)
     pipeline: int = knob(1, "ranks that each copy of the model is cut over", low=1, high=4, more=True)
     schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
@@ -87,7 +90,7 @@ class DataParallel(OnHardware, Pipelined):
     def refuse_mistake(self) -> None:
         """Impossible where nothing would go wrong."""
         Fault("straggler", self.fault_rank).refuse(self.ranks)
-        count = sum(span.kind == "all_reduce" for span in self.predict().spans(self.fault_rank)) - (self.mistake == "swapped")
+        count = len(travels(self.predict(), self.fault_rank)) - (self.mistake == "swapped")
         if self.replicas == 1 or self.mistake == "short" and self.steps == 1:
             raise Impossible(f"One {'replica' if self.replicas == 1 else 'step'} cannot go wrong so: take 2 or more, or no mistake.")
         if self.mistake != "short" and self.fault_at >= count:
@@ -122,18 +125,22 @@ class DataParallel(OnHardware, Pipelined):
 
     @property
     def buckets(self) -> dict[str, Any]:
-        return {"bucket_bytes": round(self.bucket_mb * MB), "split": self.split_parameters, "overlap": self.overlap}
+        return {"split": self.split_parameters, "overlap": self.overlap}
+
+    @property
+    def bucket_bytes(self) -> int:
+        return round(self.bucket_mb * MB)
 
     @property
     def recipe(self) -> Recipe:
-        bucket_bytes, further = (options := dict(self.buckets)).pop("bucket_bytes"), options
+        further = self.buckets | {"all_reduce": ring_all_reduce if self.ring else backend_all_reduce}
         return training(self.config, len(self.slices), self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
-                        schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=bucket_bytes, data_parallel=further)
+                        schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=self.bucket_bytes, data_parallel=further)
 
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
         if self.mistake != "none" and rank.index == self.fault_rank:
-            astray = recipe.data_parallel | {"all_reduce": Astray(self.mistake, self.fault_at, backend_all_reduce)}
+            astray = recipe.data_parallel | {"all_reduce": Astray(self.mistake, self.fault_at, recipe.data_parallel["all_reduce"])}
             recipe = replace(recipe, steps=self.steps - 1) if self.mistake == "short" else replace(recipe, data_parallel=astray)
         return recipe.program(rank)
 
@@ -165,7 +172,7 @@ class DataParallel(OnHardware, Pipelined):
 
     @property
     def lowered(self) -> Plan:
-        return with_buckets(self.order, self.steps, self.replicas, self.stages, **self.buckets)
+        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes, ring=self.ring, **self.buckets)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal, self.replicas)
@@ -217,15 +224,15 @@ class DataParallel(OnHardware, Pipelined):
             said.append(SYMPTOMS[self.fault].format(rank=self.fault_rank))
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
-        wait, reduced = exposed(trace), [s for s in trace.spans(0) if s.lane == LANE]
-        travelling = trace.units(sum(s.end - s.start for s in reduced)) / trace.steps
+        wait, reduced = exposed(trace), travels(trace, 0)
+        travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         said.append(f"Gradients travel for {duration(travelling, trace.unit)} of each step; {duration(wait, trace.unit)} of it a rank has "
                     "nothing else to do.")
         if wait and self.overlap and reduced:
-            last = max(reduced, key=lambda s: s.end)
-            done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= last.end)
-            when = "is full when the backward ends" if last.start >= done else "waits for those before it"
-            said.append(f"The last bucket {when}, and takes {duration(trace.units(last.end - max(last.start, done)), trace.unit)} after it.")
+            start, end = max(reduced.values(), key=lambda times: times[1])
+            done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= end)
+            when = "is full when the backward ends" if start >= done else "waits for those before it"
+            said.append(f"The last bucket {when}, and takes {duration(trace.units(end - max(start, done)), trace.unit)} after it.")
         last = max(p.nbytes for p in self.stages[0].parameters())
         said.append(f"The last gradient, {size(last)} of the embedding, comes at once when the backward ends: smaller buckets, or parts of "
                     "the parameter, send none of it earlier.")
@@ -234,6 +241,14 @@ class DataParallel(OnHardware, Pipelined):
             said.append("A block's backward takes as long as its operators' launches: a wider model would compute more in the same time.")
         first = tuple(event for event in trace if event.rank < self.pipeline)
         return said + (bubbles(replace(trace, events=first, ranks=self.pipeline), self.order) if self.pipeline > 1 else [])
+
+
+def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
+    """Of each bucket of a rank by name: from its first message, or call, to its last."""
+    times: dict[str, list[int]] = defaultdict(list)
+    for event in trace.where(rank=rank, lane=LANE):
+        times[event.name.split(" round ")[0]] += event.start, event.end
+    return {name: (min(each), max(each)) for name, each in times.items()}
 
 
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:

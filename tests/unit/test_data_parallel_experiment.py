@@ -54,7 +54,8 @@ def test_links_between_nodes_are_what_a_ring_over_them_pays():
 
 def test_replicas_of_a_pipeline_run_as_predicted_and_as_one_process(tmp_path):
     """Micro-batches, a mesh of 2 x 2, nodes of 2 ranks: clock, bytes, memory, weights and losses."""
-    asked = DataParallel(replicas=2, pipeline=2, micro_batches=3, ranks_per_node=2, bucket_mb=0.02, split_parameters=True, **SMALL)
+    asked = DataParallel(replicas=2, pipeline=2, micro_batches=3, ranks_per_node=2, bucket_mb=0.02, split_parameters=True, ring=True,
+                         **SMALL)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
     modelled = run.wait()
     assert run_differs(asked, run) == [] and run.replicas == []
@@ -75,6 +76,7 @@ def test_what_it_says():
 @pytest.mark.parametrize("settings, told", [
     (dict(mistake="absent", fault_at=0), "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (mean) of float32 of shape (4144,); rank 1 bucket 1"),
     (dict(mistake="swapped", fault_rank=2, fault_at=1), "at one time: ranks 0 and 1 bucket 1 of batch 0"),
+    (dict(mistake="absent", fault_at=0, ring=True), "bucket 0"),
     (dict(mistake="short"), "for rank 1, which has finished without calling it."),
 ])
 def test_a_replica_that_does_otherwise_is_named(settings, told, tmp_path):
