@@ -38,6 +38,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive, Memory, Span, Trace
+from .core.cost import COLLECTIVES
 from .core.peak import placed
 from .plan import collector_paused
 from .runtime.balance import APART, Balance, Heights, read, together
@@ -190,7 +191,7 @@ class DryRank:
         self._highest, self._hooked, self._loaded = 0, False, False
 
     @contextmanager
-    def span(self, step, version: int | None = None):
+    def span(self, step, version: int | None = None, beside: bool = False):
         step = (step,) if isinstance(step, (str, Action)) else tuple(step)
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
@@ -233,7 +234,7 @@ class DryRank:
         self._journal.end("")
 
     def group(self, axis: str | None = None) -> Alone:
-        return Unsent(self, self._arriving)
+        return Replica(META) if axis == "dp" else Unsent(self, self._arriving)
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -259,7 +260,7 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
     """
     events, known, heights = [], {}, [Heights(trace.ranks) for _ in range(trace.ranks)]
     for event in trace.events:
-        if isinstance(event, Span):
+        if isinstance(event, Span) and event.lane == "compute" and event.kind not in COLLECTIVES:
             kinds, rows, base, others = inside(event)
             if id(rows) not in known:
                 known[id(rows)] = [rows[at] for at in read(rows)], max(map(sum, rows), default=0)
@@ -272,6 +273,19 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
                            for _, at, kind, size in changed(kinds, told)]
         events.append(event)
     return Trace.of(events, **trace.header())
+
+
+class Replica(Alone):
+    """A replica's group, in which nobody else is: what is launched on its lane changes nothing."""
+
+    def lane(self, name=""):
+        return self
+
+    def launch(self, function, name="", timed=True):
+        return self
+
+    def wait(self):
+        pass
 
 
 class Unsent(Alone):

@@ -4,7 +4,9 @@ A training step is F, B, U and what lies between, a look at the gradients too; a
 and of several the median, which a pause of the machine does not move.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -20,6 +22,22 @@ def last(trace: Trace, name: str) -> float | None:
 def training_rate(trace: Trace) -> float | None:
     """Training steps in a unit of time, 1 / Trace.step_time; None where there was none."""
     return 1 / trace.step_time if trace.step_time else None
+
+
+def exposures(trace: Trace) -> list[tuple[int, int, int]]:
+    """(rank, from, to) of each wait between a rank's last backward and its first update, in ticks:
+    for gradients that are on their way."""
+    own = ([span for span in trace.spans(rank) if span.lane == "compute"] for rank in range(trace.ranks))
+    return [(after.rank, before.end, after.start) for spans in own for before, after in pairwise(spans)
+            if after.kind == "U" != before.kind and after.start > before.end]
+
+
+def exposed(trace: Trace) -> float:
+    """Such waits in a step, of the rank that waits longest."""
+    waits = Counter()
+    for rank, begin, end in exposures(trace):
+        waits[rank] += end - begin
+    return trace.units(max(waits.values(), default=0)) / trace.steps
 
 
 def reading_rate(trace: Trace) -> float | None:

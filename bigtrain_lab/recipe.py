@@ -1,10 +1,12 @@
 """The one training loop: techniques surround each other here, and every lab is this loop with one
 of them under the lens.
 
-    training = model x data x optimizer x {schedule, accumulation, precision, recompute, clip}
+    training = model x data x optimizer
+               x {schedule, accumulation, replicas, precision, recompute, clip}
 
-    for each window of micro-batches:
+    for each window of micro-batches, replica d of R taking every R-th, from its d-th on:
         F and B of each, in the schedule's order      pipeline.py; one device is one stage
+        replicas sum their gradients meanwhile        data_parallel.py
         the gradient is unscaled and clipped          mixed_precision.py, clip.py
         the optimizers step, weights follow masters   mixed_precision.py
 
@@ -22,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from .core import Mesh
 from .recompute import Recompute
 from .runtime import Run, launch
 from .runtime.devices import built
@@ -30,6 +33,7 @@ from .techniques import one_process
 from .techniques.accumulate import windows
 from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
+from .techniques.data_parallel import DistributedDataParallel, backend_all_reduce
 from .techniques.guards import recipe as guard
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
@@ -47,13 +51,18 @@ class Recipe:
     loss           (output, targets) -> scalar mean
     optimizer      parameters -> torch optimizer
     steps          updates of a run
-    micro_batches  of an update: of a pipeline's batch, or of a window of gradient accumulation
+    micro_batches  of an update on each replica: of a pipeline's batch, or of a window of gradient
+                   accumulation
     samples        micro-batches of a run, where not steps x micro_batches: the last window takes
                    what is left
     weights        window of samples -> what the loss of each is multiplied by; without it each
                    counts alike
-    ranks          processes; a schedule of several cuts the model into stages
+    ranks          processes of a replica; a schedule of several cuts the model into stages
     schedule       a Schedule, or its name
+    replicas       copies of the model that share each window: its micro-batch i goes to replica
+                   i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks)
+    bucket_bytes   gradients that replicas average in one message
+    data_parallel  further settings of DistributedDataParallel, such as {"overlap": False}
     precision      level of mixed precision; None: the model's own formats
     scaler         a loss scaler, in place of the level's default
     recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all
@@ -72,6 +81,9 @@ class Recipe:
     weights: Callable[[Sequence], Sequence[float]] | None = None
     ranks: int = 1
     schedule: Schedule | str = "1f1b"
+    replicas: int = 1
+    bucket_bytes: int = 25 * 2**20
+    data_parallel: Mapping = field(default_factory=dict)
     precision: str | Level | None = None
     scaler: DynamicLossScaler | None = None
     recompute: str | Callable | None = None
@@ -91,9 +103,14 @@ class Recipe:
         return order.lengthened(self.steps) if order.asynchronous else order
 
     @property
+    def mesh(self) -> Mesh:
+        """Where the ranks lie: those of a replica are neighbours."""
+        return Mesh(dp=self.replicas, pp=self.order.ranks)
+
+    @property
     def windows(self) -> list[tuple[int, ...]]:
-        """The micro-batches of each window."""
-        batch = self.order.micro_batches
+        """The micro-batches of each window, of all replicas."""
+        batch = self.replicas * self.order.micro_batches
         total = self.samples or batch * (1 if self.order.asynchronous else self.steps)
         return list(windows(range(total), batch))
 
@@ -104,6 +121,16 @@ class Recipe:
         x, y, *rest = (part.to(device) if isinstance(part, Tensor) else part for part in parts)
         return Sample(x, y, tuple(rest))
 
+    def shares(self, window: Sequence[int], replica: int, own: Sequence[Sample]):
+        """What the loss of each of a replica's own micro-batches is multiplied by, before replicas
+        take the mean of their gradients; None: 1 over their number."""
+        if self.replicas == 1:
+            return self.weights(own) if self.weights else None
+        every = [1 / len(window)] * len(window)
+        if self.weights:
+            every = self.weights([self.sample(number) for number in window])
+        return [self.replicas * each for each in every[replica::self.replicas]] or [0.0]
+
     @property
     def forward(self) -> Callable | None:
         """How a stage is called, where not plainly."""
@@ -112,19 +139,25 @@ class Recipe:
 
     def run(self, **options) -> Run:
         """Start the ranks; options as for `launch`."""
-        asked = {"ranks": self.order.ranks, "steps": self.steps, "name": "recipe"}
+        asked = {"ranks": self.mesh.size, "steps": self.steps, "name": "recipe"}
+        asked |= {"mesh": self.mesh} if self.replicas > 1 else {}
         return launch(self.program, **asked | options)
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        """What a rank runs: the loop. Returns final weights and the loss of each micro-batch."""
+        """What a rank runs: the loop. Returns final weights and the loss of each micro-batch of its
+        replica."""
         trained = train(self, rank)
-        return self.arrays(trained.weights, trained.losses)
+        return self.arrays(trained.weights, trained.losses, trained.replica)
 
     def reference(self) -> dict[str, np.ndarray]:
         """What `program` returns, of the same training `alone`."""
         losses, stages, _ = self.alone()
         weights = {number: dict(stage.named_parameters()) for number, stage in enumerate(stages)}
-        return self.arrays(weights, losses)
+        found, places = {}, [place for window in self.windows for place in range(len(window))]
+        for d in range(self.replicas):
+            own = [loss for loss, place in zip(losses, places) if place % self.replicas == d]
+            found |= self.arrays(weights, own, d)
+        return found
 
     def alone(self) -> one_process.Training:
         """The same in one process: stage after stage, in the model's own formats, and autograd
@@ -143,16 +176,19 @@ class Recipe:
             stages, batches[0], self.loss, self.optimizer, update_size=order.update_size,
             versions=lambda stage, n: tuple(order.version(Action(k, stage, n)) for k in "FB"))
 
-    def arrays(self, weights: Mapping[int, Mapping], losses: Sequence) -> dict[str, np.ndarray]:
-        """By name: "1.weight" is stage 1's "weight", unless the stages have names of the whole.
-        Half formats become float32. On meta there are no values."""
+    def arrays(self, weights: Mapping[int, Mapping], losses: Sequence,
+               replica: int = 0) -> dict[str, np.ndarray]:
+        """By name: "1.weight" is stage 1's "weight", unless the stages have names of the whole;
+        "loss", of several replicas "loss of replica 1". Half formats become float32. On meta there
+        are no values."""
         apart = self.order.stages > 1 and not self.whole_names
         named = {f"{stage}.{name}" if apart else name: weight.detach().cpu()
                  for stage, own in weights.items() for name, weight in own.items()
                  if not weight.is_meta}
         found = {name: (weight.float() if weight.itemsize < 4 else weight).numpy()
                  for name, weight in named.items()}
-        return found | ({"loss": np.array(losses)} if losses else {})
+        loss = "loss" if self.replicas == 1 else f"loss of replica {replica}"
+        return found | ({loss: np.array(losses)} if losses else {})
 
 
 class Lens:
@@ -177,11 +213,12 @@ class Lens:
 
 class Trained(NamedTuple):
     """What a rank is left with: its stages by number and, where the last stage is, the loss of
-    each micro-batch."""
+    each micro-batch of its replica."""
 
     stages: dict[int, nn.Module]
     precision: MixedPrecision
     losses: list[float]
+    replica: int = 0
 
     @property
     def weights(self) -> dict[int, dict[str, Tensor]]:
@@ -194,7 +231,8 @@ class Trained(NamedTuple):
 def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     """The loop, on one rank."""
     # What this rank holds: its stages, in the formats of the level, and their optimizers.
-    group, order = rank.group(), recipe.order
+    copies, order = rank.group("dp") if recipe.replicas > 1 else None, recipe.order
+    group = rank.group("pp") if copies else rank.group()
     own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == group.rank]
     stages = {stage: built(partial(recipe.model, stage), rank.device) for stage in own}
     precision = MixedPrecision(recipe.precision, recipe.scaler, None if recipe.scaler else group)
@@ -205,12 +243,22 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         if learning:
             learning = [precision.masters.get(p, p) for p in learning]
             optimizers[stage].append(recipe.optimizer(learning))
+    parallel, replica = None, copies.rank if copies else 0
+    if copies:  # on a rank that learns nothing too: torch names a group by how many its members have
+        copies.lane()
+    if copies and any(chain(*optimizers.values())):
+        further = {"alike": True, "all_reduce": backend_all_reduce} | recipe.data_parallel
+        parallel = DistributedDataParallel(nn.ModuleList(stages.values()), copies,
+                                           recipe.bucket_bytes, **further)
     samples, losses, waiting = {}, [], []
 
     def loss_fn(output, targets):
         loss = recipe.loss(output, targets)
         rank.log("loss", loss.item())
         return loss
+
+    def span(step, version):
+        return group.span(step, version, beside=bool(parallel and parallel.launched))
 
     def update(stage):
         if len(waiting) == len(own):  # the first update of a window: its gradient is whole
@@ -231,26 +279,34 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         updates = {"optimizer": recipe.optimizer} if order.asynchronous else {"update": update}
         return Pipeline(
             stages.values(), order, loss_fn, group, **updates,
+            whole=parallel and parallel.finish_gradient_synchronization,
             scale=precision.scale if precision.scaler else None, forward=recipe.forward,
-            context=lambda n: samples[n].context, tied=recipe.tied, after=after, span=lens.span)
+            context=lambda n: samples[n].context, tied=recipe.tied, after=after, span=lens.span or span)
 
     def holdings():
         held = pipeline.holdings(*chain(*optimizers.values()))
         given = [part for x, y, context in samples.values() for part in (x, y, *context)]
         given = [*filter(lambda part: isinstance(part, Tensor), given), *lens.inputs()]
         held["inputs"] |= {f"given {i}": tensor for i, tensor in enumerate(given)}
+        if parallel:
+            held["gradients"] |= {f"bucket {i}": b.flat for i, b in enumerate(parallel.buckets)}
         return held
 
     pipeline = pipeline_of(order)
     rank.watch(holdings)
     for number, window in enumerate(recipe.windows):
-        if len(window) < order.micro_batches:  # the last one
-            pipeline = pipeline_of(replace(order, micro_batches=len(window)), pipeline)
+        mine = window[replica::recipe.replicas]
+        numbers = mine or window[:1]  # where there is none for this replica: one that counts 0
+        if len(numbers) < order.micro_batches:  # of the last window
+            pipeline = pipeline_of(replace(order, micro_batches=len(numbers)), pipeline)
         with rank.aside():  # what loads data is no part of what a training holds
-            samples = {n: recipe.sample(n, rank.device) for n in window}
+            samples = {pipeline.done + i: recipe.sample(n, rank.device)
+                       for i, n in enumerate(numbers)}
         batch, waiting = list(samples.values()), list(own)
-        weights = recipe.weights(batch) if recipe.weights else None
+        if parallel:
+            parallel.backwards = len(batch)
         with lens.window(number, stages, batch), precision:
-            pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch], weights)
-        losses += [loss.item() for loss in pipeline.losses]
-    return Trained(stages, precision, losses)
+            pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch],
+                          recipe.shares(window, replica, batch))
+        losses += [loss.item() for loss in pipeline.losses[:len(mine)]]
+    return Trained(stages, precision, losses, replica)

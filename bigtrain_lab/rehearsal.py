@@ -189,7 +189,7 @@ def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int, arri
     """Run a stage of a chain of so many. `recipe`: its model is asked for this stage alone;
     `arriving`: on meta, what comes from the stage before."""
     order = replace(rehearsal, ranks=stages)
-    samples = None if order.asynchronous else order.micro_batches + 1
+    samples = None if order.asynchronous else recipe.replicas * (order.micro_batches + 1)
     recipe = replace(recipe, schedule=order, steps=2 if samples else 1, samples=samples)
     run = dry_run(partial(train, recipe), index=stage, size=stages, arriving=arriving)
     work, acted, later = order.whole(stage), {}, {}
@@ -306,8 +306,8 @@ class Rehearsed:
 
     def looked_into(self, trace: Trace) -> Trace:
         """The trace with levels inside each action."""
-        ranks = range(len(self._work))
-        held, to_come = [Counter(self.resident(r)) for r in ranks], [self.moves(r) for r in ranks]
+        own = [rank % len(self._work) for rank in range(trace.ranks)]  # of several replicas: in its
+        held, to_come = [Counter(self.resident(r)) for r in own], [self.moves(r) for r in own]
 
         def inside(span):
             (_, moves), now = next(to_come[span.rank]), held[span.rank]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..core import Cost, Family, Impossible, Knob, Trace, knob
+from ..core import Cost, Family, Impossible, Knob, Mesh, Trace, knob
 from ..core.peak import readings
 from ..explain import does_not_fit, not_finite
 from ..recipe import Recipe
@@ -143,6 +143,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         return {name: field.json_schema_extra["knob"] for name, field in cls.model_fields.items()}
 
     @property
+    def mesh(self) -> Mesh | None:
+        """The axes along which its ranks lie; None: one."""
+        return None
+
+    @property
     def watts(self) -> float | None:
         """Power of one device, for the energy of a run; None where the profile states none."""
         return getattr(getattr(self, "profile", None), "watts", None)
@@ -218,7 +223,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)
-        return launch(self.program, ranks=self.ranks, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
+        return launch(self.program, ranks=self.ranks, mesh=self.mesh, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
                       name=self.name, steps=self.steps, watts=lambda: self.watts,
                       facts=lambda: self.facts, fault=self.misfortune,
                       informed=lambda facts: self.replace(facts=facts).program,

@@ -183,16 +183,16 @@ def training(config: GPTConfig, stages: int, slices, data: Callable, optimizer: 
                   tied=tied_weights(config, stages), whole_names=True, **order)
 
 
-def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE) -> Part:
-    """The dry run of the slice [first, last) of a model. Blocks are alike: so many blocks, with or without ends, are run once."""
+def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE, replicas: int = 1) -> Part:
+    """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are alike: so many blocks, with or without ends, are run once."""
     begins, ends = first == 0, last == config.pieces
     blocks = last - first - begins - ends
     start = 0 if begins else 1 if blocks else 2
-    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, rehearsal)
+    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, rehearsal, min(replicas, 2))
 
 
 @lru_cache(maxsize=256)
-def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal) -> Part:
+def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal, replicas: int) -> Part:
     hidden = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META)
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
@@ -200,5 +200,5 @@ def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: st
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
         return one_process.Sample(inputs, targets, (Noise(0, 0, number),))
 
-    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1))
+    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1), replicas=replicas)
     return rehearse(recipe, rehearsal, stage, stages, hidden)

@@ -100,10 +100,10 @@ class Pipelined(Experiment):
     def cost(self, memory: bool = True) -> Cost:
         """`memory`: also what actions do to it; times do without."""
         changes = self.rehearsed.changes() if memory else {}
-        resident = {rank: tuple(self.rehearsed.resident(rank).items()) for rank in range(self.ranks if memory else 0)}
+        resident = {rank: tuple(self.rehearsed.resident(rank % self.order.ranks).items()) for rank in range(self.ranks if memory else 0)}
         time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
-            time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.ranks)}
+            time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.order.ranks)}
         messages = dict.fromkeys("FBI", self.message_bytes)
         return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, capacity_bytes=self.capacity_bytes,
                                            **time, **self.profile.prices(self.ranks)))
@@ -117,7 +117,7 @@ class Pipelined(Experiment):
         return self.rehearsed.looked_into(replace(self.simulated(), settings=self.told))
 
     def actions(self, rank: int) -> list[str]:
-        return [name_of(step) for step in self.order.over(self.steps)[rank]]
+        return [name_of(step) for step in self.order.over(self.steps)[rank % self.order.ranks]]
 
     def simulated(self) -> Trace:
         return simulate(self.lowered, self.cost())

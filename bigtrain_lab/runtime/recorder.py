@@ -40,6 +40,8 @@ class Recorder:
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
         self._inside: dict[str, str] = {}  # lane -> its open span
+        self._steps: dict[str, tuple] = {}  # lane -> its open span's step, and whether another lane may be busy
+        self._ends: dict[str, int] = {}  # lane -> when its open span ends, once something was launched in it
         self.strike = None  # a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
@@ -78,6 +80,15 @@ class Recorder:
 
     # -- work -----------------------------------------------------------------------------------------------
 
+    def issue(self) -> int | None:
+        """The time at which this thread's lane launches something now: within a span it leaves at the span's end, as its
+        messages do, since a plan knows whole actions."""
+        now = self.clock.now(lane := self.lane)
+        if now is not None and lane in self._steps:
+            step, beside = self._steps[lane]
+            now = self._ends[lane] = now + self.clock.cost.duration(step, self.rank, beside)
+        return now
+
     @contextmanager
     def span(self, step, version: int | None = None, lane: str | None = None, beside: bool = False):
         """Work that occupies the lane (this thread's): a step (tuple of actions), one action, or
@@ -99,7 +110,7 @@ class Recorder:
         self.jitter()
         clock, log = self.clock, self.log
         self.mark("enter", name, lane=lane)
-        self._inside[lane] = name
+        self._inside[lane], self._steps[lane] = name, (step, beside)
         try:
             with meter.begin(name) if meter else nullcontext():
                 wall_start = clock.wall()
@@ -110,8 +121,12 @@ class Recorder:
                     strike.end(clock.wall() - wall_start)
                 wall_end = clock.wall()
         finally:
-            del self._inside[lane]
+            del self._inside[lane], self._steps[lane]
+            expected = self._ends.pop(lane, None)
         start, end = clock.compute(lane, step, self.rank, beside)
+        if expected is not None and end != expected:
+            raise Impossible(f"Rank {self.rank} launches something in span {name} and waits there: what is launched in a span starts "
+                             "at its end, so wait after the span.")
         inside = self._within(name, lane, start, end) if main else {}
         log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
         if main:

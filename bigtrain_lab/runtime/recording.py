@@ -17,7 +17,6 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from math import isfinite
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -29,9 +28,6 @@ from .group import Group, Handle, again, is_lost
 from .message import HEADER, Shape, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
-
-CALL_BYTES = 256  # of the words for a collective
-
 
 class RecordingGroup(Group):
     """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane
@@ -147,7 +143,7 @@ class RecordingGroup(Group):
     def post(self, signal):
         self.recorder.jitter()
         self.recorder.mark("signal", signal, now=False)
-        return self.recorder.clock.now(self.recorder.lane)
+        return self.recorder.issue()
 
     def after(self, signal, by, arrived, idle=False):
         self.recorder.jitter()
@@ -199,21 +195,17 @@ class RecordingGroup(Group):
     def _agree(self, start: int) -> int:
         """The latest start of all. Impossible, on every rank, where they are about to call different collectives: the
         backend would hang, or add up what does not belong together."""
-        call = crc32(self._call.encode())
-        latest = torch.tensor([start, call, -call])
-        dist.all_reduce(latest, dist.ReduceOp.MAX, group=self._pg)
-        if int(latest[1]) != -int(latest[2]):
-            calls = self._calls()
+        latest, calls = self._compared(self._call, start)
+        if calls:
             told = "; ".join(f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}" for one in dict.fromkeys(calls))
             raise Impossible(f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order.")
-        return int(latest[0])
+        return latest
 
-    def _calls(self) -> list[str]:
-        """What each rank calls, as text: nothing that came from another rank is unpickled."""
-        own = torch.frombuffer(bytearray(self._call.encode()[:CALL_BYTES].ljust(CALL_BYTES)), dtype=torch.uint8)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self._pg)
-        return [bytes(each.numpy()).decode(errors="replace").rstrip() for each in found]
+    def differing(self, text):
+        self._on_lane("an agreement")
+        about = None, 0, "an agreement", self._pg.group_name, self.members
+        with self.recorder.waiting(self.name, *about), self.recorder.aside():
+            return super().differing(text)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

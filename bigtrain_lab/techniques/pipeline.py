@@ -53,6 +53,8 @@ class Pipeline:
     scale         loss -> the tensor whose backward runs, such as MixedPrecision's `scale`
     update        stage -> None, called at U in place of `optimizer`, when the stage's gradients are
                   whole (synchronous schedules only)
+    whole         called before the first update of a batch, when this rank's gradients are there and
+                  tied weights' are not summed yet
     forward       (stage's module, x, *context) -> output, in place of a plain call, such as a
                   recompute plan
     span          (step, version) -> context manager around it, in place of the group's span
@@ -72,6 +74,7 @@ class Pipeline:
         context: Callable[[int], tuple] = lambda micro_batch: (),
         scale: Callable[[Tensor], Tensor] | None = None,
         update: Callable[[int], None] | None = None,
+        whole: Callable[[], None] | None = None,
         forward: Callable | None = None,
         span: Callable | None = None,
         after: "Pipeline | None" = None,
@@ -85,6 +88,7 @@ class Pipeline:
         guard.refuse(group, schedule, self.order, self.modules, optimizer, scale, tied, update)
         self.schedule, self.loss_fn, self.context = schedule, loss_fn, context
         self.scale, self.update = scale or (lambda loss: loss), update
+        self.whole = whole or (lambda: None)
         self.span = span or group.span
         self.optimizers = {stage: optimizer(weights) for stage, module in self.modules.items()
                            if optimizer and (weights := list(module.parameters()))}
@@ -125,7 +129,7 @@ class Pipeline:
                 case Recv():
                     self.values[made(op.message)] = self._receive()
                 case Compute():
-                    self._sum_tied(op.step)
+                    self._make_whole(op.step)
                     with self._span(op):
                         for action in op.step:
                             run[action.kind](action)
@@ -210,7 +214,7 @@ class Pipeline:
                     self.versions[stage].uses[version + self.updates_done] += uses
         for tie in self.tied:
             tie.begin()
-        self.unsummed = list(self.tied)
+        self.unsummed = True
         self.wanted = (op for op in self.operations if isinstance(op, Recv))
         self.coming: deque[Handle] = deque()  # posted, in the order of their turns
         self._post_receives(AHEAD)
@@ -255,12 +259,13 @@ class Pipeline:
             ties += [TiedWeight(self.group, name, ranks, own)] if own else []
         return ties
 
-    def _sum_tied(self, step: Step) -> None:
+    def _make_whole(self, step: Step) -> None:
         """Before the first update of a batch on this rank."""
         if self.unsummed and any(action.kind == "U" for action in step):
-            for tie in self.unsummed:
+            self.whole()
+            for tie in self.tied:
                 tie.sum_gradients()
-            self.unsummed = []
+            self.unsummed = False
 
     # -- names -----------------------------------------------------------------------------------
 

@@ -198,6 +198,31 @@ def test_a_lane_runs_what_is_launched_in_its_order_and_a_wait_moves_its_waiter_t
     assert all((run.result[f"order{r}"] == [0, 1]).all() and (run.result[f"total{r}"] == 1).all() for r in range(2))
 
 
+def test_what_is_launched_within_a_span_starts_at_its_end(tmp_path):
+    """As a plan says it, which knows whole actions: a backward, whose hooks launch buckets."""
+    def program(rank):
+        lane = rank.lane("dp")
+        for batch in range(2):
+            with rank.span((Action("B", 0, batch),), beside=bool(batch)):
+                handles = [lane.launch(lambda group, k=k: group.all_reduce(torch.ones(3), name=k), k) for k in (f"b{batch}", f"c{batch}")]
+        for handle in handles:
+            handle.wait()
+        with rank.span((Action("U", 0, 0),)):
+            pass
+
+    def reduced(name):
+        return Together(name, "all_reduce", 12, (0, 1))
+
+    lanes = {}
+    for rank in range(2):
+        lanes[rank, "compute"] = (*(op for n in range(2) for op in (Compute((Action("B", 0, n),), beside=bool(n)), Launch(f"B{n}"))),
+                                  Wait("done"), Compute((Action("U", 0, 0),)))
+        lanes[rank, "comm:dp"] = (*(op for n in range(2) for op in (Wait(f"B{n}"), reduced(f"b{n}"), reduced(f"c{n}"))), Launch("done"))
+    cost = Cost({"B": 3, "U": 1, "all_reduce": 4}, slowdown={1: "1.5"}, overlap_slowdown="1.25")
+    trace = launch(program, 2, mesh=Mesh(dp=2), cost=cost, jitter_s=0.002, directory=tmp_path / "run").wait()
+    assert lanes_of(trace) == lanes_of(simulate(Plan(lanes, 2), cost))
+
+
 @pytest.mark.parametrize("mode", [{"record": False}, {"clock": False}, {"cost": {}}], ids=["plain", "measured", "modelled"])
 def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
     def program(rank):
@@ -314,12 +339,18 @@ def test_a_value_that_is_not_finite_is_told_of_a_lane(tmp_path):
                                  "and all that it had received was finite."]
 
 
+def launched_and_awaited(rank):
+    with rank.span("U"):
+        rank.lane().launch(lambda group: None).wait()
+
+
 @pytest.mark.parametrize("wrong, told", [
     (lambda rank: rank.lane().group.barrier(), "Rank 0 calls barrier of lane comm from lane compute: let a lane's group be used by what"),
     (lambda rank: rank.lane().launch(lambda own: rank.group().barrier()).wait(), "Rank 0 calls barrier of lane compute from lane comm"),
     (lambda rank: (rank.lane(None, "x"), rank.lane("world", "x")), "Rank 0 has a lane x of another group: give this one a name of its own"),
+    (lambda rank: launched_and_awaited(rank), "Rank 0 launches something in span U and waits there: what is launched in a span starts at its end"),
     (lambda rank: execute(Plan({(0, "compute"): (Wait("go"),)}, 1), rank), "Rank 0 waits for go, which none of its lanes launches: launch it before"),
     (lambda rank: execute(Plan({}, 3), rank), "The plan is for 3 ranks and there are 1: launch as many"),
 ])
 def test_what_would_mix_lanes_is_refused_in_a_sentence(wrong, told):
-    assert told in fails(wrong, 1).diagnosis
+    assert told in fails(wrong, 1, cost={"U": 1}).diagnosis

@@ -8,13 +8,17 @@ import torch
 from torch import nn
 
 from bigtrain_lab import Recipe
-from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab.core import Cost, Impossible, Link, Mesh, Span, Transfer
 from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.recipe import Lens, train
 from bigtrain_lab.recompute import named
 from bigtrain_lab.runtime import Ledger
 from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.simulate import simulate
+from bigtrain_lab.techniques.bucket_plan import with_buckets
+
+from .test_group import lanes_of
 
 
 def stage(number):
@@ -54,6 +58,35 @@ def test_two_ranks_are_plain_training(changes, tmp_path):
     run = recipe.run(directory=tmp_path / "run")
     run.wait()
     assert differ(run.result, recipe.reference()) == [] and {"0.0.weight", "1.2.bias"} < run.result.keys()
+
+
+def weighed(window):
+    return [n + 1.0 for n in range(len(window))]
+
+
+@pytest.mark.parametrize("changes", [{"samples": 9, "clip": 0.1}, {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"}],
+                         ids=["one has none of the last window", "1f1b, one has fewer"])
+def test_replicas_are_plain_training(changes, tmp_path):
+    recipe = replace(PLAIN, replicas=2, bucket_bytes=400, **changes)
+    run = recipe.run(directory=tmp_path / "run")
+    run.wait()
+    assert run.replicas == [] and differ(run.result, recipe.reference()) == []
+
+
+@pytest.mark.parametrize("schedule, further", [("1f1b", {}), ("zb-h1", {"split": True}), ("1f1b", {"overlap": False})])
+def test_replicas_of_a_pipeline_are_as_predicted(schedule, further, tmp_path):
+    """Event for event, with masters and recompute; replicas are equal to the bit."""
+    recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16",
+                     recompute="sqrt", schedule=schedule, ranks=2, samples=None, replicas=2, bucket_bytes=150, data_parallel=further)
+    cost = Cost({"F": 3, "B": 4, "I": 3, "W": 2, "U": 1}, dict.fromkeys("FBI", 64), overlap_slowdown="1.25", slowdown={1: 2},
+                links={(a, b): Link(100, 10 + a, 2) for a in range(4) for b in range(4)})
+    run = recipe.run(cost=cost, jitter_s=0.001, directory=tmp_path / "run")
+    modelled = run.wait()
+    modelled = replace(modelled, events=tuple(e for e in modelled if isinstance(e, (Span, Transfer))))
+    modules = {number: stage(number).float() for number in range(2)}
+    predicted = simulate(with_buckets(recipe.order, 3, 2, modules, 150, **further), cost)
+    assert run.replicas == [] and lanes_of(modelled) == lanes_of(predicted)
+    assert {lane for _, lane in lanes_of(modelled)} == {"compute", "comm:dp"}
 
 
 def test_its_dry_run_is_the_ledger_of_its_loop():
@@ -119,6 +152,9 @@ REFUSED = [
     (dict(schedule=Schedule.of("0F0 0B0"), micro_batches=3, samples=None), "micro_batches is 3 and the schedule has 1: leave micro_batches out."),
     (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, clip=1.0),
      "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end."),
+    (dict(schedule="pipedream", ranks=2, samples=None, replicas=2), "no gradient of a whole window for replicas: leave replicas out"),
+    (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, replicas=2), "and the mean of replicas needs the whole gradient"),
+    (dict(replicas=0), "replicas is 0: give a whole number"),
     (dict(schedule="interleaved", ranks=2), None),
 ]
 
@@ -139,6 +175,8 @@ def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
     written = Schedule.of("0F0 0F1 0B0 0B1")
     with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Rank 0 runs 0F1"):
         replace(PLAIN, schedule=written, micro_batches=2, samples=3)
+    with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule"):
+        replace(PLAIN, schedule=written, micro_batches=2, samples=7, replicas=2)
 
 
 def test_a_plan_may_be_an_object():

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.autograd import Variable
 
-from ...core import Impossible
 from ...recompute import Chain, Op, Recompute, is_read, named, plan_of, turn
+from ..guards import checkpoint as guard
 from .conditions import Conditions
 from .inside import selective_layers
 from .tickets import Tickets, entered, keep
@@ -44,15 +44,13 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
                    which set grad mode anew: it must leave that alone
     Impossible for a plan that cannot be carried out, and a layer that changes its input in place or returns no tensor.
     """
-    if not isinstance(layers, Iterable):
-        raise Impossible(f"layers is one {type(layers).__name__}: give a list of layers, or a Sequential.")
+    guard.refuse_layers(layers)
     layers = list(layers)
     if not torch.is_grad_enabled():
         for layer in layers:
             x = layer(x)
         return x
-    if any(t.is_inference() for t in tensors_of(x, "x is")):
-        raise Impossible("x was made in inference mode, so no backward can keep it: pass its clone().")
+    guard.refuse_inference(tensors_of(x, "x is"))
     plan = named(plan) if isinstance(plan, str) else plan
     if isinstance(plan, Recompute) and plan.inside:
         layers = selective_layers(layers)
@@ -82,8 +80,7 @@ class _Execution:
     def __init__(self, layers: list[Callable], ops: Sequence[Op], bare: bool, span: Callable):
         self.layers, self.ops, self.span, self.bare = layers, ops, span, {0: bare}  # bare[i]: x_i is a tensor, and no tuple
         self.sweep, self.at = turn(ops, len(layers)), 0  # how many operations are the forward; which one is next
-        if [op.action.stage for op in ops[:self.sweep]] != list(range(len(layers))):
-            raise Impossible("The plan runs a layer a second time before the last one has run: let its forward run each layer once, in order.")
+        guard.refuse_order([op.action.stage for op in ops[:self.sweep]], len(layers))
         self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
         self.lock = RLock()
         self.tickets = [Tickets(f"Layer {i}", self.lock) for i in range(len(layers))]
@@ -120,8 +117,7 @@ class _Execution:
     def run(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         versions = [t._version for t in x]
         result = self.layers[layer](x[0] if self.bare[layer] else x)
-        if versions != [t._version for t in x]:
-            raise Impossible(f"Layer {layer} changed its input in place, so it could not run again: let it write its result to a new tensor.")
+        guard.refuse_in_place(layer, x, versions)
         self.bare[layer + 1] = isinstance(result, Tensor)
         return tensors_of(result, f"Layer {layer} returned")
 
@@ -159,8 +155,7 @@ class _Execution:
             return
         self.begin_task()
         if self.at > self.begins[layer]:  # once more, from the start
-            if (start := self.kept.get(0, self.start)) is None:
-                raise Impossible("The plan's input went as its backward ran, and another backward asks for it: give the first one retain_graph=True.")
+            guard.refuse_gone(start := self.kept.get(0, self.start))
             self.at, self.hand, self.kept = 0, {}, {0: start}
         self.carry_out(self.begins[layer])
 

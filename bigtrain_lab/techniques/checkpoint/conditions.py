@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from ...core import Impossible
+from ..guards import checkpoint as guard
 from .beside import Beside
 
 CPU = torch.device("cpu")
@@ -61,8 +61,7 @@ class Conditions(NamedTuple):
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Inside, all is as it was noted; after it, as it was before. Impossible where a weight has moved."""
-        if self.versions != (present := versions_of(self.weights)):
-            raise moved(next(w for w, a, b in zip(self.weights, self.versions, present) if a != b), self.name)
+        guard.refuse_moved(self.weights, self.versions, versions_of(self.weights), self.name)
         before = random_states(self.random)
         with ExitStack() as stack:
             stack.enter_context(self.beside.put_back())
@@ -138,12 +137,3 @@ def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
     """Whether a backward may have a gradient to find. Functions that are no modules may hold weights that nobody sees."""
     return (any(t.requires_grad for t in tensors)
             or any(not isinstance(fn, nn.Module) or any(w.requires_grad for w in weights_of(fn)) for fn in fns))
-
-
-def moved(tensor: Tensor, name: str) -> Impossible:
-    what, instead = ("weight", "call backward before the optimizer's step") if is_weight(tensor) else ("tensor", "write the result to a new tensor")
-    return Impossible(f"A {what} of shape {tuple(tensor.shape)} was changed in place between the forward of {name} and its backward: {instead}.")
-
-
-def is_weight(tensor: Tensor) -> bool:
-    return tensor.is_leaf and tensor.requires_grad

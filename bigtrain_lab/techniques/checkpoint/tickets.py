@@ -22,10 +22,7 @@ from torch._C._autograd import (SavedTensor, _get_current_graph_task_keep_graph,
                                 _top_saved_tensors_default_hooks)
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...core import Impossible
-from .conditions import moved
-
-AGAIN = "Let it depend on its arguments and torch's random state only."
+from ..guards import checkpoint as guard
 
 
 def keep(tensor: Tensor) -> SavedTensor:
@@ -71,9 +68,8 @@ class Tickets:
 
         `held`: the tensors as autograd holds what it saves; not while the first call is still under way, for the rerun will not save them.
         """
-        for tensor, version in self.before:
-            if (there := tensor()) is not None and there._version != version:
-                raise moved(there, self.name)
+        there = [(tensor, version) for weak, version in self.before if (tensor := weak()) is not None]
+        guard.refuse_moved([t for t, _ in there], [v for _, v in there], [t._version for t, _ in there], self.name)
         tickets = [ticket() for ticket in self.given]
         last = max((at for at, ticket in enumerate(tickets) if ticket), default=-1)
         saved: list[tuple[Tensor, int]] = []  # in order, each with its version then
@@ -82,12 +78,8 @@ class Tickets:
             tensor = tensor.detach()  # an output that its own graph saves would hold that graph for ever
             if len(saved) <= last:
                 if ticket := tickets[len(saved)]:
-                    if looks(tensor) != ticket.looks:
-                        raise Impossible(f"{self.name} did not do the same when it ran again: tensor {len(saved)} that autograd saves was "
-                                         f"{described(ticket.looks)}, and is now {described(looks(tensor))}. {AGAIN}")
-                    if not is_same(ticket.weight, owner(tensor)):
-                        raise Impossible(f"{self.name} used another weight of shape {tuple(tensor.shape)} when it ran again: give checkpoint the "
-                                         "module that has the weight, or pass the weight as an argument.")
+                    guard.refuse_other_looks(self.name, len(saved), ticket.looks, looks(tensor))
+                    guard.refuse_other_weight(self.name, is_same(ticket.weight, owner(tensor)), tensor)
                 saved.append((tensor, tensor._version))
                 if len(saved) > last and not whole:
                     raise _Enough
@@ -100,14 +92,11 @@ class Tickets:
                     result = call()
             except _Enough:
                 pass
-        if len(saved) <= last:
-            raise Impossible(f"{self.name} saved {len(saved)} tensors when it ran again, and {len(tickets)} before: {AGAIN}")
+        guard.refuse_fewer(self.name, len(saved), last + 1, len(tickets))
         held = held and _top_saved_tensors_default_hooks(True)  # where nobody looks on, a handle is only slower
         for ticket, (tensor, version) in zip(tickets, saved):
-            if ticket and tensor._version != version:  # autograd's own check is off where hooks pack
-                raise Impossible(f"{self.name} changed a {described(ticket.looks)} in place which its backward needs: write the result to a new "
-                                 "tensor.")
             if ticket:
+                guard.refuse_written(self.name, tensor, version, ticket.looks)
                 ticket.kept = keep(tensor) if held else (tensor, version)
         self.note([tensor for tensor, _ in self.before])
         return result
@@ -131,8 +120,7 @@ class _Ticket:
         if isinstance(kept, SavedTensor):
             return kept.unpack()
         tensor, version = kept
-        if tensor._version != version:
-            raise Impossible(f"A {described(self.looks)} was changed in place while a backward that needs it ran: write the result to a new tensor.")
+        guard.refuse_written_since(tensor, version, self.looks)
         return tensor
 
 
@@ -143,12 +131,6 @@ class _Enough(BaseException):
 def looks(tensor: Tensor) -> tuple:
     """What a rerun can be held to without keeping the tensor."""
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def described(looks: tuple) -> str:
-    shape, dtype, device = looks
-    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)} on {device}"
-
 
 def owner(tensor: Tensor) -> Tensor:
     """The tensor whose memory this one is a view of."""

@@ -15,7 +15,7 @@ def refuse(recipe) -> None:
     for name in ("model", "data", "loss", "optimizer"):
         if not callable(getattr(recipe, name)):
             raise Impossible(f"{name} is {getattr(recipe, name)!r}: give a function (the docstring of Recipe says of what).")
-    for name in ("steps", "micro_batches", "ranks", *(["samples"] if recipe.samples is not None else [])):
+    for name in ("steps", "micro_batches", "ranks", "replicas", "bucket_bytes", *(["samples"] if recipe.samples is not None else [])):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
             raise Impossible(f"{name} is {value!r}: give a whole number of at least 1.")
@@ -32,16 +32,19 @@ def refuse(recipe) -> None:
                 raise Impossible(f"{name} is {getattr(recipe, name)} and the schedule has {getattr(recipe.schedule, name)}: leave {name} out.")
     if order.asynchronous:
         given = [name for name, value in (("clip", recipe.clip), ("weights", recipe.weights), ("samples", recipe.samples), ("tied", recipe.tied),
+                                          ("replicas", recipe.replicas > 1),
                                           ("precision", precision.masters or precision.scaler or precision.level.masters)) if value]
         if given:
             raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of a whole window for {given[0]}: leave "
                              f"{given[0]} out, or take a synchronous schedule.")
-    if (recipe.clip or precision.scaler) and not order.asynchronous:
+    needs = "clip" if recipe.clip else "a loss scale" if precision.scaler else "the mean of replicas" if recipe.replicas > 1 else ""
+    if needs and not order.asynchronous:
         for rank, steps in enumerate(order.over(1)):
             if backward_after_update(steps, range(order.stages)):
                 raise Impossible(f"{order.name} updates on rank {rank} before its last backward, and "
-                                 f"{'clip' if recipe.clip else 'a loss scale'} needs the whole gradient: put its updates at the end.")
-    if rest := len(recipe.windows[-1]) % order.micro_batches:
+                                 f"{needs} needs the whole gradient: put its updates at the end.")
+    last = recipe.windows[-1]
+    for rest in {max(1, len(last[replica::recipe.replicas])) for replica in range(recipe.replicas)} - {order.micro_batches}:
         try:
             lower(replace(order, micro_batches=rest))
         except Impossible as error:

@@ -1,0 +1,86 @@
+"""What data parallel ranks do, as a plan: the schedule of each replica, and its buckets on a lane.
+
+    compute   [3B0]  [2B0]  [1B0]  [0B0] ........ [0U0] ...      waits before the first update
+    comm:dp          [ bucket 0  ][ bucket 1 ][ bucket 2 ]       each after its last gradient
+
+The buckets are those of `DistributedDataParallel` over all stages of a rank, so that a prediction
+is of what a run does. A step that begins while buckets are under way runs beside them.
+
+Cost: O(operations). Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
+
+from ..core import Mesh
+from ..plan import Compute, Launch, Plan, Together, Wait, lower
+from ..schedule import Schedule
+from .data_parallel import Bucket, buckets_of
+
+LANE = "comm:dp"
+
+
+def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
+                 bucket_bytes: int, *, split: bool = False, overlap: bool = True) -> Plan:
+    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order), whose gradients
+    are averaged in buckets. `stages`: stage -> its module, on meta or not."""
+    mesh = Mesh(dp=replicas, pp=order.ranks)
+    plan = lower(order, steps).placed(mesh, "pp")
+    if replicas == 1:
+        return plan
+    lanes = {}
+    for (rank, _), ops in plan.lanes.items():
+        own = {stage: module for stage, module in sorted(stages.items())
+               if order.rank_of(stage, 0) == mesh.coords(rank)["pp"]}
+        learnt = [(stage, p) for stage, module in own.items() for p in module.parameters()
+                  if p.requires_grad][::-1]
+        buckets = buckets_of([p for _, p in learnt], bucket_bytes, split)
+        homes = [{learnt[member][0] for member in bucket.members} for bucket in buckets]
+        peers = mesh.peers(rank, "dp")
+        lanes[rank, "compute"] = tuple(waiting(ops, order, homes, overlap))
+        lanes[rank, LANE] = tuple(op for batch in range(steps)
+                                  for op in reducing(batch, buckets, peers))
+    return Plan(lanes, mesh.size, steps)
+
+
+def waiting(ops: Sequence, order: Schedule, homes: Sequence[set[int]], overlap: bool) -> Iterator:
+    """The compute lane: launch what is ready, and wait for all before the first update. `homes`:
+    the stages of each bucket's gradients."""
+    batch, to_launch, done = -1, [], Counter()
+    for op in ops:
+        if not isinstance(op, Compute):
+            yield op
+            continue
+        if (now := op.step[0].micro_batch // order.micro_batches) != batch:
+            batch, to_launch, done = now, [*enumerate(homes)], Counter()
+            summed, under_way = not homes, False
+        if not summed and any(action.kind == "U" for action in op.step):
+            yield from (Launch(name(bucket, batch)) for bucket, _ in to_launch)
+            yield Wait(whole(batch))
+            summed, under_way, to_launch = True, False, []
+        yield op._replace(beside=under_way)
+        done.update(action.stage for action in op.step if action.kind in "BW")
+        while overlap and to_launch and all(
+                done[stage] == order.micro_batches for stage in to_launch[0][1]):
+            yield Launch(name(to_launch.pop(0)[0], batch))
+            under_way = True
+
+
+def reducing(batch: int, buckets: Sequence[Bucket], peers: tuple[int, ...]) -> Iterator:
+    """The lane beside it, in one batch."""
+    for k, bucket in enumerate(buckets):
+        size = (bucket.stop - bucket.start) * bucket.kind[0].itemsize
+        yield Wait(name(k, batch))
+        yield Together(name(k, batch), "all_reduce", size, peers)
+    if buckets:
+        yield Launch(whole(batch))
+
+
+def name(bucket: int, batch: int) -> str:
+    return f"bucket {bucket} of batch {batch}"
+
+
+def whole(batch: int) -> str:
+    return f"the gradient of batch {batch}"

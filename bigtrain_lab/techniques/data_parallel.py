@@ -1,0 +1,226 @@
+"""Data parallelism: each rank holds the whole model and a part of the batch; gradients are averaged.
+
+    g = 1/N sum_r g_r       g_r: the gradient of rank r's samples; weights start alike, so stay alike
+
+    backward   ... layer 3 | layer 2 | layer 1 |
+    lane           [ bucket 0 ][ bucket 1 ]...        a bucket leaves when its last gradient is there
+
+Gradients come in reverse order of the layers. They lie side by side in flat tensors, cut into
+buckets; a full bucket is all-reduced on a lane of its own while the backward goes on. Large buckets
+pay the latency less often; small ones leave earlier.
+
+Cost a step: 2 (N-1)/N bytes of gradients sent and received a rank, of which the part is exposed
+that the backward does not cover. Memory: no copy of the gradients, since each is a view of its
+bucket; they stay while zero_grad(set_to_none=True) drops them.
+Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ..runtime.group import Group
+from ..runtime.message import as_bytes
+from .guards import data_parallel as guard
+from .prepared_model import masters_of, note_anew
+
+
+class DistributedDataParallel(nn.Module):
+    """The module; `.grad` is the mean over the ranks after `finish_gradient_synchronization`.
+
+        model = DistributedDataParallel(model)
+        loss_fn(model(x), y).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+
+    group         None (torch's default group), a ProcessGroup, or a Group
+    bucket_bytes  the most bytes of a bucket; a larger parameter has one of its own
+    all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place
+    split         cut a parameter where its bucket is full
+    backwards     how many backward passes make one gradient: a parameter is ready at its last one
+    overlap       launch a bucket when it is full; else all of them at the end
+    allow_unused  a parameter that a rank did not use counts as zeros there, and its `.grad` stays
+                  as it is where no rank used it. Otherwise it is refused
+    alike         the ranks' weights are equal already: none are sent
+
+    The mean weighs all ranks alike: multiply a rank's mean loss by N n_r / sum_r n_r where its
+    number of samples n_r differs. Parameters, frozen ones too, and buffers come once from rank 0;
+    afterwards each rank's buffers are its own.
+    """
+
+    def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
+                 all_reduce: Callable | None = None, split: bool = False, backwards: int = 1,
+                 overlap: bool = True, allow_unused: bool = False, alike: bool = False):
+        super().__init__()
+        self.module, self.group = module, Group.of(group)
+        guard.refuse(module, self.group, bucket_bytes, backwards, split)
+        if not alike:
+            broadcast([*module.parameters(), *module.buffers()], self.group)
+        self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
+        self.overlap, self.allow_unused = overlap, allow_unused
+        learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        masters = masters_of([module])
+        self.gradients = [Gradient(name, masters.get(p, p)) for name, p in reversed(learnt.items())]
+        self.buckets = buckets_of([each.home for each in self.gradients], bucket_bytes, split)
+        place(self.gradients, self.buckets)
+        self.lane, self.syncing, self.batch = self.group.lane(), True, -1
+        self._begin()
+        for each in self.gradients:
+            learnt[each.name].register_post_accumulate_grad_hook(partial(self._added, each))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def _begin(self) -> None:
+        self.batch, self.launched = self.batch + 1, []
+        for each in self.gradients:
+            each.count, each.used = 0, False
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.members)
+
+    @torch.no_grad()
+    def _added(self, gradient: "Gradient", parameter: Tensor) -> None:
+        """A backward has added to `.grad`: keep it in the bucket, which may be full now."""
+        guard.refuse_gradient(self, gradient)
+        gradient.keep()
+        gradient.used = True
+        if not self.syncing:
+            return
+        gradient.count += 1
+        if self.overlap and gradient.count == self.backwards:
+            for bucket in gradient.buckets:
+                bucket.missing -= 1
+            self._launch(lambda bucket: not bucket.missing)
+
+    def _launch(self, ready: Callable) -> None:
+        """Launch buckets up to the first that is not ready: in one order on all ranks."""
+        for number, bucket in enumerate(self.buckets[len(self.launched):], len(self.launched)):
+            if not ready(bucket):
+                break
+            name = f"bucket {number} of batch {self.batch}"
+            average = partial(self._average, bucket.flat, name)
+            self.launched.append(self.lane.launch(average, name))
+
+    def _average(self, flat: Tensor, name: str, group: Group) -> None:
+        self.all_reduce(flat, group, "mean", name)
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Return when each gradient is the mean over the ranks; call it before the optimizer's
+        step."""
+        unused = [each for each in self.gradients if not each.used]
+        guard.refuse_replaced(self)
+        for each in unused:
+            each.keep()
+        self._launch(lambda bucket: True)
+        by_rank = self.group.differing("\n".join(each.name for each in unused))
+        for launched in self.launched:
+            launched.wait()
+        note_anew(self.module, [each.home for each in self.gradients])
+        self._begin()
+        guard.refuse_unused(self, unused, by_rank)
+        for each in unused:
+            if any(each.name not in text.split("\n") for text in by_rank):
+                each.home.grad = each.view
+
+    @contextmanager
+    def no_sync(self):
+        """Backwards in this context add up on this rank; the next one outside averages all."""
+        self.syncing, before = False, self.syncing
+        try:
+            yield
+        finally:
+            self.syncing = before
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Elements start to stop of the flat tensor of a kind (dtype, device), with gradients
+    `members` in them, which are counted from the last parameter."""
+
+    kind: tuple[torch.dtype, torch.device]
+    start: int
+    stop: int
+    members: list[int]
+    flat: Tensor | None = None
+    missing: int = 0  # members that are not ready
+
+
+@dataclass(eq=False)
+class Gradient:
+    """Of a parameter: `home` is what the optimizer steps, the parameter or its master."""
+
+    name: str
+    home: Tensor
+    view: Tensor | None = None  # its place in the flat tensor
+    buckets: list[Bucket] = field(default_factory=list)
+    count: int = 0  # backwards that added to it
+    used: bool = False
+
+    def keep(self) -> None:
+        """Let `.grad` be the view; where there is none the view is zero."""
+        if self.home.grad is None:
+            self.view.zero_()
+        elif self.home.grad is not self.view:
+            self.view.copy_(self.home.grad)
+            self.home.grad = self.view
+
+
+def buckets_of(parameters: Sequence[Tensor], bucket_bytes: int, split: bool) -> list[Bucket]:
+    """Buckets of the gradients of these parameters, given in the order in which gradients come;
+    in the order in which they fill."""
+    filling: dict[tuple, Bucket] = {}  # kind -> the bucket that has room
+    buckets = []
+    for number, parameter in enumerate(parameters):
+        kind, left = (parameter.dtype, parameter.device), parameter.numel()
+        most = max(bucket_bytes // parameter.itemsize, 1)
+        while True:
+            bucket = filling.get(kind)
+            size = bucket.stop - bucket.start if bucket else 0
+            if bucket is None or size and size + (1 if split else left) > most:
+                start = bucket.stop if bucket else 0
+                filling[kind] = bucket = Bucket(kind, start, start, [])
+                buckets.append(bucket)
+                size = 0
+            taken = min(left, most - size) if split else left
+            bucket.stop += taken
+            bucket.members.append(number)
+            if not (left := left - taken):
+                break
+    return sorted(buckets, key=lambda bucket: bucket.members[-1])
+
+
+def place(gradients: list[Gradient], buckets: list[Bucket]) -> None:
+    """Make the flat tensors, and each gradient a view of its part."""
+    for kind in dict.fromkeys(bucket.kind for bucket in buckets):
+        own = [each for each in gradients if (each.home.dtype, each.home.device) == kind]
+        sizes = [each.home.numel() for each in own]
+        flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
+        for each, part in zip(own, flat.split(sizes)):
+            each.view = part.view(each.home.shape)
+        for bucket in buckets:
+            if bucket.kind == kind:
+                bucket.flat = flat[bucket.start:bucket.stop]
+                for number in bucket.members:
+                    gradients[number].buckets.append(bucket)
+
+
+@torch.no_grad()
+def broadcast(tensors: Sequence[Tensor], group: Group) -> None:
+    """Replace the tensors by those of rank 0, in one message."""
+    if group.size == 1:
+        return
+    tensors = sorted(tensors, key=lambda tensor: -tensor.itemsize)  # so that each is aligned
+    flat = torch.cat([as_bytes(tensor) for tensor in tensors])
+    group.broadcast(flat, name="parameters and buffers")
+    for tensor, part in zip(tensors, flat.split([tensor.nbytes for tensor in tensors])):
+        tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+
+
+def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:
+    """The backend's own all-reduce: a choice for `all_reduce`."""
+    return group.all_reduce(tensor, op, name)

@@ -1,0 +1,85 @@
+"""What data parallel ranks cannot average, or would average wrongly: refused on every rank in one
+sentence, before anything hangs."""
+
+from itertools import zip_longest
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from ...core import Impossible
+from ...runtime.group import Group
+from ...runtime.message import Shape
+from ...runtime.waits import ranks
+from . import refuse as refuse_any
+
+
+def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool) -> None:
+    """Also where the ranks' modules or settings differ."""
+    parameters = dict(module.named_parameters())
+    lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedTensorMixin)]
+    refuse_any(
+        (not isinstance(bucket_bytes, int) or bucket_bytes < 1,
+         f"bucket_bytes is {bucket_bytes!r}: give a whole number of bytes, at least 1."),
+        (not isinstance(backwards, int) or backwards < 1,
+         f"backwards is {backwards!r}: give how many backward passes make one gradient, a whole "
+         "number, at least 1."),
+        (lazy, f"Parameter {lazy[:1]} has no shape yet: run one forward before you wrap the module."),
+        (not any(p.requires_grad for p in parameters.values()),
+         "No parameter of the module needs a gradient: there is nothing to average."))
+    lines = [f"buckets of {bucket_bytes} bytes{' that split parameters' * split}",
+             *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
+               for name, p in parameters.items()),
+             *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers())]
+    if every := group.differing("\n".join(lines)):
+        each = next(row for row in zip_longest(*(text.split("\n") for text in every),
+                                               fillvalue="nothing more") if len(set(row)) > 1)
+        raise Impossible(f"The ranks' modules differ: {said(group, each)}; wrap the same module with "
+                         "the same settings on every rank.")
+
+
+def said(group: Group, each) -> str:
+    """Which ranks have what."""
+    return "; ".join(f"{ranks(group.world_rank(r) for r, other in enumerate(each) if other == one)} "
+                     f"{'has' if list(each).count(one) == 1 else 'have'} {one}"
+                     for one in dict.fromkeys(each))
+
+
+def refuse_gradient(model, gradient) -> None:
+    """Of one backward, before it is kept."""
+    found, view = gradient.home.grad, gradient.view
+    same = found is view and gradient.home.shape == view.shape
+    if same and gradient.count < model.backwards:
+        return
+    who = f"Parameter {gradient.name} on rank {model.group.world_rank(model.group.rank)}"
+    if found is None or found.layout != view.layout:
+        raise Impossible(f"{who} has a gradient that is {'gone' if found is None else found.layout}: "
+                         "data parallel averages dense gradients, so take sparse=False.")
+    if Shape.of(found) != Shape.of(view) or found.device != view.device or found is view and not same:
+        is_now = gradient.home if found is view else found
+        raise Impossible(f"{who} is {Shape.of(is_now)} on {found.device} and was {Shape.of(view)} on "
+                         f"{view.device} when it was wrapped: change the module before.")
+    if model.syncing and gradient.count >= model.backwards:
+        raise Impossible(f"{who} got a gradient from backward {gradient.count + 1} of a batch of "
+                         f"{model.backwards}: call finish_gradient_synchronization() before, use "
+                         "no_sync(), or set backwards.")
+
+
+def refuse_replaced(model) -> None:
+    """What the ranks average would not be what the optimizer reads."""
+    for each in model.gradients:
+        if each.used and each.home.grad is not each.view:
+            raise Impossible(f"The gradient of {each.name} on rank {model.group.world_rank(model.group.rank)} was replaced after "
+                             "its backward, so its mean would be lost: call finish_gradient_synchronization() before what "
+                             "replaces it, such as the sum of a tied weight's copies.")
+
+
+def refuse_unused(model, unused: list, by_rank: list[str]) -> None:
+    """`by_rank`: names of the unused parameters of each rank; empty where all lack the same."""
+    if model.allow_unused or not (unused or by_rank):
+        return
+    every = by_rank or ["\n".join(each.name for each in unused)] * model.group.size
+    lacking = {r: text.replace("\n", ", ") for r, text in enumerate(every) if text}
+    told = "; ".join(f"{ranks(model.group.world_rank(r) for r in lacking if lacking[r] == one)}: {one}"
+                     for one in dict.fromkeys(lacking.values()))
+    raise Impossible(f"Parameters got no gradient, on {told}; let every rank's loss depend on them, "
+                     "freeze them, or pass allow_unused=True.")
