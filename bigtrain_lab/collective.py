@@ -11,6 +11,7 @@ numbers, and so finds what each chunk holds, and every mistake, without a tensor
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 from .core import Family, Impossible
@@ -59,6 +60,14 @@ class Collective(Family, ABC, family="bigtrain_lab.collectives"):
         """Whether the rank must have the chunk's sum at the end."""
         return True
 
+    @cached_property
+    def checked(self) -> Rounds:
+        """rounds(), of Moves; Impossible, in a sentence, where it is something else."""
+        return checked_rounds(self)
+
+    def __getstate__(self):  # what was derived stays behind
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @classmethod
     def options(cls) -> set[str]:
         """The settings that this collective has beyond ranks."""
@@ -87,7 +96,7 @@ def provenance(collective: Collective) -> Iterator[Held]:
     ranks, chunks = range(collective.ranks), range(collective.chunks)
     held = [[1 << rank if collective.brings(rank, chunk) else 0 for chunk in chunks] for rank in ranks]
     yield held
-    for number, moves in enumerate(checked_rounds(collective), 1):
+    for number, moves in enumerate(collective.checked, 1):
         before, held = held, [list(own) for own in held]
         for src, dst, chunk, reduce in moves:
             coming = before[src][chunk]
@@ -108,7 +117,6 @@ def provenance(collective: Collective) -> Iterator[Held]:
 
 
 def checked_rounds(collective: Collective) -> Rounds:
-    """rounds(), of Moves; Impossible, in a sentence, where it is something else."""
     who = f"{type(collective).__name__}.rounds()"
     try:
         rounds = [[Move(*move) for move in moves] for moves in collective.rounds()]
@@ -136,4 +144,4 @@ def check(collective: Collective) -> Rounds:
     """The rounds of a collective that is right; Impossible where it is not."""
     for _ in provenance(collective):
         pass
-    return checked_rounds(collective)
+    return collective.checked

@@ -78,7 +78,8 @@ def predict(*words: Words) -> int:
 
 @app.command(name="list")
 def list_all(*, verbose: Annotated[bool, Parameter(alias="-v", negative="", help="also where each number comes from")] = False) -> int:
-    """Say which experiments, schedules, recompute plans, levels of precision and hardware profiles there are."""
+    """Say which experiments, schedules, collectives, recompute plans, levels of precision and hardware profiles there are."""
+    from ..collective import Collective
     from ..core.hardware import PROFILES
     from ..experiments import Experiment
     from ..recompute import Recompute
@@ -92,6 +93,7 @@ def list_all(*, verbose: Annotated[bool, Parameter(alias="-v", negative="", help
     console = screen()
     console.print(columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()]))
     console.print(columns("Schedules", [(name, first_line(cls)) for name, cls in Schedule.all().items()]))
+    console.print(columns("Collectives", [(name, first_line(cls)) for name, cls in Collective.all().items()]))
     console.print(columns("Recompute plans", [(name, first_line(cls)) for name, cls in Recompute.all().items()]))
     console.print(columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()]))
     console.print(columns("Hardware", [(p.name, "\n".join(hardware_lines(p, sources=verbose))) for p in profiles]))

@@ -18,6 +18,7 @@ class Chunks(Work):
     def __init__(self, collective: Collective, rank: int, tensor: torch.Tensor):
         parts = tensor.detach().reshape(-1).tensor_split(collective.chunks)
         self.chunks = [part if collective.brings(rank, n) else None for n, part in enumerate(parts)]
+        self.wanted = [n for n in range(collective.chunks) if collective.wants(rank, n)]
         self.dtype = tensor.dtype
 
     def send(self, message):
@@ -27,16 +28,20 @@ class Chunks(Work):
         own, came = self.chunks[message.stage], tensor.view(self.dtype)
         self.chunks[message.stage] = came if own is None or message.kind == "copy" else own + came
 
+    def store(self, tensor: torch.Tensor) -> None:
+        """Write the chunks that the collective wants on this rank into the tensor."""
+        whole = tensor.detach().contiguous()
+        parts = whole.view(-1).tensor_split(len(self.chunks))
+        for number in self.wanted:
+            parts[number].copy_(self.chunks[number])
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(whole)
+
 
 def collect(collective: Collective, tensor: torch.Tensor, rank, name: str = "") -> torch.Tensor:
     """Do the collective on the tensor, in place; all ranks call it with tensors of one shape and dtype. Chunks that
     the collective does not want on this rank stay as they are. Its messages' names begin with `name`."""
     work = Chunks(collective, rank.index, tensor)
     execute(lower_collective(collective, tensor.numel(), tensor.itemsize, name), rank, work)
-    whole = tensor.detach().contiguous()
-    for number, part in enumerate(whole.view(-1).tensor_split(collective.chunks)):
-        if collective.wants(rank.index, number):
-            part.copy_(work.chunks[number])
-    if not tensor.is_contiguous():
-        tensor.detach().copy_(whole)
+    work.store(tensor)
     return tensor

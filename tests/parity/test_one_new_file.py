@@ -1,4 +1,4 @@
-"""A schedule or an experiment of one's own is one new file: simulated, run, drawn, listed and checked, without editing a test."""
+"""A schedule, a collective or an experiment of one's own is one new file: simulated, run, drawn, listed and checked, without editing a test."""
 
 import json
 import os
@@ -22,6 +22,19 @@ class LastFirst(Schedule):
         batch = range(self.micro_batches)
         return [*(F(rank, m) for m in batch), *(B(rank, m) for m in reversed(batch))]
 '''
+CHAIN = '''"""All-reduce along a chain and back."""
+
+from ..collective import Collective, Move
+
+
+class Chain(Collective):
+    name = "chain"
+    chunks = 1
+
+    def rounds(self):
+        there = [[Move(rank, rank + 1, 0, reduce=True)] for rank in range(self.ranks - 1)]
+        return there + [[Move(move.dst, move.src, 0) for move in moves] for moves in reversed(there)]
+'''
 PROOF = '''
 import pytest
 from bigtrain_lab import Schedule, figures
@@ -34,8 +47,12 @@ predicted = asked.predict()
 run = asked.run(directory="run")
 run.wait()
 boxes = len(figures.figure("timeline", predicted).to_plotly_json()["data"])
-print({"idle": [predicted.idle(r) for r in range(2)], "differs": run_differs(asked, run), "drawn": boxes > 0,
-       "listed": "last-first" in Schedule.all() and "last-first" in asked.knobs()["schedule"].menu()})
+from bigtrain_lab.experiments.all_reduce import AllReduce
+summed = AllReduce(collective="chain", ranks=3, megabytes=0.1, dtype="float64")
+around = summed.run(directory="around")
+around.wait()
+print({"idle": [predicted.idle(r) for r in range(2)], "differs": run_differs(asked, run) + run_differs(summed, around), "drawn": boxes > 0,
+       "listed": "last-first" in Schedule.all() and "last-first" in asked.knobs()["schedule"].menu() and "chain" in summed.knobs()["collective"].menu()})
 main(["list"])
 pytest.main(["-q", "-p", "no:cacheprovider", "test_every_experiment.py", "-k", "right-sum or wrong-sum", "-rA"])
 '''
@@ -76,12 +93,13 @@ class Sum(Experiment):
 
 
 @pytest.mark.slow
-def test_a_schedule_and_two_experiments_in_new_files(tmp_path):
-    """A copy of the library with three files more, and the parity test as it is: the experiment whose reference is wrong fails."""
+def test_a_schedule_a_collective_and_two_experiments_in_new_files(tmp_path):
+    """A copy of the library with four files more, and the parity test as it is: the experiment whose reference is wrong fails."""
     shutil.copytree(ROOT / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "tests/parity/test_every_experiment.py", tmp_path)
     (tmp_path / "bigtrain_lab/schedules/last_first.py").write_text(
         '"""GPipe, backwards."""\n\nfrom ..schedule import B, F, Schedule\n\n' + CLASS)
+    (tmp_path / "bigtrain_lab/collectives/chain.py").write_text(CHAIN)
     for name, reference in (("right-sum", 1), ("wrong-sum", 2)):
         (tmp_path / f"bigtrain_lab/experiments/{name.replace('-', '_')}.py").write_text(EXPERIMENT.format(name=name, reference=reference))
     (tmp_path / "prove.py").write_text(PROOF)

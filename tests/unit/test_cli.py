@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from bigtrain_lab import report
 from bigtrain_lab.cli import labs, main
+from bigtrain_lab.collective import Collective
 from bigtrain_lab.core import CLOCKS, Hardware, Impossible, Scalar, Span, Trace, knob
 from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
@@ -89,7 +90,7 @@ def test_list_says_what_there_is(cli):
     assert re.search(r"settings: schedule, ranks, micro-batches", out)
     for name, cls in Schedule.all().items():
         assert re.search(rf"^{name} .*{re.escape(sys.modules[cls.__module__].__doc__.split()[0])}", out, re.M)
-    for name, cls in Recompute.all().items():
+    for name, cls in [*Collective.all().items(), *Recompute.all().items()]:
         assert re.search(rf"^{name} .*{re.escape(sys.modules[cls.__module__].__doc__.split()[0])}", out, re.M)
     assert re.search(r"^fp16 +computes in float16: a policy of operators, float32 masters, loss scaling *$", out, re.M)
     assert re.search(r"^fp32 +computes in float32 *$", out, re.M)

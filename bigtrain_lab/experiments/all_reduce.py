@@ -1,0 +1,222 @@
+"""Why not just send everything to rank 0?
+
+Each rank has a gradient of its own, and all need the sum. The collective says who sends which chunk to whom in each round; the
+ranks do it with real tensors and find out from the numbers themselves whose gradients each chunk has added up. Additions take
+no time on the modelled clock: beside a link they are fast.
+"""
+
+import re
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ..collective import Collective, provenance, sizes
+from ..core import Cost, Impossible, Scalar, Trace, knob
+from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..plan import Compute, Plan, Recv, lower_collective
+from ..runtime.execute import execute
+from ..runtime.moves import Chunks
+from ..schedule import Action
+from ..simulate import simulate
+from ..words import counted, duration, size
+from .experiment import MB, Quantity
+from .on_hardware import OnHardware, profiles
+
+MOST = 8  # ranks of a run on one machine, and of a picture of chunks
+HOLDS = "holds of "  # and a message's name: the scalar that says which ranks' gradients the chunk has then, rank r as bit 1 << r
+PERIOD = 99_991  # numbers after which a gradient repeats itself: any rank knows any element of all
+LOOKED_AT = 4  # elements of a chunk, from which it is read whose gradients it holds
+KEPT = 256  # elements of each chunk that a run keeps, to be compared
+ROUND = re.compile(r"round (\d+) chunk (\d+)$")
+
+
+class AllReduce(OnHardware):
+    name: ClassVar[str] = "all-reduce"
+    question: ClassVar[str] = "Why not just send everything to rank 0?"
+    figures: ClassVar[tuple[str, ...]] = ("timeline",)
+
+    collective: str = knob("ring", "who sends which part of the gradient to whom, round by round", choices=lambda: Collective.all())
+    ranks: int = knob(4, f"devices, each with a gradient of its own; up to {MOST} run on one machine, more are predicted", low=1, high=72)
+    megabytes: float = knob(16.0, "size of each rank's gradient; a run needs three times as much memory a rank", low=0.004, high=373, logarithmic=True, unit="MB")
+    hardware: str = knob("rtx3090-pcie", "whose links the modelled clock charges for", choices=lambda: profiles()[1:])
+    node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=72)
+    seed: int = knob(0, "seed of the gradients", low=0, high=2**31 - 1, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of the gradients", choices=("float32", "float64"), more=True)
+
+    steps: ClassVar[int] = 1
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        self.lowered  # noqa: B018  (raises Impossible)
+
+    # -- what the settings mean -----------------------------------------------------------------------------
+
+    @cached_property
+    def order(self) -> Collective:
+        chosen = Collective.named(self.collective)
+        return chosen(self.ranks, **{name: getattr(self, name) for name in chosen.options() if name in type(self).model_fields})
+
+    @cached_property
+    def profile(self) -> Hardware:
+        return replace(super().profile, node_size=self.node_size)
+
+    @property
+    def elements(self) -> int:
+        return round(self.megabytes * MB) // self.format.itemsize
+
+    @property
+    def format(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def planned(self) -> list:
+        return self.order.checked
+
+    @cached_property
+    def lowered(self) -> Plan:
+        """The collective's messages; each round of a rank begins with a box that takes no time."""
+        plan = lower_collective(self.order, self.elements, self.format.itemsize)
+        rounds = {at: groupby(ops, key=lambda op: round_of(op.message)) for at, ops in plan.lanes.items()}
+        lanes = {at: tuple(op for number, ops in own for op in (Compute((Action("R", at[0], number),)), *ops)) for at, own in rounds.items()}
+        return Plan(lanes, self.ranks)
+
+    def cost(self) -> Cost:
+        held = {rank: (("gradients", self.elements * self.format.itemsize),) for rank in range(self.ranks)}
+        return self.misfortune.priced(Cost({}, resident=held, unit="s", ticks_per_unit=TICKS_PER_SECOND, capacity_bytes=self.capacity_bytes,
+                                           **self.profile.prices(self.ranks)))
+
+    def predict(self) -> Trace:
+        trace = simulate(self.lowered, self.cost())
+        return Trace.of([*trace.events, *self.holdings(trace)], **{**trace.header(), "settings": self.told})
+
+    def holdings(self, trace: Trace) -> list[Scalar]:
+        """Whose gradients each chunk holds once it has come, by replay: what the ranks of a run find out from its numbers."""
+        if self.ranks > MOST:
+            return []
+        arrived = {(each.rank, each.src, each.name): each.end for each in trace.transfers()}
+        before, found = [*provenance(self.order)], []  # each round
+        for (rank, lane), ops in self.lowered.lanes.items():
+            now, own = 0, []
+            for op in ops:
+                if isinstance(op, Compute):
+                    at_first = before[op.step[0].micro_batch - 1]
+                    own = [*at_first[rank]]
+                elif isinstance(op, Recv):
+                    chunk, came = op.message.stage, at_first[op.src][op.message.stage]
+                    own[chunk] = came if op.message.kind == "copy" else own[chunk] | came
+                    now = max(now, arrived[rank, op.src, op.message.name])
+                    found.append(Scalar(rank, lane, "scalar", f"{HOLDS}{op.message}", now, float(own[chunk])))
+        return found
+
+    # -- reality --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def periods(self) -> torch.Tensor:
+        """[rank, place] the numbers of which each rank's gradient is made, again and again."""
+        draws = (torch.Generator().manual_seed(self.seed * 1009 + rank) for rank in range(self.ranks))
+        return torch.stack([torch.randn(PERIOD, generator=draw, dtype=torch.float64).to(self.format) for draw in draws])
+
+    def terms(self, chunk: int, every: int, count: int) -> torch.Tensor:
+        """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so many one more."""
+        lengths = sizes(self.elements, self.order.chunks)
+        places = sum(lengths[:chunk]) + torch.arange(lengths[chunk])[::every][:count]
+        brings = torch.tensor([[self.order.brings(rank, chunk)] for rank in range(self.ranks)])
+        return torch.where(brings, self.periods[:, places % PERIOD], 0)
+
+    def held(self, chunk: int, tensor: torch.Tensor) -> int:
+        """The set of ranks whose gradients add up to the chunk's first elements, rank r as bit 1 << r; 0 where no set does."""
+        terms = self.terms(chunk, 1, LOOKED_AT).double()
+        subsets = torch.arange(1 << self.ranks)[:, None] >> torch.arange(self.ranks) & 1
+        off = (subsets.double() @ terms - tensor[:LOOKED_AT].double()).abs().amax(1)
+        near = int(off.argmin())
+        return near if off[near] <= self.ranks * torch.finfo(self.format).eps * terms.abs().sum() else 0
+
+    def program(self, rank) -> dict[str, Any]:
+        gradient = self.periods[rank.index].repeat(-(-self.elements // PERIOD))[:self.elements].clone()
+        rank.watch(lambda: {"gradients": {"gradient": gradient}})
+        execute(self.lowered, rank, work := Seen(self, rank, gradient))
+        work.store(gradient)
+        parts = enumerate(gradient.tensor_split(self.order.chunks))
+        return {f"chunk {chunk}": part[::every(part)].numpy() for chunk, part in parts if self.order.wants(rank.index, chunk)}
+
+    def reference(self) -> dict[str, Any]:
+        parts = enumerate(torch.empty(self.elements, device="meta").tensor_split(self.order.chunks))
+        return {f"chunk {chunk}": self.terms(chunk, every(part), len(part)).sum(0).numpy() for chunk, part in parts}
+
+    def run(self, **options):
+        if self.ranks > MOST:
+            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST} ranks on one machine.")
+        return super().run(**options)
+
+    def needed_bytes(self) -> list[int]:
+        """The gradient, the chunks that came, and those on the way."""
+        return [3 * self.elements * self.format.itemsize] * self.ranks
+
+    # -- what is told ---------------------------------------------------------------------------------------
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (Quantity("time", "s", lambda t: t.makespan), Quantity("rounds", "", rounds_of),
+                Quantity("bytes sent by the busiest rank", "B", lambda t: max(map(t.bytes_sent, range(t.ranks)))),
+                Quantity("bytes through the busiest port, in and out", "B", lambda t: max(ports(t))))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts, "terms": {"micro_batch": "round", "stage": "rank"}, "chunks": self.order.chunks}
+
+    @property
+    def relief(self) -> str:
+        return "A smaller gradient (megabytes) would need less on each device."
+
+    def describe(self) -> str:
+        chunks, rounds = self.order.chunks, len(self.planned())
+        return (f"{counted(self.elements, 'element')} in {counted(chunks, 'chunk')} of {size(self.elements * self.format.itemsize / chunks)}, "
+                f"{counted(rounds, 'round')}")
+
+    def explain(self, trace: Trace) -> list[str]:
+        passed = ports(trace)
+        if not any(passed) or trace.settings.get("unfinished"):
+            return super().explain(trace)
+        most, mean = max(passed), sum(passed) / trace.ranks
+        told = [f"All ports are equally busy: each passes {size(most)}, in and out together." if most < 1.01 * mean else
+                f"Rank {passed.index(most)}'s port is the busiest: it passes {size(most)}, in and out together, {most / mean:.3g} times the mean of all ports."]
+        if trace.clock != "measured":
+            links = self.profile.links(self.ranks)
+            latency = sum(max(links[move[:2]].alpha for move in moves) for moves in self.planned() if moves) / TICKS_PER_SECOND
+            told.append(f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')} of its {duration(trace.makespan, 's')}.")
+        return told + super().explain(trace)
+
+
+class Seen(Chunks):
+    """Chunks that a rank looks into as they come."""
+
+    def __init__(self, lab: AllReduce, rank, tensor: torch.Tensor):
+        super().__init__(lab.order, rank.index, tensor)
+        self.lab, self.rank = lab, rank
+
+    def receive(self, message, tensor):
+        super().receive(message, tensor)
+        self.rank.log(f"{HOLDS}{message}", self.lab.held(message.stage, self.chunks[message.stage]))
+
+
+def every(part: torch.Tensor) -> int:
+    """Of which elements of a chunk a run keeps one."""
+    return max(1, len(part) // KEPT)
+
+
+def round_of(name) -> int:
+    return int(ROUND.search(str(name))[1])
+
+
+def rounds_of(trace: Trace) -> int:
+    return max((round_of(each.name) for each in trace.transfers()), default=0)
+
+
+def ports(trace: Trace) -> list[int]:
+    """Bytes that each rank sent and received."""
+    received = [0] * trace.ranks
+    for each in trace.transfers():
+        received[each.rank] += each.bytes
+    return [trace.bytes_sent(rank) + received[rank] for rank in range(trace.ranks)]

@@ -1,0 +1,68 @@
+"""The lab all-reduce: the lesson's numbers, and whose gradients each chunk holds, read from real numbers and replayed."""
+
+import pytest
+
+from bigtrain_lab.checks import clocks_differ
+from bigtrain_lab.collective import Collective, Move, provenance
+from bigtrain_lab.core import Impossible, Scalar
+from bigtrain_lab.experiments.all_reduce import AllReduce
+from bigtrain_lab.report import column
+
+
+def table(**settings) -> dict:
+    asked = AllReduce(node_size=72, **settings)
+    return {name: amount.value for name, amount in column(asked.quantities, asked.predict()).items()}
+
+
+@pytest.mark.parametrize("collective, ranks, time_s, rounds, sent, port", [
+    ("ring", 4, 0.04666, 6, 559.5, 1119), ("ring", 64, 0.06183, 126, 734.3, 1468.7),
+    ("star", 5, 0.2487, 2, 1492, 2984), ("star", 65, 3.979, 2, 23872, 47744)])  # 4 and 64 workers, and a server
+def test_the_numbers_of_the_lesson(collective, ranks, time_s, rounds, sent, port):
+    """373 MB over 12 GB/s and 5 us."""
+    assert list(table(collective=collective, ranks=ranks, megabytes=373).values()) == pytest.approx([time_s, rounds, sent * 1e6, port * 1e6], rel=1e-3)
+
+
+def test_few_rounds_win_where_the_gradient_is_small():
+    ring, halving = (table(collective=name, ranks=64, megabytes=0.004096) for name in ("ring", "halving-doubling"))
+    assert (ring.pop("time"), halving.pop("time")) == pytest.approx((0.63e-3, 0.0607e-3), rel=2e-3)
+    assert (ring.pop("rounds"), halving.pop("rounds")) == (126, 12) and ring == halving
+
+
+def test_between_nodes_a_hierarchy_sends_less():
+    ring, both = (AllReduce(collective=name, ranks=16, node_size=8, megabytes=100).predict().makespan for name in ("ring", "hierarchical"))
+    assert both < 0.2 * ring
+
+
+@pytest.mark.parametrize("collective, ranks", [("ring", 8), ("star", 4), ("halving-doubling", 5), ("all-gather", 3)])
+def test_ranks_read_from_the_numbers_what_a_replay_says(collective, ranks, tmp_path):
+    asked = AllReduce(collective=collective, ranks=ranks, megabytes=0.1, seed=3)
+    run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
+    run.wait()
+    predicted, modelled = asked.predict(), run.trace("modelled")
+    assert predicted.where(Scalar).events == modelled.where(Scalar).events != () and clocks_differ(predicted, modelled) == []
+    last = {(e.rank, int(e.name.split()[-1])): e.value for e in modelled.where(Scalar)}
+    *_, home = provenance(asked.order)
+    assert all(home[rank][chunk] == value for (rank, chunk), value in last.items())
+
+
+def test_a_chunk_that_no_set_of_gradients_makes_is_nobody_s():
+    asked = AllReduce(ranks=3, megabytes=0.01)
+    parts = [asked.terms(1, 1, 9)[rank] for rank in range(3)]
+    assert [asked.held(1, tensor) for tensor in (parts[0], parts[0] + parts[2], sum(parts))] == [1, 5, 7]
+    assert [asked.held(1, tensor) for tensor in (2 * parts[0], parts[0] + 1e-3)] == [0, 0]
+
+
+def test_what_is_refused(family):
+    with pytest.raises(Impossible, match="9 ranks do not fill nodes of 8: take 8 or 16 ranks"):
+        AllReduce(collective="hierarchical", ranks=9)
+    with pytest.raises(Impossible, match="9 ranks are predicted only: run at most 8"):
+        AllReduce(ranks=9).run()
+
+    class Typed(Collective):
+        name = "typed"
+
+        def rounds(self):
+            return [[Move(0, 1, 0, reduce=True), Move(1, 0, 0, reduce=True)]] * 2
+
+    with pytest.raises(Impossible, match="After round 2 rank 1's chunk 0 holds rank 0's gradient twice"):
+        AllReduce(collective="typed", ranks=2)
