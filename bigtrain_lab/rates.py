@@ -4,6 +4,7 @@ A training step is F, B, U and what lies between, a look at the gradients too; a
 and of several the median, which a pause of the machine does not move.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
@@ -23,15 +24,20 @@ def training_rate(trace: Trace) -> float | None:
     return 1 / trace.step_time if trace.step_time else None
 
 
+def exposures(trace: Trace) -> list[tuple[int, int, int]]:
+    """(rank, from, to) of each wait between a rank's last backward and its first update, in ticks:
+    for gradients that are on their way."""
+    own = ([span for span in trace.spans(rank) if span.lane == "compute"] for rank in range(trace.ranks))
+    return [(after.rank, before.end, after.start) for spans in own for before, after in pairwise(spans)
+            if after.kind == "U" != before.kind and after.start > before.end]
+
+
 def exposed(trace: Trace) -> float:
-    """Time of a step in which a rank has done its last backward and waits for gradients; of the
-    rank that waits longest."""
-    waits = [0]
-    for rank in range(trace.ranks):
-        own = [span for span in trace.spans(rank) if span.lane == "compute"]
-        waits.append(sum(after.start - before.end for before, after in pairwise(own)
-                         if after.kind == "U" != before.kind))
-    return trace.units(max(waits)) / trace.steps
+    """Such waits in a step, of the rank that waits longest."""
+    waits = Counter()
+    for rank, begin, end in exposures(trace):
+        waits[rank] += end - begin
+    return trace.units(max(waits.values(), default=0)) / trace.steps
 
 
 def reading_rate(trace: Trace) -> float | None:

@@ -33,7 +33,7 @@ from .techniques import one_process
 from .techniques.accumulate import windows
 from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
-from .techniques.data_parallel import DistributedDataParallel
+from .techniques.data_parallel import DistributedDataParallel, backend_all_reduce
 from .techniques.guards import recipe as guard
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
@@ -244,9 +244,12 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             learning = [precision.masters.get(p, p) for p in learning]
             optimizers[stage].append(recipe.optimizer(learning))
     parallel, replica = None, copies.rank if copies else 0
+    if copies:  # on a rank that learns nothing too: torch names a group by how many its members have
+        copies.lane()
     if copies and any(chain(*optimizers.values())):
+        further = {"alike": True, "all_reduce": backend_all_reduce} | recipe.data_parallel
         parallel = DistributedDataParallel(nn.ModuleList(stages.values()), copies,
-                                           recipe.bucket_bytes, alike=True, **recipe.data_parallel)
+                                           recipe.bucket_bytes, **further)
     samples, losses, waiting = {}, [], []
 
     def loss_fn(output, targets):

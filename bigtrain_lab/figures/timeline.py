@@ -76,7 +76,8 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
     waits, label = waited(trace), words.labels(trace)
     groups: dict = {}
     for span in spans:
-        groups.setdefault(span.kind[:1] if colour == "phase" else span.version, []).append(span)
+        phase = span.kind[:1] if span.kind[:1] in palette.PHASES else span.kind.replace("_", "-")
+        groups.setdefault(phase if colour == "phase" else span.version, []).append(span)
     for key in sorted(groups, key=order_of):
         group = groups[key]
         paint = palette.phase(key) if colour == "phase" else palette.OTHER_PHASE if key is None else palette.version(key)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..runtime.group import Group
 from ..runtime.message import as_bytes
 from .guards import data_parallel as guard
-from .prepared_model import masters_of
+from .prepared_model import masters_of, note_anew
 
 
 class DistributedDataParallel(nn.Module):
@@ -120,6 +120,7 @@ class DistributedDataParallel(nn.Module):
         by_rank = self.group.differing("\n".join(each.name for each in unused))
         for launched in self.launched:
             launched.wait()
+        note_anew(self.module, [each.home for each in self.gradients])
         self._begin()
         guard.refuse_unused(self, unused, by_rank)
         for each in unused:

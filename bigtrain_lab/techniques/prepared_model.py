@@ -54,6 +54,15 @@ def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]
     return {weight: master for weight, master in masters.items() if weight in own}
 
 
+def note_anew(model: nn.Module, parameters: Iterable[Tensor]) -> None:
+    """Gradients that backwards brought lie elsewhere now, and others wrote to them: what is
+    written from now on is a user's."""
+    for mp in precisions([model]):
+        for parameter in mp._arrivals.noted.keys() & set(parameters):
+            if parameter.grad is not None:
+                mp._arrivals.note(parameter)
+
+
 def entrances(module: nn.Module) -> Iterator[nn.Module]:
     """What a script calls: the model, or the parts of a container that has no forward of its own."""
     if isinstance(module, (nn.ModuleDict, nn.ModuleList)):

@@ -14,16 +14,19 @@ KINDS = {  # one of a kind goes into a training
     "frozen": ("frozen parameters",),
     "optimizer": ("SGD momentum", "Adam"),
     "hooks": ("user's hooks",),
+    "replicas": ("data parallel",),
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 SYNCHRONOUS = tuple(name for name in KINDS["pipeline"] if not Schedule.named(name).asynchronous)
 
 UNITS = {"bf16": 2**-8, "fp16 with scaler": 2**-11}
-REORDERED = {"clipping", "tied weights"}  # their sums run in another order than in one process, and so round otherwise
+REORDERED = {"clipping", "tied weights", "data parallel"}  # their sums run in another order than in one process, and so round otherwise
 REFUSED = {
     "bf16": "pipedream updates while other micro-batches run, when no loss scale and no master weight may change: take a synchronous schedule, "
             "or train in full precision.",
     "tied weights": "pipedream updates its stages at different times, so copies of a tied weight would part: take a synchronous schedule.",
+    "data parallel": "pipedream updates each stage at times of its own, with no gradient of a whole window for replicas: leave replicas out, or "
+                     "take a synchronous schedule.",
     "accumulation": "pipedream updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).",
 }
 REFUSED |= {"fp16 with scaler": REFUSED["bf16"], "clipping": REFUSED["accumulation"]}  # both work between step() and the update
@@ -33,17 +36,22 @@ def pairs() -> list[tuple[str, str]]:
     return [(a, b) for a, b in combinations(KIND_OF, 2) if KIND_OF[a] != KIND_OF[b]]
 
 
-def training(pair: tuple[str, str]) -> dict[str, str]:
+def shown() -> list[tuple[str, ...]]:
+    """What is trained: all pairs, and many ingredients at once."""
+    return [*pairs(), ("1f1b", "bf16", "sqrt", "accumulation", "clipping", "tied weights", "Adam", "user's hooks", "data parallel")]
+
+
+def training(pair: tuple[str, ...]) -> dict[str, str]:
     """kind -> ingredient of the training that shows this pair; one without a schedule of its own takes the next in turn."""
     chosen = {KIND_OF[name]: name for name in pair}
-    return {"pipeline": SYNCHRONOUS[pairs().index(pair) % len(SYNCHRONOUS)]} | chosen
+    return {"pipeline": SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]} | chosen
 
 
-def refusal(pair: tuple[str, str]) -> str | None:
+def refusal(pair: tuple[str, ...]) -> str | None:
     return REFUSED.get(pair[1]) if pair[0] == "pipedream" else None
 
 
-def tolerance(pair: tuple[str, str]) -> float:
+def tolerance(pair: tuple[str, ...]) -> float:
     """How far the pair's training may be off one process: 0 means bit for bit."""
     unit = next((UNITS[name] for name in pair if name in UNITS), 1e-12)
     return unit if REORDERED & set(pair) or pair[0] == "pipedream" else 0.0
@@ -67,8 +75,8 @@ def table() -> str:
 
 TITLE = """# Techniques in pairs
 
-Each pair was trained on two ranks and compared with the same training in one process, a plain loop of torch: the losses, the final weights, and how
-often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
+Each pair was trained on two ranks, with data parallel on four (two replicas of a pipeline of two stages, by a Recipe), and compared with the same
+training in one process, a plain loop of torch: the losses, the final weights, and how often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
 of them again and writes this page; `tests/compose` holds it to be true.
 
 * equal: bit for bit

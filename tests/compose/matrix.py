@@ -7,19 +7,23 @@ import numpy as np
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.runtime import launch
 
-from .ingredients import pairs, refusal, tolerance, training
-from .training import RANKS, all_piped, alone
+from .ingredients import refusal, shown, tolerance, training
+from .training import all_trained, alone, ranks_of
 
 
-def trained(directory) -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    """pair -> what its training on ranks gave."""
-    program = partial(all_piped, trainings=list(map(training, pairs())))
-    run = launch(program, RANKS, directory=directory)
-    run.wait()
-    results = {pair: {} for pair in pairs()}
-    for key, array in run.result.items():
-        number, _, name = key.partition(" ")
-        results[pairs()[int(number)]][name] = array
+def trained(directory) -> dict[tuple[str, ...], dict[str, np.ndarray]]:
+    """pair -> what its training on ranks gave; one launch for each number of ranks."""
+    results, sizes = {}, {pair: ranks_of(training(pair)) for pair in shown()}
+    for ranks in sorted(set(sizes.values())):
+        own = [pair for pair, size in sizes.items() if size == ranks]
+        run = launch(partial(all_trained, trainings=list(map(training, own))), ranks, directory=directory / f"{ranks} ranks")
+        run.wait()
+        results |= {pair: {} for pair in own}
+        for key, array in run.result.items():
+            number, _, name = key.partition(" ")
+            results[own[int(number)]][name] = array
+        for told in run.replicas:
+            results[own[int(told.split()[0])]][told] = np.array(told)
     return results
 
 
@@ -29,7 +33,7 @@ def differences(results) -> list[str]:
     for pair, result in results.items():
         what, chosen = " with ".join(pair), training(pair)
         if sentence := refusal(pair):
-            if any(str(found) != sentence for found in result.values()) or len(result) != RANKS:
+            if any(str(found) != sentence for found in result.values()) or len(result) != ranks_of(chosen):
                 wrong.append(f"{what}: must be refused by {sentence!r}, and gave {result}")
             continue
         matters = {kind: name for kind, name in chosen.items()

@@ -1,16 +1,19 @@
-"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks."""
+"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks; `replicated`, by a Recipe."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.models import GPTConfig, GPTStage, split, tied_weights
+from bigtrain_lab.recipe import Recipe, train
 from bigtrain_lab.runtime import Group
+from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.techniques import one_process
 from bigtrain_lab.techniques.accumulate import token_weighted
@@ -86,20 +89,24 @@ class Setting:
         how = "sum" if "accumulation" in self.chosen else "mean"
         return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=how)
 
-    def prepare(self, model, group=None):
-        """Freeze, hook, and prepare for mixed precision: (the policy's context, the precision,
-        calls of each hook)."""
-        fired = Counter()
+    def freeze(self, model, fired: Counter) -> None:
         for name, weight in model.named_parameters():
             weight.requires_grad_(not self.frozen(named(name)))
             if "hooks" in self.chosen and weight.requires_grad:
                 weight.register_hook(lambda gradient: gradient * 0.5)
                 weight.register_post_accumulate_grad_hook(
                     lambda _, name=named(name): fired.update([name]))
+
+    def scaler(self, group=None):
+        return DynamicLossScaler(**SCALER, group=group) if self.level == "fp16" else None
+
+    def prepare(self, model, group=None):
+        """Freeze, hook, and prepare for mixed precision: (the policy's context, the precision,
+        calls of each hook)."""
+        self.freeze(model, fired := Counter())
         if not self.level:
             return nullcontext(), None, fired
-        scaler = DynamicLossScaler(**SCALER, group=group) if self.level == "fp16" else None
-        mp = MixedPrecision(self.level, scaler)
+        mp = MixedPrecision(self.level, self.scaler(group))
         mp.prepare(model)
         return mp, mp, fired
 
@@ -227,12 +234,61 @@ def piped(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]
     return train_late if schedule.asynchronous else train
 
 
-def all_piped(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
+def replicated(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]]:
+    """The same by a Recipe, on two replicas of two stages each."""
+    setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
+    rank = Rank(rank.index, Mesh(dp=2, pp=RANKS), rank.device)  # its groups are its own
+    calls = [call for window in setting.windows for call in window]
+
+    def model(stage):
+        module = Stage(setting.config, *setting.slices[stage])
+        module.plan = chosen.get("recompute")
+        setting.freeze(module, fired)
+        return module
+
+    def data(number):
+        call, part = divmod(number, MICRO_BATCHES)
+        return [each.chunk(MICRO_BATCHES)[part] for each in setting.samples(call)]
+
+    def weights(window):
+        return token_weighted([int((sample.targets != IGNORED).sum()) for sample in window])
+
+    recipe = Recipe(
+        model=model, data=data, loss=setting.loss_fn, optimizer=setting.optimizer,
+        schedule=replace(setting.schedule, micro_batches=MICRO_BATCHES // 2 * (1 + accumulates)),
+        steps=len(setting.windows), samples=MICRO_BATCHES * len(calls) if accumulates else None,
+        weights=weights if accumulates else None, replicas=2, bucket_bytes=1000,
+        precision=setting.level, scaler=setting.scaler(rank.group("pp")),
+        clip=CLIP if "clipping" in chosen else None,
+        tied=tied_weights(setting.config, setting.schedule.stages))
+
+    def run():
+        trained = train(recipe, rank)
+        own = torch.tensor(trained.losses, dtype=torch.float64)
+        losses = rank.group("dp").all_gather(own).view(2, -1).T.reshape(-1, MICRO_BATCHES)
+        shares = torch.full_like(losses, 1 / MICRO_BATCHES)
+        if accumulates and len(own):
+            shares = torch.tensor([each for window in setting.windows
+                                   for each in setting.weights(window)], dtype=shares.dtype).view_as(shares)
+        rank.finish()
+        stages = torch.nn.ModuleList(trained.stages.values())
+        both = Counter({name: 2 * count for name, count in fired.items()})  # each replica has half
+        return found(setting, stages, setting.level and trained.precision,
+                     (losses * shares).sum(1).tolist() if len(own) else [], both)
+
+    return run
+
+
+def ranks_of(chosen: Mapping[str, str]) -> int:
+    return RANKS * (1 + ("replicas" in chosen))
+
+
+def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
     """Many trainings in one launch: results by number and name, or the sentence of a refusal."""
     results = {}
     for number, chosen in enumerate(trainings):
         try:
-            train = piped(chosen, rank)
+            train = (replicated if "replicas" in chosen else piped)(chosen, rank)
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue

@@ -1,0 +1,224 @@
+"""Three GPUs: three times faster?
+
+A GPT whose layers are actions, so that the gradients of the last layers travel while the backward of the first ones goes on.
+Each rank holds the model, or a stage of it, and takes its share of every batch. Buckets of gradients are averaged on a lane of
+their own; what the backward does not cover is exposed.
+"""
+
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ..core import Mesh, Scalar, Trace, knob
+from ..core.hardware import Hardware
+from ..data import chosen_text
+from ..dry_run import META
+from ..explain import bubbles
+from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, split
+from ..models.optimizers import OPTIMIZERS
+from ..plan import Plan
+from ..rates import exposed
+from ..recipe import Recipe
+from ..rehearsal import WHOLE, Part, Rehearsal
+from ..runtime.devices import built
+from ..schedule import Action, Schedule, Written
+from ..simulate import simulate
+from ..techniques import one_process
+from ..techniques.bucket_plan import LANE, with_buckets
+from ..words import duration, size
+from .experiment import MB, Quantity
+from .on_hardware import OnHardware, profiles
+from .pipeline import slice_run, training
+from .pipelined import Pipelined
+
+
+class DataParallel(OnHardware, Pipelined):
+    name: ClassVar[str] = "data-parallel"
+    question: ClassVar[str] = "Three GPUs: three times faster?"
+    figures: ClassVar[tuple[str, ...]] = ("overlap", "memory")
+
+    replicas: int = knob(3, "copies of the model, each with its share of a batch", low=1, high=8)
+    bucket_mb: float = knob(1.0, "gradients that travel in one message", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True)
+    overlap: bool = knob(True, "send a bucket when it is full, beside the backward; else all of them after it")
+    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles)
+    link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s")
+    ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8)
+    split_parameters: bool = knob(False, "cut a parameter where its bucket is full, such as a large embedding", more=True)
+    micro_batches: int = knob(1, "micro-batches of a rank whose gradients are added before they are averaged", low=1, high=16, more=True)
+    pipeline: int = knob(1, "ranks that each copy of the model is cut over", low=1, high=4, more=True)
+    schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
+    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
+    layers: int = knob(6, "transformer blocks", low=1, high=24, more=True)
+    width: int = knob(128, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
+    vocabulary: int = knob(2048, "words; the text's bytes are the first 256", low=256, high=32768, logarithmic=True, more=True)
+    sequence: int = knob(32, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
+    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        self.recipe  # noqa: B018  (raises Impossible)
+        if self.text:
+            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
+
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        alone = {"schedule"} if settings["pipeline"] == 1 else set()
+        return super().idle_settings(settings) | alone
+
+    # -- what the settings mean -----------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.pipeline
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(dp=self.replicas, pp=self.pipeline)
+
+    @cached_property
+    def config(self) -> GPTConfig:
+        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, vocabulary=self.vocabulary,
+                         dtype=getattr(torch, self.dtype))
+
+    @cached_property
+    def order(self) -> Schedule:
+        """Of each replica, layer by layer."""
+        order = Schedule.named(self.schedule)(self.pipeline, self.micro_batches)
+        return by_layers(order, [range(*piece) for piece in split(self.config, order.stages)])
+
+    @property
+    def slices(self) -> list[tuple[int, int]]:
+        """A stage of the order is one piece of the model."""
+        return [(at, at + 1) for at in range(self.config.pieces)]
+
+    @property
+    def buckets(self) -> dict[str, Any]:
+        return {"bucket_bytes": round(self.bucket_mb * MB), "split": self.split_parameters, "overlap": self.overlap}
+
+    @property
+    def recipe(self) -> Recipe:
+        bucket_bytes, further = (options := dict(self.buckets)).pop("bucket_bytes"), options
+        return training(self.config, len(self.slices), self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
+                        schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=bucket_bytes, data_parallel=further)
+
+    def samples(self, micro_batch: int) -> one_process.Sample:
+        inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
+        return one_process.Sample(inputs, targets, (Noise(self.seed, 0, micro_batch),))
+
+    def describe(self) -> str:
+        weights = sum(p.numel() for each in self.stages.values() for p in each.parameters())
+        return (f"a model of {weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x "
+                f"{self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+
+    # -- theory ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def profile(self) -> Hardware:
+        """With the links that the settings ask for."""
+        hardware = super().profile
+        if hardware.textbook:
+            return hardware
+        inside = replace(hardware.inside, bytes_per_s=self.link_gb_s * 1e9) if self.link_gb_s else hardware.inside
+        told = () if self.link_gb_s else hardware.collective_bytes_per_s
+        return replace(hardware, inside=inside, collective_bytes_per_s=told, node_size=self.ranks_per_node)
+
+    @property
+    def stages(self) -> dict[int, torch.nn.Module]:
+        """On meta."""
+        return {at: on_meta(self.config, at) for at in range(self.config.pieces)}
+
+    @property
+    def lowered(self) -> Plan:
+        return with_buckets(self.order, self.steps, self.replicas, self.stages, **self.buckets)
+
+    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal, self.replicas)
+
+    @property
+    def message_bytes(self) -> int:
+        return boundary_bytes(self.config, self.rows)
+
+    def durations(self) -> dict:
+        """Slots on the textbook profile, where all layers are equal, else seconds."""
+        kinds = "FBIW" if self.halves else "FB"
+        if self.profile.textbook:
+            return {kind: {"B": 2}.get(kind, 1) for kind in kinds} | {"U": 0}
+        parts = [self.stage_run(at, WHOLE) for at in range(len(self.slices))]
+        return {kind: [part.work(kind).seconds(self.profile, self.dtype) for part in parts] for kind in "FB"} | {
+            "U": [part.work("U").seconds(self.profile, self.dtype, part.tensors) for part in parts]}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Where a step has one micro-batch, a box is told by its layer."""
+        terms = {"terms": {"stage": "layer", "micro_batch": "step"}} if self.pipeline == self.micro_batches == 1 else {}
+        return {**super().facts, **terms}
+
+    @cached_property
+    def alone_s(self) -> float:
+        """The step of one replica."""
+        one = self.replace(replicas=1, fault="none")
+        return simulate(one.lowered, one.cost(memory=False)).step_time
+
+    def speed_up(self, trace: Trace) -> float:
+        return self.replicas * self.alone_s / trace.step_time
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        unit = "slot" if self.profile.textbook else "s"
+        return (Quantity("step time", unit, lambda t: t.step_time), Quantity("exposed communication a step", unit, exposed),
+                Quantity("speed-up over one replica", "times", lambda t: self.speed_up(t) if t.clock != "measured" else None),
+                Quantity("bytes sent a rank and step", "B", lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
+                Quantity("loss, last batch", "", self.last_loss, exact=False))
+
+    def last_loss(self, trace: Trace) -> float | None:
+        """Of the last batch, of all replicas."""
+        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.replicas * self.micro_batches:]
+        return sum(losses) / len(losses) if losses else None
+
+    def explain(self, trace: Trace) -> list[str]:
+        said = super(Pipelined, self).explain(trace)
+        if self.replicas == 1 or trace.settings.get("unfinished"):
+            return said
+        wait, reduced = exposed(trace), [s for s in trace.spans(0) if s.lane == LANE]
+        travelling = trace.units(sum(s.end - s.start for s in reduced)) / trace.steps
+        said.append(f"Gradients travel for {duration(travelling, trace.unit)} of each step; {duration(wait, trace.unit)} of it a rank has "
+                    "nothing else to do.")
+        if wait and self.overlap and reduced:
+            last = max(reduced, key=lambda s: s.end)
+            done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= last.end)
+            when = "is full when the backward ends" if last.start >= done else "waits for those before it"
+            said.append(f"The last bucket {when}, and takes {duration(trace.units(last.end - max(last.start, done)), trace.unit)} after it.")
+        last = max(p.nbytes for p in self.stages[0].parameters())
+        said.append(f"The last gradient, {size(last)} of the embedding, comes at once when the backward ends: smaller buckets, or parts of "
+                    "the parameter, send none of it earlier.")
+        block = self.stage_run(1, WHOLE).work("B")
+        if not self.profile.textbook and block.operators * self.profile.launch_s > block._replace(operators=0).seconds(self.profile, self.dtype):
+            said.append("A block's backward takes as long as its operators' launches: a wider model would compute more in the same time.")
+        first = tuple(event for event in trace if event.rank < self.pipeline)
+        return said + (bubbles(replace(trace, events=first, ranks=self.pipeline), self.order) if self.pipeline > 1 else [])
+
+
+def by_layers(order: Schedule, layers: list[range]) -> Schedule:
+    """The schedule with each action cut into those of its stage's layers, which are the stages of the result."""
+    def cut(action: Action):
+        own = layers[action.stage]
+        return [Action(action.kind, layer, action.micro_batch) for layer in (own if action.kind == "F" else reversed(own))]
+
+    orders = [tuple((each,) for step in steps for action in step for each in cut(action)) for steps in order.over(1)]
+    return order if order.asynchronous else Written(order.ranks, order.micro_batches, tuple(orders), order.name)
+
+
+@lru_cache(maxsize=64)
+def on_meta(config: GPTConfig, at: int) -> GPTStage:
+    """A piece of the model; blocks are alike."""
+    if 1 < at < config.pieces - 1:
+        return on_meta(config, 1)
+    return built(lambda: GPTStage(config, at, at + 1), META)

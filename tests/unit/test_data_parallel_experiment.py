@@ -1,0 +1,70 @@
+"""The data-parallel lab: what is exposed by closed forms, and a run on a mesh as predicted."""
+
+import pytest
+
+from bigtrain_lab import figures
+from bigtrain_lab.checks import run_differs
+from bigtrain_lab.core import Impossible, Memory
+from bigtrain_lab.experiments.data_parallel import DataParallel
+from bigtrain_lab.plan import Together
+from bigtrain_lab.rates import exposed
+
+SMALL = dict(layers=2, width=16, vocabulary=256, sequence=8, dtype="float64", steps=2)
+
+
+def told(experiment) -> dict:
+    trace = experiment.predict()
+    return {quantity.name: quantity.of(trace) for quantity in experiment.quantities}
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 8])
+def test_without_overlap_all_of_the_ring_is_exposed(replicas):
+    """2 (N-1) alpha a bucket, and 2 (N-1)/N of the gradients' bytes."""
+    experiment = DataParallel(replicas=replicas, overlap=False, bucket_mb=0.5)
+    wire, plan = experiment.profile.inside, experiment.lowered
+    buckets = [op for op in plan.lanes[0, "comm:dp"] if isinstance(op, Together)]
+    gradients = sum(p.nbytes for each in experiment.stages.values() for p in each.parameters())
+    count, share = len(buckets) // experiment.steps, 2 * (replicas - 1) / replicas
+    found, computed_s = told(experiment), experiment.predict().busy(0) / experiment.steps
+    alone = told(experiment.replace(replicas=1))["step time"]
+    ring_s = count * 2 * (replicas - 1) * wire.alpha_s + share * gradients / wire.bytes_per_s
+    assert found["exposed communication a step"] == pytest.approx(ring_s, rel=1e-6)
+    assert found["bytes sent a rank and step"] == pytest.approx(share * gradients, rel=1e-6)
+    assert found["step time"] == pytest.approx(computed_s + ring_s, rel=1e-6) and computed_s > alone
+    assert found["speed-up over one replica"] == pytest.approx(replicas * alone / found["step time"])
+
+
+def test_overlap_hides_all_but_the_embedding_and_slows_kernels():
+    """Its gradient is the last and comes at once, whatever the buckets."""
+    fast = DataParallel(link_gb_s=30.0, bucket_mb=0.5)
+    embedding_s = 4 / 3 * sum(p.nbytes for p in fast.stages[0].parameters()) / 30e9
+    for changes in ({}, {"bucket_mb": 0.1}, {"bucket_mb": 0.1, "split_parameters": True}):
+        waits, late = (exposed(fast.replace(overlap=overlap, **changes).predict()) for overlap in (True, False))
+        assert embedding_s < waits < 0.8 * late
+    backward = {overlap: sum(s.end - s.start for s in fast.replace(overlap=overlap).predict().spans(0) if s.kind == "B") for overlap in (True, False)}
+    assert 1 < backward[True] / backward[False] < fast.profile.overlap_slowdown
+
+
+def test_links_between_nodes_are_what_a_ring_over_them_pays():
+    near, far = (exposed(DataParallel(replicas=4, ranks_per_node=size).predict()) for size in (4, 2))
+    assert far > 5 * near
+
+
+def test_replicas_of_a_pipeline_run_as_predicted_and_as_one_process(tmp_path):
+    """Micro-batches, a mesh of 2 x 2, nodes of 2 ranks: clock, bytes, memory, weights and losses."""
+    asked = DataParallel(replicas=2, pipeline=2, micro_batches=3, ranks_per_node=2, bucket_mb=0.02, split_parameters=True, **SMALL)
+    run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
+    modelled = run.wait()
+    assert run_differs(asked, run) == [] and run.replicas == []
+    assert asked.predict().where(Memory).events == modelled.where(Memory).events
+    assert "exposed" in figures.figure("overlap", modelled).layout.title.text
+
+
+def test_what_it_says():
+    said = " ".join(DataParallel(pipeline=2, replicas=2).explain(DataParallel(pipeline=2, replicas=2).predict()))
+    assert "The last bucket is full when the backward ends" in said and "ranks 2" not in said
+    assert "of the embedding, comes at once" in said and "operators' launches" in said
+    with pytest.raises(Impossible, match="no gradient of a whole window for replicas"):
+        DataParallel(schedule="pipedream", pipeline=2)
+    with pytest.raises(Impossible, match="4 stages need at least 4 layers"):
+        DataParallel(pipeline=4, layers=3)
