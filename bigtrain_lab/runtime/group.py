@@ -58,10 +58,11 @@ class Handle:
 class _Receive:
     """One message that is wanted: posted once its site's shape is known, and never where `like` is another shape."""
 
-    __slots__ = "way", "like", "wire", "work"
+    __slots__ = "way", "like", "buffer", "shape", "wire", "work"
 
-    def __init__(self, way: int, like):
-        self.way, self.like = way, None if like is None else Shape.of(like)
+    def __init__(self, way: int, like, buffer: torch.Tensor | None):
+        self.way, self.like, self.buffer = way, None if like is None else Shape.of(like), buffer
+        self.shape = None  # of the message, once it is posted
 
 
 class _Announcement(NamedTuple):
@@ -80,6 +81,7 @@ class Group:
     those that are taken in no buffer arrive on `device`."""
 
     device, axis, name = HOST, "", "compute"  # name: its lane
+    agreements = 0
 
     def __init__(self, process_group=None):
         if process_group is None and not dist.is_initialized():
@@ -90,6 +92,7 @@ class Group:
         self._said: dict[tuple, Shape] = {}  # (peer, site) -> what was announced to the peer
         self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
         self._coming: dict[tuple, _Announcement] = {}  # what it will announce
+        self._wanted: set[_Receive] = set()  # agreed receives: one that never comes keeps its buffer
         self.lanes: dict[str, LaneRunner] = {}
 
     @classmethod
@@ -107,14 +110,17 @@ class Group:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def isend(self, tensor: torch.Tensor, dst: int, name="", site: str = "", tag: int = 0) -> None:
+    def isend(self, tensor: torch.Tensor, dst: int, name="", site: str = "", tag: int = 0,
+              agreed: bool = False) -> None:
         """Post a message to rank `dst` of the group; do not change the tensor before `finish`.
+        `agreed`: the receiver knows its shape, so that none is announced; it posts its receive so.
 
         Impossible, naming the ranks, where the site's messages had another shape before.
         """
         site, way = self._way(dst, name, site, tag)
         with self._watching(dst, name):
-            self._announce(tensor, dst, site)
+            if not agreed:
+                self._announce(tensor, dst, site)
             wire = self._wire(tensor, dst, name, way)
             self._outbox.add(dist.isend(wire, group=self._pg, group_dst=dst, tag=way), wire)
 
@@ -125,18 +131,19 @@ class Group:
         """
         return self._posted(src, name, site, tag, like).wait()
 
-    def irecv(self, buffer: torch.Tensor | None, src: int, name="", site: str = "", tag: int = 0) -> Handle:
+    def irecv(self, buffer: torch.Tensor | None, src: int, name="", site: str = "", tag: int = 0,
+              agreed: bool = False) -> Handle:
         """Post a receive into `buffer`, or into a new tensor where it is None; `.wait()` returns it, filled.
 
         Impossible, in wait, where the message is unlike the buffer.
         """
-        posted = self._posted(src, name, site, tag, buffer)
+        posted = self._posted(src, name, site, tag, buffer, buffer, agreed)
         if buffer is None:
             return posted
 
         def take():
             with torch.no_grad():
-                return buffer.copy_(posted.wait())
+                return buffer if (taken := posted.wait()) is buffer else buffer.copy_(taken)
         return Handle(posted.arrive, take)
 
     def finish(self) -> None:
@@ -222,6 +229,10 @@ class Group:
         agree on before they communicate. It takes no modelled time."""
         return self._compared(text)[1] if self.size > 1 else []
 
+    def agreement(self, text: str, name: str = "") -> "Agreement":
+        """Like `differing`, beside the first messages of what is to be agreed on."""
+        return Agreement(self, text, name)
+
     def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
         """(the latest start of all, [] or each rank's text). Nothing that came from another rank
         is unpickled."""
@@ -297,14 +308,19 @@ class Group:
     def _wire(self, tensor, dst, name, way) -> torch.Tensor:
         return tensor.detach().contiguous().to(HOST)
 
-    def _room(self, shape: Shape) -> torch.Tensor:
-        return shape.empty()
+    def _room(self, shape: Shape, buffer: torch.Tensor | None) -> torch.Tensor:
+        """What a message is received into: the buffer itself where the transport can write there."""
+        fits = buffer is not None and buffer.device == HOST and buffer.is_contiguous()
+        return buffer if fits else shape.empty()
 
     def _take(self, wire, shape, src, name) -> torch.Tensor:
         return wire.to(self.device)
 
     def _issued(self, wire) -> int | None:
         """When a message was issued."""
+
+    def _sending(self, dst, way, name) -> None:
+        """A message is about to be sent."""
 
     def _waiting(self, src, way, name, site):
         return self._watching(src, name)
@@ -328,16 +344,22 @@ class Group:
             site = f"{name.stage}{name.kind}{name.bytes or ''}"
         return site, channel(site, str(name), tag)
 
-    def _posted(self, src: int, name, site: str, tag: int, like) -> Handle:
+    def _posted(self, src: int, name, site: str, tag: int, like, buffer=None,
+                agreed: bool = False) -> Handle:
         site, way = self._way(src, name, site, tag)
+        receive = _Receive(way, like, buffer)
         with self._watching(src, name):
-            receive = self._expect(src, site, way, like)
+            if agreed:
+                self._wanted.add(receive)
+                self._post(receive, src, receive.like)
+            else:
+                self._expect(receive, src, site)
 
         def arrive():
             with self._waiting(src, way, name, site):
                 self._arrive(receive, src, site, name)
             return self._issued(receive.wire)
-        return Handle(arrive, lambda: self._take(receive.wire, self._heard[src, site], src, name))
+        return Handle(arrive, lambda: self._take(receive.wire, receive.shape, src, name))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
         shape = Shape.of(tensor)
@@ -350,22 +372,20 @@ class Group:
             raise Impossible(f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where it sent {said} before"
                              f"{f' (site {site})' if site else ''}: give messages of another shape a site= of their own.")
 
-    def _expect(self, src: int, site: str, way: int, like) -> _Receive:
+    def _expect(self, receive: _Receive, src: int, site: str) -> None:
         """Post a receive now, or when its site's announcement is in: gloo ends a process whose buffer is too small."""
-        receive = _Receive(way, like)
         if shape := self._heard.get((src, site)):
             self._post(receive, src, shape)
-            return receive
+            return
         if (src, site) not in self._coming:  # it is sent once, whoever waits for it
             code = Shape((torch.int64, (16,))).empty()
             work = dist.irecv(code, group=self._pg, group_src=src, tag=channel(site, "shape", -1))
             self._coming[src, site] = _Announcement(work, code, [])
         self._coming[src, site].receives.append(receive)
-        return receive
 
     def _post(self, receive: _Receive, src: int, shape: Shape) -> None:
         if receive.like in (None, shape):
-            receive.wire = self._room(shape)
+            receive.shape, receive.wire = shape, self._room(shape, receive.buffer)
             receive.work = dist.irecv(receive.wire, group=self._pg, group_src=src, tag=receive.way)
 
     def _arrive(self, receive: _Receive, src: int, site: str, name) -> None:
@@ -377,11 +397,11 @@ class Group:
             del self._coming[src, site]
             for each in coming.receives:
                 self._post(each, src, self._heard[src, site])
-        shape = self._heard[src, site]
-        if receive.like not in (None, shape):
+        if receive.shape is None:
             raise Impossible(f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
-                             f"{shape}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
+                             f"{self._heard[src, site]}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
         receive.work.wait()
+        self._wanted.discard(receive)
 
     def _watching(self, peer: int | None, name):
         return _Watching(self, peer, name)
@@ -412,6 +432,59 @@ class Alone(Group):
         return rank
 
 
+class Agreement:
+    """What each rank is about to do, in words, which go to all beside the first messages of it:
+    in turn d = 1, 2, 4, ... to the d-th next rank, with all that is known. It takes no modelled
+    time, and two small messages of 4 ranks, where a collective would keep all of them waiting."""
+
+    ROOM = 256  # bytes of the words
+
+    def __init__(self, group: Group, text: str, name: str):
+        self.group, self.name, self.way = group, name, channel("agreement", "", -1)
+        group.agreements += 1
+        self.site = f"{group.agreements} {text}"  # of messages of those who say the same
+        self.own = text.encode()[:self.ROOM].ljust(self.ROOM)
+        self.said = torch.frombuffer(bytearray(self.own), dtype=torch.uint8)  # ours, the rank before's, ...
+        self.going: list[dist.Work] = []
+        self.turns = [(1 << turn, min(1 << turn, group.size - (1 << turn)) * self.ROOM)
+                      for turn in range((group.size - 1).bit_length())]
+        self.coming = [self._receive(*turn) for turn in self.turns]
+        self._send(*self.turns[0])
+
+    def differing(self) -> list[str]:
+        """[] where every rank says the same, else each rank's text, on every rank."""
+        group = self.group
+        for number, (distance, _) in enumerate(self.turns):
+            text, work = self.coming[number]
+            with group._waiting((group.rank - distance) % group.size, self.way, self.name, ""):
+                work.wait()
+            self.said = torch.cat([self.said, text])
+            if number + 1 < len(self.turns):
+                self._send(*self.turns[number + 1])
+        said = self.said.numpy().tobytes()
+        if said == self.own * group.size:
+            return []
+        for work in self.going:  # the others come to know it too
+            work.wait()
+        group._outbox.forget()  # they will not take what was sent beside
+        texts = [said[at:at + self.ROOM].decode(errors="replace").rstrip()
+                 for at in range(0, len(said), self.ROOM)]
+        return [texts[group.rank - rank] for rank in range(group.size)]
+
+    def _receive(self, distance: int, size: int) -> tuple:
+        text, group = torch.empty(size, dtype=torch.uint8), self.group
+        src = (group.rank - distance) % group.size
+        return text, dist.irecv(text, group=group._pg, group_src=src, tag=self.way)
+
+    def _send(self, distance: int, size: int) -> None:
+        text, group = self.said[:size], self.group
+        dst = (group.rank + distance) % group.size
+        with group._watching(dst, self.name):
+            group._sending(dst, self.way, self.name)
+            self.going.append(dist.isend(text, group=group._pg, group_dst=dst, tag=self.way))
+            group._outbox.add(self.going[-1], text)
+
+
 class _Watching:
     """Turns the error of a broken connection into the sentence that a peer is gone: its failure came first."""
 
@@ -422,7 +495,7 @@ class _Watching:
         return self
 
     def __exit__(self, kind, error, trace):
-        if is_lost(error) and not isinstance(error, PeerLost):
+        if error is not None and is_lost(error) and not isinstance(error, PeerLost):
             who = "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
             raise PeerLost(f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
                            f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}") from error

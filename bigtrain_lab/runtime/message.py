@@ -98,6 +98,7 @@ class Outbox:
 
     def __init__(self):
         self._pending: deque = deque()
+        self._forgotten: list = []
         self._thread: threading.Thread | None = None
         self._errors: list[RuntimeError] = []
 
@@ -115,6 +116,14 @@ class Outbox:
                 self._errors.append(error)
                 return
             self._pending.popleft()
+
+    def forget(self) -> None:
+        """Wait no more for what was sent so far. Its buffers stay: a connection that was told of
+        one stands still where it is gone."""
+        if self._thread:
+            self._thread.join()
+        self._forgotten += self._pending
+        self._pending.clear()
 
     def finish(self) -> None:
         """Return when everything sent has been taken; RuntimeError where a peer is gone."""

@@ -45,14 +45,14 @@ class RecordingGroup(Group):
     def world_rank(self, rank: int) -> int:
         return self.members[rank]
 
-    def isend(self, tensor, dst, name="", site="", tag=0):
+    def isend(self, *message, **named):
         self.recorder.jitter()
         with self.recorder.aside():  # buffers on the way are the transport's, not the program's
-            super().isend(tensor, dst, name, site, tag)
+            super().isend(*message, **named)
 
-    def _posted(self, src, name, site, tag, like):
+    def _posted(self, *message):
         with self.recorder.aside():
-            handle = super()._posted(src, name, site, tag, like)
+            handle = super()._posted(*message)
         return Handle(partial(self._aside, handle.arrive), partial(self._aside, handle.wait))
 
     def _aside(self, call):
@@ -78,9 +78,8 @@ class RecordingGroup(Group):
     def _wire(self, tensor, dst, name, way):
         self._on_lane(name)
         to, clock = self.members[dst], self.recorder.clock
-        self.recorder.sending(self.name, to, way, str(name))
-        if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
-            self.recorder.not_finite("sent", str(name) or "a message", self.name)
+        self._sending(dst, way, name)
+        self._note_not_finite(tensor, name)
         if not clock.modelled:  # a copy, as under a clock: when it goes is the transport's affair
             return super()._wire(tensor.clone(), dst, name, way)
         link = clock.cost.link(self.recorder.rank, to, self.name)
@@ -88,9 +87,13 @@ class RecordingGroup(Group):
         issue, stamp = clock.lane(self.name).send(link, charged)
         return pack(tensor, issue, stamp, clock.wall())
 
-    def _room(self, shape: Shape):
+    def _note_not_finite(self, tensor, name) -> None:
+        if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
+            self.recorder.not_finite("sent", str(name) or "a message", self.name)
+
+    def _room(self, shape, buffer):
         if not self.recorder.clock.modelled:
-            return super()._room(shape)
+            return super()._room(shape, buffer)
         return torch.empty(HEADER.size + shape.nbytes, dtype=torch.uint8)
 
     def _take(self, wire, shape, src, name):
@@ -118,6 +121,9 @@ class RecordingGroup(Group):
         if clock.modelled:
             link = clock.cost.link(self.recorder.rank, self.members[dst], self.name)
             return clock.lane(self.name).outgoing + link.alpha
+
+    def _sending(self, dst, way, name):
+        self.recorder.sending(self.name, self.members[dst], way, str(name))
 
     @contextmanager
     def _waiting(self, src, way, name, site):
@@ -160,13 +166,18 @@ class RecordingGroup(Group):
 
     # -- collectives ----------------------------------------------------------------------------------------
 
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._note_not_finite(tensor, name)
+        return super().all_reduce(tensor, op, name)
+
     @contextmanager
     def _together(self, name, kind, size_bytes, call, src=None):
         self._on_lane(name)
         if self.size == 1:  # nobody to wait for, and nothing to send
             yield
             return
-        recorder, clock, self._call = self.recorder, self.recorder.clock, call
+        recorder, clock = self.recorder, self.recorder.clock
+        self._call = call if name == kind else f"{name}, {call}"
         recorder.jitter()
         members = self.members
         if src is not None:
@@ -200,6 +211,11 @@ class RecordingGroup(Group):
             told = "; ".join(f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}" for one in dict.fromkeys(calls))
             raise Impossible(f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order.")
         return latest
+
+    def agreement(self, text, name=""):
+        self._on_lane(name)
+        with self.recorder.aside():
+            return super().agreement(text, name)
 
     def differing(self, text):
         self._on_lane("an agreement")

@@ -39,7 +39,8 @@ class DistributedDataParallel(nn.Module):
 
     group         None (torch's default group), a ProcessGroup, or a Group
     bucket_bytes  the most bytes of a bucket; a larger parameter has one of its own
-    all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place
+    all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place, such as
+                  ring_all_reduce; without it the backend's own
     split         cut a parameter where its bucket is full
     backwards     how many backward passes make one gradient: a parameter is ready at its last one
     overlap       launch a bucket when it is full; else all of them at the end

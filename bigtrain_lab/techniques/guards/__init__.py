@@ -1,6 +1,7 @@
 """What refuses a user's mistakes, apart from the lectures: one file a technique."""
 
 from ...core import Impossible
+from ...runtime.waits import ranks
 
 
 def refuse(*cases: tuple[object, str]) -> None:
@@ -9,3 +10,9 @@ def refuse(*cases: tuple[object, str]) -> None:
     for holds, sentence in cases:
         if holds:
             raise Impossible(sentence)
+
+
+def by_ranks(group, texts) -> str:
+    """What each rank of the group says, with those together that say the same."""
+    return "; ".join(f"{ranks(group.world_rank(r) for r, text in enumerate(texts) if text == one)}: "
+                     f"{one}" for one in dict.fromkeys(texts) if one)

@@ -9,7 +9,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape
-from ...runtime.waits import ranks
+from . import by_ranks
 from . import refuse as refuse_any
 
 
@@ -23,7 +23,7 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool
         (not isinstance(backwards, int) or backwards < 1,
          f"backwards is {backwards!r}: give how many backward passes make one gradient, a whole "
          "number, at least 1."),
-        (lazy, f"Parameter {lazy[:1]} has no shape yet: run one forward before you wrap the module."),
+        (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to average."))
     lines = [f"buckets of {bucket_bytes} bytes{' that split parameters' * split}",
@@ -33,15 +33,8 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool
     if every := group.differing("\n".join(lines)):
         each = next(row for row in zip_longest(*(text.split("\n") for text in every),
                                                fillvalue="nothing more") if len(set(row)) > 1)
-        raise Impossible(f"The ranks' modules differ: {said(group, each)}; wrap the same module with "
+        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same module with "
                          "the same settings on every rank.")
-
-
-def said(group: Group, each) -> str:
-    """Which ranks have what."""
-    return "; ".join(f"{ranks(group.world_rank(r) for r, other in enumerate(each) if other == one)} "
-                     f"{'has' if list(each).count(one) == 1 else 'have'} {one}"
-                     for one in dict.fromkeys(each))
 
 
 def refuse_gradient(model, gradient) -> None:
@@ -78,8 +71,6 @@ def refuse_unused(model, unused: list, by_rank: list[str]) -> None:
     if model.allow_unused or not (unused or by_rank):
         return
     every = by_rank or ["\n".join(each.name for each in unused)] * model.group.size
-    lacking = {r: text.replace("\n", ", ") for r, text in enumerate(every) if text}
-    told = "; ".join(f"{ranks(model.group.world_rank(r) for r in lacking if lacking[r] == one)}: {one}"
-                     for one in dict.fromkeys(lacking.values()))
+    told = by_ranks(model.group, [text.replace("\n", ", ") for text in every])
     raise Impossible(f"Parameters got no gradient, on {told}; let every rank's loss depend on them, "
                      "freeze them, or pass allow_unused=True.")
