@@ -36,7 +36,7 @@ def place(name: str) -> tuple[int, int]:
 def holdings(trace: Trace) -> Holdings | None:
     """None where the trace does not tell them."""
     told = [(*place(e.name), e) for e in trace.events if type(e) is Scalar and e.name.startswith(HOLDS)]
-    told = [(number, chunk, e) for number, chunk, e in told if 0 <= e.value < 1 << trace.ranks and chunk < CHUNKS]
+    told = [(number, chunk, e) for number, chunk, e in told if number >= 0 and 0 <= e.value < 1 << trace.ranks and chunk < CHUNKS]
     if not told or trace.ranks > MOST:
         return None
     start = [[0] * (1 + max(chunk for _, chunk, _ in told)) for _ in range(trace.ranks)]

@@ -5,13 +5,14 @@ Each rank holds the model, or a stage of it, and takes its share of every batch.
 their own; what the backward does not cover is exposed.
 """
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..core import Mesh, Scalar, Trace, knob
+from ..core import Impossible, Mesh, Scalar, Trace, knob
 from ..core.hardware import Hardware
 from ..data import chosen_text
 from ..dry_run import META
@@ -23,15 +24,24 @@ from ..rates import exposed
 from ..recipe import Recipe
 from ..rehearsal import WHOLE, Part, Rehearsal
 from ..runtime.devices import built
+from ..runtime.faults import MISTAKES, Astray, Fault
 from ..schedule import Action, Schedule, Written
 from ..simulate import simulate
 from ..techniques import one_process
+from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.bucket_plan import LANE, with_buckets
+from ..techniques.data_parallel import backend_all_reduce
 from ..words import duration, size
 from .experiment import MB, Quantity
 from .on_hardware import OnHardware, profiles
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
+
+
+SYMPTOMS = {
+    "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no weight is a number anywhere.",
+    "straggler": "All ranks wait for rank {rank} in every step: it is the one whose compute lane is never idle.",
+}
 
 
 class DataParallel(OnHardware, Pipelined):
@@ -46,6 +56,7 @@ class DataParallel(OnHardware, Pipelined):
     link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s")
     ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8)
     split_parameters: bool = knob(False, "cut a parameter where its bucket is full, such as a large embedding", more=True)
+    ring: bool = knob(False, "average by the messages of our ring, in place of the backend's all-reduce", more=True)
     micro_batches: int = knob(1, "micro-batches of a rank whose gradients are added before they are averaged", low=1, high=16, more=True)
     pipeline: int = knob(1, "ranks that each copy of the model is cut over", low=1, high=4, more=True)
     schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
@@ -59,19 +70,32 @@ class DataParallel(OnHardware, Pipelined):
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
     learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
     dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    mistake: str = knob("none", "what fault-rank does otherwise than the others, at its all-reduce number fault-at", choices=tuple(MISTAKES), more=True)
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
         self.recipe  # noqa: B018  (raises Impossible)
+        if self.mistake != "none":
+            self.refuse_mistake()
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"schedule"} if settings["pipeline"] == 1 else set()
-        return super().idle_settings(settings) | alone
+        used = {"absent": {"fault_rank", "fault_at"}, "swapped": {"fault_rank", "fault_at"}, "short": {"fault_rank"}}.get(settings["mistake"], set())
+        return super().idle_settings(settings) - used | ({"schedule"} if settings["pipeline"] == 1 else set())
+
+    def refuse_mistake(self) -> None:
+        """Impossible where nothing would go wrong."""
+        Fault("straggler", self.fault_rank).refuse(self.ranks)
+        count = len(travels(self.predict(), self.fault_rank)) - (self.mistake == "swapped")
+        if self.replicas == 1 or self.mistake == "short" and self.steps == 1:
+            raise Impossible(f"One {'replica' if self.replicas == 1 else 'step'} cannot go wrong so: take 2 or more, or no mistake.")
+        if self.mistake != "short" and self.fault_at >= count:
+            raise Impossible(f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, which can make it at 0 to {count - 1}: "
+                             "choose one of them as fault-at.")
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -101,13 +125,24 @@ class DataParallel(OnHardware, Pipelined):
 
     @property
     def buckets(self) -> dict[str, Any]:
-        return {"bucket_bytes": round(self.bucket_mb * MB), "split": self.split_parameters, "overlap": self.overlap}
+        return {"split": self.split_parameters, "overlap": self.overlap}
+
+    @property
+    def bucket_bytes(self) -> int:
+        return round(self.bucket_mb * MB)
 
     @property
     def recipe(self) -> Recipe:
-        bucket_bytes, further = (options := dict(self.buckets)).pop("bucket_bytes"), options
+        further = self.buckets | {"all_reduce": ring_all_reduce if self.ring else backend_all_reduce}
         return training(self.config, len(self.slices), self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
-                        schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=bucket_bytes, data_parallel=further)
+                        schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=self.bucket_bytes, data_parallel=further)
+
+    def program(self, rank) -> dict[str, Any]:
+        recipe = self.recipe
+        if self.mistake != "none" and rank.index == self.fault_rank:
+            astray = recipe.data_parallel | {"all_reduce": Astray(self.mistake, self.fault_at, recipe.data_parallel["all_reduce"])}
+            recipe = replace(recipe, steps=self.steps - 1) if self.mistake == "short" else replace(recipe, data_parallel=astray)
+        return recipe.program(rank)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
@@ -137,7 +172,7 @@ class DataParallel(OnHardware, Pipelined):
 
     @property
     def lowered(self) -> Plan:
-        return with_buckets(self.order, self.steps, self.replicas, self.stages, **self.buckets)
+        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes, ring=self.ring, **self.buckets)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal, self.replicas)
@@ -164,7 +199,7 @@ class DataParallel(OnHardware, Pipelined):
     @cached_property
     def alone_s(self) -> float:
         """The step of one replica."""
-        one = self.replace(replicas=1, fault="none")
+        one = self.replace(replicas=1, fault="none", mistake="none")
         return simulate(one.lowered, one.cost(memory=False)).step_time
 
     def speed_up(self, trace: Trace) -> float:
@@ -185,17 +220,19 @@ class DataParallel(OnHardware, Pipelined):
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
+        if trace.clock == "modelled" and self.fault in SYMPTOMS:
+            said.append(SYMPTOMS[self.fault].format(rank=self.fault_rank))
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
-        wait, reduced = exposed(trace), [s for s in trace.spans(0) if s.lane == LANE]
-        travelling = trace.units(sum(s.end - s.start for s in reduced)) / trace.steps
+        wait, reduced = exposed(trace), travels(trace, 0)
+        travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         said.append(f"Gradients travel for {duration(travelling, trace.unit)} of each step; {duration(wait, trace.unit)} of it a rank has "
                     "nothing else to do.")
         if wait and self.overlap and reduced:
-            last = max(reduced, key=lambda s: s.end)
-            done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= last.end)
-            when = "is full when the backward ends" if last.start >= done else "waits for those before it"
-            said.append(f"The last bucket {when}, and takes {duration(trace.units(last.end - max(last.start, done)), trace.unit)} after it.")
+            start, end = max(reduced.values(), key=lambda times: times[1])
+            done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= end)
+            when = "is full when the backward ends" if start >= done else "waits for those before it"
+            said.append(f"The last bucket {when}, and takes {duration(trace.units(end - max(start, done)), trace.unit)} after it.")
         last = max(p.nbytes for p in self.stages[0].parameters())
         said.append(f"The last gradient, {size(last)} of the embedding, comes at once when the backward ends: smaller buckets, or parts of "
                     "the parameter, send none of it earlier.")
@@ -204,6 +241,14 @@ class DataParallel(OnHardware, Pipelined):
             said.append("A block's backward takes as long as its operators' launches: a wider model would compute more in the same time.")
         first = tuple(event for event in trace if event.rank < self.pipeline)
         return said + (bubbles(replace(trace, events=first, ranks=self.pipeline), self.order) if self.pipeline > 1 else [])
+
+
+def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
+    """Of each bucket of a rank by name: from its first message, or call, to its last."""
+    times: dict[str, list[int]] = defaultdict(list)
+    for event in trace.where(rank=rank, lane=LANE):
+        times[event.name.split(" round ")[0]] += event.start, event.end
+    return {name: (min(each), max(each)) for name, each in times.items()}
 
 
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:

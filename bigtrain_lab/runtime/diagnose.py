@@ -179,8 +179,11 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
 
 
 def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
-    """Of a rank that lost its connection and no rank had failed: which message had no other end."""
-    for at in doing.awake:
+    """Of a rank that lost its connection and no rank had failed: which message, or collective, had
+    no other end. Lanes first: the program waits for them."""
+    for at in sorted(doing.awake, key=lambda at: at is doing.main):
+        if at.last == "wait" and at.wants.src is None and any(other.last == "done" for other in waited_for(doings, at)):
+            return f"{_capital(said(doings, at))}, which has finished without calling it."
         if at.wants and at.wants.src is not None and doings[at.wants.src].last == "done":
             return f"{_capital(at)}, which has finished without sending it."
         for (_, dst, channel), _ in untaken(doings, at):

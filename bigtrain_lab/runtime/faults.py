@@ -7,6 +7,7 @@ does end, the number is a NaN), and a run tells it as it would tell one that nob
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -24,6 +25,12 @@ FAULTS = {
     "deadlock": "the rank and the next one wait to receive from each other",
     "straggler": "each action takes longer",
     "nan": "one weight becomes not a number",
+}
+MISTAKES = {  # of one of several replicas
+    "none": "all replicas do the same",
+    "absent": "the rank takes no part in one all-reduce",
+    "swapped": "the rank calls two all-reduces in the other order",
+    "short": "the rank has a batch less and ends before the others",
 }
 SLOWER = 2.0  # times its time that each action of a straggler takes, where nothing else is said
 EXIT_CODE = 3
@@ -67,6 +74,23 @@ class Fault:
     def priced(self, cost: Cost) -> Cost:
         """The cost of the faulty run: a straggler's actions take longer, predicted and modelled alike."""
         return replace(cost, slowdown={**cost.slowdown, self.rank: self.factor}) if self.kind == "straggler" else cost
+
+
+class Astray:
+    """An all-reduce of which call number `at` is left out ("absent"), or comes after the next one
+    ("swapped")."""
+
+    def __init__(self, mistake: str, at: int, all_reduce: Callable):
+        self.mistake, self.at, self.all_reduce, self.calls, self.kept = mistake, at, all_reduce, 0, []
+
+    def __call__(self, *call):
+        now, self.calls = self.calls == self.at, self.calls + 1
+        if now:
+            self.kept = [call] * (self.mistake == "swapped")
+            return
+        self.all_reduce(*call)
+        while self.kept:
+            self.all_reduce(*self.kept.pop())
 
 
 class Strike:

@@ -79,14 +79,17 @@ class RecordingGroup(Group):
         self._on_lane(name)
         to, clock = self.members[dst], self.recorder.clock
         self._sending(dst, way, name)
-        if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
-            self.recorder.not_finite("sent", str(name) or "a message", self.name)
+        self._note_not_finite(tensor, name)
         if not clock.modelled:  # a copy, as under a clock: when it goes is the transport's affair
             return super()._wire(tensor.clone(), dst, name, way)
         link = clock.cost.link(self.recorder.rank, to, self.name)
         charged = self._charged(message(name, tensor.nbytes), tensor.nbytes)
         issue, stamp = clock.lane(self.name).send(link, charged)
         return pack(tensor, issue, stamp, clock.wall())
+
+    def _note_not_finite(self, tensor, name) -> None:
+        if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
+            self.recorder.not_finite("sent", str(name) or "a message", self.name)
 
     def _room(self, shape, buffer):
         if not self.recorder.clock.modelled:
@@ -163,13 +166,18 @@ class RecordingGroup(Group):
 
     # -- collectives ----------------------------------------------------------------------------------------
 
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._note_not_finite(tensor, name)
+        return super().all_reduce(tensor, op, name)
+
     @contextmanager
     def _together(self, name, kind, size_bytes, call, src=None):
         self._on_lane(name)
         if self.size == 1:  # nobody to wait for, and nothing to send
             yield
             return
-        recorder, clock, self._call = self.recorder, self.recorder.clock, call
+        recorder, clock = self.recorder, self.recorder.clock
+        self._call = call if name == kind else f"{name}, {call}"
         recorder.jitter()
         members = self.members
         if src is not None:

@@ -11,11 +11,13 @@ Cost: O(operations). Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.157
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from torch import nn
 
 from ..core import Mesh
-from ..plan import Compute, Launch, Plan, Together, Wait, lower
+from ..pipelined_ring import pipelined_ring
+from ..plan import Compute, Launch, Plan, Together, Wait, lower, moved
 from ..schedule import Schedule
 from .data_parallel import Bucket, buckets_of
 
@@ -23,9 +25,11 @@ LANE = "comm:dp"
 
 
 def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
-                 bucket_bytes: int, *, split: bool = False, overlap: bool = True) -> Plan:
+                 bucket_bytes: int, *, split: bool = False, overlap: bool = True,
+                 ring: bool = False) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order), whose gradients
-    are averaged in buckets. `stages`: stage -> its module, on meta or not."""
+    are averaged in buckets. `stages`: stage -> its module, on meta or not; `ring`: by the messages
+    of our ring, else by the backend."""
     mesh = Mesh(dp=replicas, pp=order.ranks)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
@@ -41,7 +45,7 @@ def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int
         peers = mesh.peers(rank, "dp")
         lanes[rank, "compute"] = tuple(waiting(ops, order, homes, overlap))
         lanes[rank, LANE] = tuple(op for batch in range(steps)
-                                  for op in reducing(batch, buckets, peers))
+                                  for op in reducing(batch, buckets, peers, rank if ring else None))
     return Plan(lanes, mesh.size, steps)
 
 
@@ -68,12 +72,18 @@ def waiting(ops: Sequence, order: Schedule, homes: Sequence[set[int]], overlap: 
             under_way = True
 
 
-def reducing(batch: int, buckets: Sequence[Bucket], peers: tuple[int, ...]) -> Iterator:
-    """The lane beside it, in one batch."""
+def reducing(batch: int, buckets: Sequence[Bucket], peers: tuple[int, ...],
+             of: int | None) -> Iterator:
+    """The lane beside it, in one batch; `of`: the rank whose messages of a ring they are."""
     for k, bucket in enumerate(buckets):
-        size = (bucket.stop - bucket.start) * bucket.kind[0].itemsize
+        elements, each_bytes = bucket.stop - bucket.start, bucket.kind[0].itemsize
         yield Wait(name(k, batch))
-        yield Together(name(k, batch), "all_reduce", size, peers)
+        if of is None:
+            yield Together(name(k, batch), "all_reduce", elements * each_bytes, peers)
+            continue
+        place = peers.index(of), len(peers)
+        for part in chain(*pipelined_ring(*place, elements, each_bytes, name(k, batch))):
+            yield moved(part.op, peers)
     if buckets:
         yield Launch(whole(batch))
 

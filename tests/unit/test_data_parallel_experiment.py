@@ -1,5 +1,6 @@
 """The data-parallel lab: what is exposed by closed forms, and a run on a mesh as predicted."""
 
+import numpy as np
 import pytest
 
 from bigtrain_lab import figures
@@ -8,6 +9,7 @@ from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.data_parallel import DataParallel
 from bigtrain_lab.plan import Together
 from bigtrain_lab.rates import exposed
+from bigtrain_lab.runtime import RankFailed
 
 SMALL = dict(layers=2, width=16, vocabulary=256, sequence=8, dtype="float64", steps=2)
 
@@ -52,7 +54,8 @@ def test_links_between_nodes_are_what_a_ring_over_them_pays():
 
 def test_replicas_of_a_pipeline_run_as_predicted_and_as_one_process(tmp_path):
     """Micro-batches, a mesh of 2 x 2, nodes of 2 ranks: clock, bytes, memory, weights and losses."""
-    asked = DataParallel(replicas=2, pipeline=2, micro_batches=3, ranks_per_node=2, bucket_mb=0.02, split_parameters=True, **SMALL)
+    asked = DataParallel(replicas=2, pipeline=2, micro_batches=3, ranks_per_node=2, bucket_mb=0.02, split_parameters=True, ring=True,
+                         **SMALL)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
     modelled = run.wait()
     assert run_differs(asked, run) == [] and run.replicas == []
@@ -68,3 +71,33 @@ def test_what_it_says():
         DataParallel(schedule="pipedream", pipeline=2)
     with pytest.raises(Impossible, match="4 stages need at least 4 layers"):
         DataParallel(pipeline=4, layers=3)
+
+
+@pytest.mark.parametrize("settings, told", [
+    (dict(mistake="absent", fault_at=0), "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (mean) of float32 of shape (4144,); rank 1 bucket 1"),
+    (dict(mistake="swapped", fault_rank=2, fault_at=1), "at one time: ranks 0 and 1 bucket 1 of batch 0"),
+    (dict(mistake="absent", fault_at=0, ring=True), "bucket 0"),
+    (dict(mistake="short"), "for rank 1, which has finished without calling it."),
+])
+def test_a_replica_that_does_otherwise_is_named(settings, told, tmp_path):
+    run = DataParallel(**SMALL | {"dtype": "float32"}, bucket_mb=0.02, **settings).run(directory=tmp_path / "run")
+    with pytest.raises(RankFailed):
+        run.wait()
+    assert told in run.diagnosis
+
+
+def test_a_nan_reaches_every_replica_and_its_rank_is_named(tmp_path):
+    asked = DataParallel(**SMALL | {"dtype": "float32"}, fault="nan")
+    run = asked.run(directory=tmp_path / "run")
+    said = " ".join(asked.explain(run.wait()))
+    assert "rank 1 sent the first such value in bucket 0 of batch 0" in said and "the NaN of rank 1 to every rank" in said
+    assert all(np.isnan(array).any() for result in run.results for name, array in result.items() if name.startswith("layers"))
+
+
+@pytest.mark.parametrize("settings, told", [
+    (dict(mistake="absent", fault_at=99), "can make it at 0 to"), (dict(mistake="swapped", fault_rank=5), "there are ranks 0 to 2"),
+    (dict(mistake="short", steps=1), "One step cannot"), (dict(mistake="absent", replicas=1, fault_rank=0), "One replica cannot"),
+])
+def test_a_mistake_that_cannot_be_is_refused(settings, told):
+    with pytest.raises(Impossible, match=told):
+        DataParallel(**{"steps": 2} | settings)

@@ -23,7 +23,7 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool
         (not isinstance(backwards, int) or backwards < 1,
          f"backwards is {backwards!r}: give how many backward passes make one gradient, a whole "
          "number, at least 1."),
-        (lazy, f"Parameter {lazy[:1]} has no shape yet: run one forward before you wrap the module."),
+        (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to average."))
     lines = [f"buckets of {bucket_bytes} bytes{' that split parameters' * split}",
