@@ -10,6 +10,7 @@ Cost: 2 (N-1) turns; 2 (N-1)/N of the tensor sent, and received, by each rank.
 Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from .collective import sizes
@@ -19,20 +20,22 @@ PART_BYTES = 4 * 2**20  # smaller ones cost more calls than their overlap saves
 
 
 class Part(NamedTuple):
-    """A message of the numbers start to stop; `whole`: with it the sum is that of all ranks."""
+    """A message of the elements start to stop; `whole`: with it the sum is that of all ranks."""
 
     op: Send | Recv
     start: int
     stop: int
-    turn: int
     whole: bool
 
 
-def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: str) -> list[Part]:
-    """What a rank does to all-reduce so many elements, on messages named as those of the
-    collective Ring; parts without elements are left out."""
+@lru_cache(64)
+def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: str,
+                   part_bytes: int = PART_BYTES) -> tuple[list[Part], list[Part]]:
+    """What a rank does to all-reduce so many elements: what it sends at first, then what it
+    receives and sends by turns. Messages are named as those of the collective Ring; parts without
+    elements are left out."""
     chunks, turns = sizes(elements, ranks), 2 * (ranks - 1)
-    parts = max(1, -(-chunks[0] * itemsize // PART_BYTES))
+    parts = max(1, -(-chunks[0] * itemsize // part_bytes))
 
     def part(way, other: int, chunk: int, turn: int, number: int) -> Part:
         start = sum(chunks[:chunk])
@@ -40,7 +43,7 @@ def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: st
         about = f"{name} round {turn + 1} chunk {chunk}" + f" part {number}" * (parts > 1)
         kind = "reduce" if turn < ranks - 1 else "copy"
         message = Message(about, kind, (end - begin) * itemsize, chunk)
-        return Part(way(other, message), begin, end, turn, turn == ranks - 2)
+        return Part(way(other, message), begin, end, turn == ranks - 2)
 
     def send(turn: int, number: int) -> Part:
         return part(Send, (rank + 1) % ranks, (rank - turn) % ranks, turn, number)
@@ -48,10 +51,10 @@ def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: st
     def receive(turn: int, number: int) -> Part:
         return part(Recv, (rank - 1) % ranks, (rank - 1 - turn) % ranks, turn, number)
 
-    order = [send(0, number) for number in range(parts)]
+    first, then = [send(0, number) for number in range(parts)], []
     for turn in range(turns):
         for number in range(parts):
-            order.append(receive(turn, number))
+            then.append(receive(turn, number))
             if turn + 1 < turns:
-                order.append(send(turn + 1, number))
-    return [each for each in order if each.start < each.stop]
+                then.append(send(turn + 1, number))
+    return tuple([part for part in order if part.start < part.stop] for order in (first, then))

@@ -60,6 +60,7 @@ function drawHead(d, v, note) {
     else for (const kind of scene.phases) d.head.append(key(`${kind} ${look.phases[kind][2]}`, look.phases[kind][0]));
     if (scene.idles) d.head.append(key("idle", `repeating-linear-gradient(135deg, ${v.theme.soft} 0 1px, transparent 1px 4px)`));
     look.memory.forEach(([kind, colour], k) => { if (scene.kinds[k]) d.head.append(key(kind, colour, scene.kinds.indexOf(true) === k)); });
+    if (scene.chunks) d.head.append(element("span", "btl-key", "in a chunk: 0, 1, ... the ranks whose gradients it has added up; framed: the whole sum; + to be added, = to replace"));
     if (scene.inside.some((readings) => readings.length)) d.head.append(key("read inside actions", look.inside));
   }
   if (note) d.head.append(element("span", "btl-note", note));

@@ -2,7 +2,7 @@
 
 Schedule above, messages between its rows, memory by kind below, one time axis and one playhead through all; a click on a rank's
 peak lists what was alive then. Playing, stepping, scrubbing and zooming are local to the browser (player.js, player_picture.js,
-player_peak.js), so a busy kernel does not stop them.
+player_peak.js), so a busy kernel does not stop them. Of a collective, player_chunks.js shows each chunk on its way in place of memory.
 """
 
 import json
@@ -19,6 +19,7 @@ from .core.peak import followed, peak, readings
 from .core.waited import waited
 from .figures import palette, words
 from .figures.timeline import rows_of
+from .holdings import holdings
 
 HERE = Path(__file__).parent
 LISTED = 12  # storages of a peak that are told one by one
@@ -37,7 +38,7 @@ LOOK = {
 class Player(anywidget.AnyWidget):
     """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels, None to fit the ranks."""
 
-    _esm = "".join((HERE / name).read_text(encoding="utf-8") for name in ("player_picture.js", "player_peak.js", "player.js"))
+    _esm = "".join((HERE / name).read_text(encoding="utf-8") for name in ("player_picture.js", "player_chunks.js", "player_peak.js", "player.js"))
     _css = (HERE / "player.css").read_text(encoding="utf-8")
     data = traitlets.Bytes(b"").tag(sync=True)
     note = traitlets.Unicode("").tag(sync=True)
@@ -99,7 +100,17 @@ def pack(trace: Trace, step_ends: tuple[int, ...] | None = None) -> bytes:
         "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
         "terms": list(words.terms(trace).items()),
         "peaks": [peak_of(trace, rank, start, label) for rank in range(trace.ranks)],
+        "chunks": chunks_of(trace, start),
     }, separators=(",", ":")).encode()
+
+
+def chunks_of(trace: Trace, start: int) -> dict | None:
+    """What player_chunks.js shows of a collective."""
+    if (told := holdings(trace)) is None:
+        return None
+    return {"start": told.start, "changes": [[at - start, *what] for at, *what in told.changes],
+            "moves": [[*way, leaves - start, arrives - start, held] for *way, leaves, arrives, held in told.moves],
+            "rounds": [[at - start, sentence] for at, sentence in told.rounds]}
 
 
 def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list | None:

@@ -19,10 +19,11 @@ function readScene(bytes, look) {
   scene.pages = ends.map((to, i) => [i ? ends[i - 1] : 0, to]);
   scene.byRow = raw.rows.map(() => []);
   for (const s of scene.spans) scene.byRow[s.row].push(s);
-  const silent = new Set(scene.byRow.flatMap((row, i) => (row.length ? [] : [i])));  // a lane that only receives shows its messages as boxes
+  const silent = new Set(scene.byRow.flatMap((row, i) => (row.some((s) => s.kind !== "R") ? [] : [i])));  // a lane that only receives shows its messages as boxes
+  if (scene.transfers.length) for (const row of silent) scene.byRow[row] = [];  // not the marks of rounds
   for (const t of scene.transfers) if (silent.has(t.reaches)) {
     const row = scene.byRow[t.reaches], start = Math.max(t.start, row.at(-1)?.end ?? 0);
-    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name, start, end: t.end, version: null, waited: 0, message: "", src: t.src });
+    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
   }
   scene.sent = {};
   for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
@@ -44,7 +45,9 @@ function readScene(bytes, look) {
   }
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
-  scene.idles = scene.byRow.some((row) => row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
+  scene.chunks = readChunks(raw.chunks);
+  if (scene.chunks) scene.kinds.fill(false);
+  scene.idles = !scene.chunks && scene.byRow.some((row) => row.reduce((busy, s) => busy + s.end - s.start, 0) < scene.end * 0.999);
   scene.phases = Object.keys(look.phases).filter((kind) => scene.spans.some((s) => s.kind === kind));
   [scene.unitName, scene.factor] = unitOf(scene);
   return scene;
@@ -88,16 +91,18 @@ const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22;
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
-  const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) ? scene.ranks : 0;
+  const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) && !scene.chunks ? scene.ranks : 0;
   let row = pick(rows, [[4, 26], [6, 23], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
   let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
   const caption = ranks ? 24 : 6;
   const natural = rows * (row + gap) + ranks * (strip + space);
-  const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption) / natural) : 1;
+  const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
+  const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [row, gap, strip, space].map((v) => v * scale);
   const memoryTop = TOP + rows * (row + gap) + caption;
   const bottom = memoryTop + ranks * (strip + space);
-  return { width, height: Math.ceil(bottom + AXIS), row, gap, strip, space, memoryTop, bottom, ranks, rows,
+  const chunks = scene.chunks && chunksLayout(scene.chunks, bottom + AXIS + 6, width);
+  return { width, height: Math.ceil(bottom + AXIS + under), chunks, row, gap, strip, space, memoryTop, bottom, ranks, rows,
     rowY: (i) => TOP + i * (row + gap), stripY: (rank) => memoryTop + rank * (strip + space) };
 }
 
@@ -124,7 +129,7 @@ function paintLayer(c, v) {
   c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom + 1); c.clip();
   const hatch = hatching(c, theme.rule), x0 = xOf(v, 0), x1 = xOf(v, scene.end);
   c.fillStyle = hatch;
-  scene.rows.forEach((_, i) => c.fillRect(x0, L.rowY(i), x1 - x0, L.row));
+  if (!scene.chunks) scene.rows.forEach((_, i) => c.fillRect(x0, L.rowY(i), x1 - x0, L.row));  // who receives nothing may send
   paintBoxes(c, v);
   const messages = during(scene.transfers, v.from, v.to, scene.longest);
   if (L.gap >= 3 && messages.length > 2 * L.width) {  // too many for arrows: one stroke for all
@@ -334,6 +339,7 @@ function paintFrame(c, v) {
     c.fillStyle = theme.ink; c.beginPath(); c.arc(px, py, 3.5, 0, 7); c.fill();
   }
   if (L.ranks) paintMarks(c, v);
+  if (scene.chunks) paintChunks(c, v);
   if (v.under) outline(c, v);
   const on = Math.max(LEFT, Math.min(right, x)), off = Math.sign(Math.round(x - on));  // beyond the view: a broken line at its edge
   c.strokeStyle = c.fillStyle = theme.accent; c.lineWidth = 1.5; c.setLineDash(off ? [3, 5] : []);
@@ -410,6 +416,7 @@ function tell(v, u) {
     lines.push(about(v, s) + (scene.ranks > 1 || lane !== "compute" ? `, ${rowName([rank, lane])}` : ""));
     lines.push(`${time(s.start)} to ${time(s.end)}, takes ${time(s.end - s.start)}`);
     if (s.version != null) lines.push(`weight version ${s.version}`);
+    if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
@@ -430,12 +437,13 @@ function tell(v, u) {
     return [`rank ${u.memory} at ${time(u.t)}: ${exactSize(sum(level))}`, ...kinds.map(([kind, b]) => `${kind} ${exactSize(b)}`)];
   }
   const row = scene.byRow[u.idle], next = row[lastBefore(row, u.t, (s) => s.start) + 1];
-  return [`${rowName(scene.rows[u.idle])} is idle`, next
+  return [`${rowName(scene.rows[u.idle])} ${scene.chunks ? "receives nothing" : "is idle"}`, next
     ? `until ${next.label} at ${time(next.start)}` + (next.message ? `, which waits for ${next.message} from rank ${next.src}` : "")
     : "nothing more to do"];
 }
 
 function nowText(v) {
+  if (v.scene.chunks) return `${roundText(v.scene, v.t)} ${wholeText(v.scene, v.t)}.`;
   const { scene } = v, busy = scene.rows.slice(0, 8).map((row, i) => `${rowName(row)} ${spanAt(scene.byRow[i], v.t)?.label || "idle"}`);
   const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.name} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (v.t >= scene.end) return `End, after ${clockTime(scene, scene.end)}: ${plural(scene.spans.length, "box")

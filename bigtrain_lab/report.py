@@ -10,6 +10,7 @@ from typing import NamedTuple
 from .core import CLOCKS, Hardware, Scalar, Trace
 from .figures.timeline import row_name, rows_of
 from .figures.words import labels as labels_of
+from .holdings import HOLDS
 from .words import counted, duration, size
 
 TIMES = ("slot", "s")
@@ -129,7 +130,8 @@ def gap(a: Amount, b: Amount) -> str:
 
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
-    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", f"{facts['idle_share']:.1%} idle"]
+    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step"]
+    parts += [f"{facts['idle_share']:.1%} idle"] if facts["idle_share"] < 1 else []  # ranks that compute nothing have other work
     if facts["device_hours"] is not None:  # a clock of slots knows none
         parts += [device_time(facts["device_hours"]), energy(facts["energy_wh"])]
     return f"{facts['clock']}: {', '.join(parts)}."
@@ -153,7 +155,7 @@ def reported(trace: Trace) -> list[str]:
     """Each number that the ranks reported, first and last: "loss 5.56 -> 5.21"."""
     values: dict[str, list[float]] = {}
     for event in trace:
-        if isinstance(event, Scalar) and event.kind == "scalar":
+        if isinstance(event, Scalar) and event.kind == "scalar" and not event.name.startswith(HOLDS):
             values.setdefault(event.name, []).append(event.value)
     return [f"{name} {of[0]:.4g}" + (f" -> {of[-1]:.4g} ({len(of)} values)" if len(of) > 1 else "") for name, of in values.items()]
 
@@ -254,7 +256,7 @@ IDLE = Cell("·", "", False)
 
 def strip(trace: Trace, columns: int) -> Strip:
     """The timeline in so many columns: as many of the first training steps as leave a box two columns wide."""
-    spans = [s for s in trace.spans() if s.end > s.start]
+    spans = [s for s in trace.boxes() if s.end > s.start]
     if not spans:
         return Strip((), "Nothing has run yet.")
     begin = min(e.start for e in (*spans, *trace.transfers()))
@@ -278,7 +280,7 @@ def strip(trace: Trace, columns: int) -> Strip:
             if first >= columns or (first == last and cells[first] is not IDLE):
                 continue
             room = max(1, min(last, columns) - first)
-            text = next((t for t in (labels[span.name], span.kind[:1]) if len(t) <= room), " ").ljust(room)
+            text = next((t for t in (labels.get(span.name, span.name), span.kind[:1]) if len(t) <= room), " ").ljust(room)
             cells[first:first + room] = [Cell(character, span.kind[:1], odd) for character in text]
             odd = not odd
         lanes.append((row_name(lane), tuple(cells)))

@@ -27,6 +27,7 @@ from .events import TRACE_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
 from .files import MOST_BYTES, clean_json, clean_line, open_regular, write_whole
 from .impossible import Impossible
 
+MARK = "R"  # the kind of a span that only says that a round begins
 CLOCKS = ("predicted", "modelled", "measured")
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
@@ -84,6 +85,17 @@ class Trace:
     def transfers(self, rank: int | None = None) -> list[Transfer]:
         """Messages, those that `rank` sent where one is given."""
         return [e for e in self.events if isinstance(e, Transfer)] if rank is None else self._sorted_out[Transfer, rank]
+
+    def boxes(self) -> list[Span]:
+        """The work of each lane; of a lane that does none, the messages that it received, one after the other."""
+        work = [span for span in self.spans() if span.kind != MARK]
+        busy, found, free = {(span.rank, span.lane) for span in work}, [], defaultdict(int)
+        for t in sorted(self.transfers(), key=lambda t: t.end):
+            row = t.rank, t.lane
+            if row not in busy:
+                found.append(Span(*row, t.kind, t.name, max(t.start, free[row]), t.end))
+                free[row] = t.end
+        return sorted([*work, *found], key=IN_TIME) if found else work
 
     @cached_property
     def _sorted_out(self) -> dict[tuple, list]:

@@ -5,7 +5,6 @@ ranks do it with real tensors and find out from the numbers themselves whose gra
 no time on the modelled clock: beside a link they are fast.
 """
 
-import re
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
@@ -16,6 +15,8 @@ import torch
 from ..collective import Collective, provenance, sizes
 from ..core import Cost, Impossible, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND, Hardware
+from ..core.trace import MARK
+from ..holdings import HOLDS, MOST, place
 from ..plan import Compute, Plan, Recv, lower_collective
 from ..runtime.execute import execute
 from ..runtime.moves import Chunks
@@ -25,12 +26,9 @@ from ..words import counted, duration, size
 from .experiment import MB, Quantity
 from .on_hardware import OnHardware, profiles
 
-MOST = 8  # ranks of a run on one machine, and of a picture of chunks
-HOLDS = "holds of "  # and a message's name: the scalar that says which ranks' gradients the chunk has then, rank r as bit 1 << r
 PERIOD = 99_991  # numbers after which a gradient repeats itself: any rank knows any element of all
 LOOKED_AT = 4  # elements of a chunk, from which it is read whose gradients it holds
 KEPT = 256  # elements of each chunk that a run keeps, to be compared
-ROUND = re.compile(r"round (\d+) chunk (\d+)$")
 
 
 class AllReduce(OnHardware):
@@ -78,8 +76,8 @@ class AllReduce(OnHardware):
     def lowered(self) -> Plan:
         """The collective's messages; each round of a rank begins with a box that takes no time."""
         plan = lower_collective(self.order, self.elements, self.format.itemsize)
-        rounds = {at: groupby(ops, key=lambda op: round_of(op.message)) for at, ops in plan.lanes.items()}
-        lanes = {at: tuple(op for number, ops in own for op in (Compute((Action("R", at[0], number),)), *ops)) for at, own in rounds.items()}
+        rounds = {at: groupby(ops, key=lambda op: place(op.message.name)[0]) for at, ops in plan.lanes.items()}
+        lanes = {at: tuple(op for number, ops in own for op in (Compute((Action(MARK, at[0], number),)), *ops)) for at, own in rounds.items()}
         return Plan(lanes, self.ranks)
 
     def cost(self) -> Cost:
@@ -98,17 +96,22 @@ class AllReduce(OnHardware):
         arrived = {(each.rank, each.src, each.name): each.end for each in trace.transfers()}
         before, found = [*provenance(self.order)], []  # each round
         for (rank, lane), ops in self.lowered.lanes.items():
+            found += [self.scalar(rank, lane, 0, chunk, 0, held) for chunk, held in enumerate(before[0][rank])]
             now, own = 0, []
             for op in ops:
                 if isinstance(op, Compute):
-                    at_first = before[op.step[0].micro_batch - 1]
-                    own = [*at_first[rank]]
+                    number = op.step[0].micro_batch
+                    at_first, own = before[number - 1], [*before[number - 1][rank]]
                 elif isinstance(op, Recv):
                     chunk, came = op.message.stage, at_first[op.src][op.message.stage]
                     own[chunk] = came if op.message.kind == "copy" else own[chunk] | came
                     now = max(now, arrived[rank, op.src, op.message.name])
-                    found.append(Scalar(rank, lane, "scalar", f"{HOLDS}{op.message}", now, float(own[chunk])))
+                    found.append(self.scalar(rank, lane, number, chunk, now, own[chunk]))
         return found
+
+    @staticmethod
+    def scalar(rank: int, lane: str, number: int, chunk: int, at: int, held: int) -> Scalar:
+        return Scalar(rank, lane, "scalar", f"{HOLDS}round {number} chunk {chunk}", at, float(held))
 
     # -- reality --------------------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class AllReduce(OnHardware):
     def terms(self, chunk: int, every: int, count: int) -> torch.Tensor:
         """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so many one more."""
         lengths = sizes(self.elements, self.order.chunks)
-        places = sum(lengths[:chunk]) + torch.arange(lengths[chunk])[::every][:count]
+        places = sum(lengths[:chunk]) + torch.arange(0, min(lengths[chunk], every * count), every)
         brings = torch.tensor([[self.order.brings(rank, chunk)] for rank in range(self.ranks)])
         return torch.where(brings, self.periods[:, places % PERIOD], 0)
 
@@ -147,7 +150,7 @@ class AllReduce(OnHardware):
 
     def run(self, **options):
         if self.ranks > MOST:
-            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST} ranks on one machine.")
+            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST}.")
         return super().run(**options)
 
     def needed_bytes(self) -> list[int]:
@@ -181,7 +184,7 @@ class AllReduce(OnHardware):
             return super().explain(trace)
         most, mean = max(passed), sum(passed) / trace.ranks
         told = [f"All ports are equally busy: each passes {size(most)}, in and out together." if most < 1.01 * mean else
-                f"Rank {passed.index(most)}'s port is the busiest: it passes {size(most)}, in and out together, {most / mean:.3g} times the mean of all ports."]
+                f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in and out together, {most / mean:.3g} times the mean of all ports."]
         if trace.clock != "measured":
             links = self.profile.links(self.ranks)
             latency = sum(max(links[move[:2]].alpha for move in moves) for moves in self.planned() if moves) / TICKS_PER_SECOND
@@ -195,10 +198,16 @@ class Seen(Chunks):
     def __init__(self, lab: AllReduce, rank, tensor: torch.Tensor):
         super().__init__(lab.order, rank.index, tensor)
         self.lab, self.rank = lab, rank
+        for chunk in range(len(self.chunks)):
+            self.report(0, chunk)
 
     def receive(self, message, tensor):
         super().receive(message, tensor)
-        self.rank.log(f"{HOLDS}{message}", self.lab.held(message.stage, self.chunks[message.stage]))
+        self.report(place(message.name)[0], message.stage)
+
+    def report(self, number: int, chunk: int) -> None:
+        held = 0 if self.chunks[chunk] is None else self.lab.held(chunk, self.chunks[chunk])
+        self.rank.log(f"{HOLDS}round {number} chunk {chunk}", held)
 
 
 def every(part: torch.Tensor) -> int:
@@ -206,12 +215,8 @@ def every(part: torch.Tensor) -> int:
     return max(1, len(part) // KEPT)
 
 
-def round_of(name) -> int:
-    return int(ROUND.search(str(name))[1])
-
-
 def rounds_of(trace: Trace) -> int:
-    return max((round_of(each.name) for each in trace.transfers()), default=0)
+    return max((place(each.name)[0] for each in trace.transfers()), default=0)
 
 
 def ports(trace: Trace) -> list[int]:

@@ -34,6 +34,8 @@ def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> g
 
 
 def heading(trace: Trace) -> str:
+    if collective := trace.settings.get("collective"):
+        return f"{collective}, {trace.clock}: {duration(trace.makespan, trace.unit)}"
     schedule = trace.settings.get("schedule")
     return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle"
 
@@ -62,7 +64,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
     if colour not in ("phase", "version"):
         raise Impossible(f'Boxes cannot be coloured by {colour!r}: choose "phase" or "version".')
     _, factor = words.axis_unit(trace)
-    spans = trace.spans()
+    spans = trace.boxes()
     start = min((s.start for s in spans), default=0)
     rows = [row_name(row) for row in rows_of(trace)]
 
@@ -82,7 +84,7 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
         group = groups[key]
         paint = palette.phase(key) if colour == "phase" else palette.OTHER_PHASE if key is None else palette.version(key)
         name = palette.PHASE_NAMES.get(key, key) if colour == "phase" else "no version" if key is None else f"version {key}"
-        texts = [label[s.name] + (f"<br>v{s.version}" if colour == "version" and s.version is not None else "") for s in group]
+        texts = [label.get(s.name, s.name) + (f"<br>v{s.version}" if colour == "version" and s.version is not None else "") for s in group]
         told = legend and (colour == "phase" or len(groups) <= len(palette.VERSIONS))  # more: the boxes tell their number
         figure.add_trace(go.Bar(
             y=[row_name((s.rank, s.lane)) for s in group], x=[at(s.end) - at(s.start) for s in group], base=[at(s.start) for s in group],

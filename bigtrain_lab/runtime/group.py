@@ -231,7 +231,7 @@ class Group:
         return self._compared(text)[1] if self.size > 1 else []
 
     def agreement(self, text: str, name: str = "") -> "Agreement":
-        """Like `differing`, beside messages that go around the ring of ranks."""
+        """Like `differing`, beside the first messages of what is to be agreed on."""
         return Agreement(self, text, name)
 
     def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
@@ -434,53 +434,56 @@ class Alone(Group):
 
 
 class Agreement:
-    """What each rank is about to do, in words, goes around the ring of ranks beside its messages:
-    after size - 1 hops all ranks know all. It takes no modelled time, and costs small messages
-    where a collective would keep all ranks waiting."""
+    """What each rank is about to do, in words, which go to all beside the first messages of it:
+    in turn d = 1, 2, 4, ... to the d-th next rank, with all that is known. It takes no modelled
+    time, and two small messages of 4 ranks, where a collective would keep all of them waiting."""
 
     ROOM = 256  # bytes of the words
 
     def __init__(self, group: Group, text: str, name: str):
         self.group, self.name, self.way = group, name, channel("agreement", "", -1)
-        self.left, self.right = (group.rank - 1) % group.size, (group.rank + 1) % group.size
         group.agreements += 1
         self.site = f"{group.agreements} {text}"  # of messages of those who say the same
-        own = bytearray(text.encode()[:self.ROOM].ljust(self.ROOM))
-        self.said = [torch.frombuffer(own, dtype=torch.uint8)]  # of this rank, the one before it, ...
-        self._coming = [self._receive() for _ in range(group.size - 1)]
-        self._going: list[dist.Work] = []
-        self._pass_on()
+        self.own = text.encode()[:self.ROOM].ljust(self.ROOM)
+        self.said = torch.frombuffer(bytearray(self.own), dtype=torch.uint8)  # ours, the rank before's, ...
+        self.going: list[dist.Work] = []
+        self.turns = [(1 << turn, min(1 << turn, group.size - (1 << turn)) * self.ROOM)
+                      for turn in range((group.size - 1).bit_length())]
+        self.coming = [self._receive(*turn) for turn in self.turns]
+        self._send(*self.turns[0])
 
-    def after(self, hops: int) -> list[str]:
-        """Once so many hops are made, as far as there are: [] where no rank is known to say
-        otherwise, else each rank's text."""
-        while len(self.said) < min(hops + 1, self.group.size):
-            text, work = self._coming[len(self.said) - 1]
-            with self.group._waiting(self.left, self.way, self.name, ""):
+    def differing(self) -> list[str]:
+        """[] where every rank says the same, else each rank's text, on every rank."""
+        group = self.group
+        for number, (distance, _) in enumerate(self.turns):
+            text, work = self.coming[number]
+            with group._waiting((group.rank - distance) % group.size, self.way, self.name, ""):
                 work.wait()
-            self.said.append(text)
-            if len(self.said) < self.group.size:
-                self._pass_on()
-            if not torch.equal(text, self.said[0]):
-                hops = self.group.size - 1  # whom it concerns: all ranks come to know it
-        if all(torch.equal(text, self.said[0]) for text in self.said[1:]):
+            self.said = torch.cat([self.said, text])
+            if number + 1 < len(self.turns):
+                self._send(*self.turns[number + 1])
+        said = self.said.numpy().tobytes()
+        if said == self.own * group.size:
             return []
-        for work in self._going:  # the others come to know it too
+        for work in self.going:  # the others come to know it too
             work.wait()
-        self.group._outbox.forget()  # they will not take what was sent beside
-        texts = [bytes(text.numpy()).decode(errors="replace").rstrip() for text in self.said]
-        return [texts[self.group.rank - rank] for rank in range(self.group.size)]
+        group._outbox.forget()  # they will not take what was sent beside
+        texts = [said[at:at + self.ROOM].decode(errors="replace").rstrip()
+                 for at in range(0, len(said), self.ROOM)]
+        return [texts[group.rank - rank] for rank in range(group.size)]
 
-    def _receive(self) -> tuple:
-        text, group = torch.empty(self.ROOM, dtype=torch.uint8), self.group
-        return text, dist.irecv(text, group=group._pg, group_src=self.left, tag=self.way)
+    def _receive(self, distance: int, size: int) -> tuple:
+        text, group = torch.empty(size, dtype=torch.uint8), self.group
+        src = (group.rank - distance) % group.size
+        return text, dist.irecv(text, group=group._pg, group_src=src, tag=self.way)
 
-    def _pass_on(self) -> None:
-        text, group = self.said[-1], self.group
-        with group._watching(self.right, self.name):
-            group._sending(self.right, self.way, self.name)
-            self._going.append(dist.isend(text, group=group._pg, group_dst=self.right, tag=self.way))
-            group._outbox.add(self._going[-1], text)
+    def _send(self, distance: int, size: int) -> None:
+        text, group = self.said[:size], self.group
+        dst = (group.rank + distance) % group.size
+        with group._watching(dst, self.name):
+            group._sending(dst, self.way, self.name)
+            self.going.append(dist.isend(text, group=group._pg, group_dst=dst, tag=self.way))
+            group._outbox.add(self.going[-1], text)
 
 
 class _Watching:
@@ -493,7 +496,7 @@ class _Watching:
         return self
 
     def __exit__(self, kind, error, trace):
-        if is_lost(error) and not isinstance(error, PeerLost):
+        if error is not None and is_lost(error) and not isinstance(error, PeerLost):
             who = "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
             raise PeerLost(f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
                            f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}") from error

@@ -16,7 +16,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from ..pipelined_ring import pipelined_ring
+from ..pipelined_ring import Part, pipelined_ring
 from ..plan import Recv, Send
 from ..runtime.group import Group, Handle
 from ..runtime.message import Shape, as_bytes
@@ -33,39 +33,43 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
     guard.refuse(tensor, op)
     if group.size == 1:
         return tensor
-    flat = tensor.detach().reshape(-1).contiguous()  # a copy where it is not contiguous
-    order = pipelined_ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
     agreement = group.agreement(f"{op} of {Shape.of(tensor)} in {name}", name)
-
-    room = deque(flat.new_empty(AHEAD, max((part.stop - part.start for part in order), default=0)))
-    wanted = iter([part for part in order if isinstance(part.op, Recv)])
+    flat = tensor.detach().reshape(-1).contiguous()  # a copy where it is not contiguous
+    first, then = pipelined_ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
+    receives = [part for part in then if isinstance(part.op, Recv)]
+    room = flat.new_empty(AHEAD, max((part.stop - part.start for part in receives), default=0))
     coming: deque[tuple[Tensor, Handle]] = deque()
 
-    def post_receive() -> None:
-        if part := next(wanted, None):
-            size = part.stop - part.start
-            into = room[0][:size] if part.op.message.kind == "reduce" else flat[part.start:part.stop]
-            room.rotate(-1)
-            message = part.op.message
-            handle = group.irecv(as_bytes(into), part.op.src, message, agreement.site, agreed=True)
+    def send(part: Part) -> None:
+        own = as_bytes(flat[part.start:part.stop])
+        group.isend(own, *part.op, agreement.site, agreed=True)
+
+    def post_receive(number: int) -> None:
+        if number < len(receives):
+            op, start, stop, _ = receives[number]
+            to_add = op.message.kind == "reduce"
+            into = room[number % AHEAD, :stop - start] if to_add else flat[start:stop]
+            handle = group.irecv(as_bytes(into), *op, agreement.site, agreed=True)
             coming.append((into, handle))
 
-    for _ in range(AHEAD):
-        post_receive()
-    for op_, start, stop, turn, whole in order:
-        own = flat[start:stop]
-        match op_:
-            case Send(right, message):
-                group.isend(as_bytes(own), right, message, agreement.site, agreed=True)
-            case Recv():
-                guard.refuse_different(group, agreement.after(turn + 1))
-                received, handle = coming.popleft()
-                handle.wait()
-                if op_.message.kind == "reduce":
-                    own.add_(received)
-                if whole and op == "mean":
-                    own.div_(group.size)
-                post_receive()
-    guard.refuse_different(group, agreement.after(group.size - 1))
+    for number in range(AHEAD):
+        post_receive(number)
+    for part in first:
+        send(part)
+    guard.refuse_different(group, agreement.differing())
+    received = 0
+    for part in then:
+        if isinstance(part.op, Send):
+            send(part)
+            continue
+        into, handle = coming.popleft()
+        handle.wait()
+        own = flat[part.start:part.stop]
+        if part.op.message.kind == "reduce":
+            own.add_(into)
+        if part.whole and op == "mean":
+            own.div_(group.size)
+        post_receive(received + AHEAD)
+        received += 1
     group.finish()
     return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))

@@ -11,6 +11,7 @@ Cost: O(operations). Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.157
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from torch import nn
 
@@ -81,7 +82,7 @@ def reducing(batch: int, buckets: Sequence[Bucket], peers: tuple[int, ...],
             yield Together(name(k, batch), "all_reduce", elements * each_bytes, peers)
             continue
         place = peers.index(of), len(peers)
-        for part in pipelined_ring(*place, elements, each_bytes, name(k, batch)):
+        for part in chain(*pipelined_ring(*place, elements, each_bytes, name(k, batch))):
             yield moved(part.op, peers)
     if buckets:
         yield Launch(whole(batch))

@@ -11,6 +11,7 @@ from bigtrain_lab.cli import main
 from bigtrain_lab.core import Alive, Memory, Span, Trace
 from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments.accumulate import Accumulate
+from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.page import page
 from tests.browser.lab import LAPTOP
@@ -107,6 +108,28 @@ def test_it_plays_and_scrubs_by_key_and_by_mouse(open_page):
     shown.until("time", f"Math.abs(value - {end} / 4) < 0.01")
     shown.page.get_by_role("button", name="play (space)").click()
     shown.until("time", f"value > {end} * 0.27")
+
+
+def test_the_chunks_of_a_collective_travel(browser, tmp_path):
+    lab = AllReduce(collective="star", ranks=3)
+    (tmp_path / "star.html").write_text(page({"predicted": lab.predict()}, lab), encoding="utf-8")
+    shown = Opened(browser, tmp_path / "star.html")
+    rank_0, rank_2 = (0, 114, 178), (0, 158, 115)
+    expect(shown.now).to_have_text("The last round is done. 3 of 3 chunks hold the whole sum.")
+    seen = []
+    for at in (0.1, 0.3, 0.6, 0.9, 1):
+        shown.page.locator("input[type=range]").evaluate(f"range => {{ range.value = {at}; range.dispatchEvent(new Event('input')); }}")
+        shown.until("time", f"Math.abs(value - {at} * {shown.data('end')}) < {shown.data('end')} / 1000")
+        seen.append(shown.now.text_content())
+    sent = "Round 1 of 2: ranks 1 and 2 send one chunk each to rank 0, which adds them."
+    back = "Round 2 of 2: rank 0 sends one chunk to ranks 1 and 2, and each keeps a copy of it."
+    assert [text.replace(" chunks hold the whole sum.", "") for text in seen] == [
+        f"{sent} 0 of 3", f"{sent} 0 of 3", f"{back} 1 of 3", f"{back} 2 of 3", "The last round is done. 3 of 3"]
+    assert {rank_0, rank_2} <= shown.colours()
+    shown.press("Home", "ArrowRight")
+    expect(shown.now).to_have_text(f"{sent} 0 of 3 chunks hold the whole sum.")
+    assert shown.complaints == []
+    shown.context.close()
 
 
 def test_a_click_on_the_peak_of_memory_lists_what_was_alive(browser, tmp_path):

@@ -158,9 +158,10 @@ def script_prints(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_my_script_changed_trains_as_before(tmp_path):
+@pytest.mark.parametrize("lesson", ["05_ring_all_reduce", "11_pipeline"])
+def test_my_script_changed_trains_as_before(lesson, tmp_path):
     """Both sides of the lesson's diff run, one process and torchrun, and print the same losses."""
-    added, before, after = both_sides(NOTEBOOKS / "11_pipeline.ipynb", tmp_path)
+    added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)
     assert added <= 12
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"}
     torchrun = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", after.name], cwd=tmp_path, env=env,

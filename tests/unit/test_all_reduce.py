@@ -1,12 +1,14 @@
 """The fast ring: right to the rounding of its additions, on the clock that its own order predicts, refused before it hangs."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab import pipelined_ring as as_data
 from bigtrain_lab.core import Cost, Impossible, Link
 from bigtrain_lab.collectives.ring import Ring
+from bigtrain_lab.pipelined_ring import pipelined_ring
 from bigtrain_lab.plan import Plan, lower_collective
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.simulate import simulate
@@ -32,12 +34,11 @@ def given(rank, numbers, dtype):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, tmp_path, monkeypatch):
+def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, tmp_path):
     """Any size and type, within (N-1) u sum |x| (integers exactly); all ranks to the bit; bytes and times as planned."""
-    monkeypatch.setattr(as_data, "PART_BYTES", PART_BYTES)
 
     def program(rank):
-        as_data.PART_BYTES = PART_BYTES
+        pipelined_ring.__wrapped__.__defaults__ = PART_BYTES,
         found = {}
         for number, (numbers, dtype, op) in enumerate(cases(rank.size)):
             tensor = given(rank.index, numbers, dtype)
@@ -61,12 +62,12 @@ def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, tmp_path, m
         bound = ((ranks - 1) * addends.abs().sum(0, dtype=torch.float64) * unit / share
                  + (op == "mean") * (unit * reduced.abs().double() + torch.finfo(dtype).smallest_normal))
         assert ((reduced.double() - addends.sum(0, dtype=torch.float64) / share).abs() <= bound * 1.01).all(), (numbers, dtype, op)
-    order = {rank: tuple(part.op for number, (numbers, dtype, op) in enumerate(cases(ranks))
-                         for part in (as_data.pipelined_ring(rank, ranks, numbers, dtype.itemsize, f"call {number}") if ranks > 1 else ()))
+    order = {rank: tuple(part.op for number, (numbers, dtype, op) in enumerate(cases(ranks)) if ranks > 1
+                         for part in chain(*pipelined_ring(rank, ranks, numbers, dtype.itemsize, f"call {number}", PART_BYTES)))
              for rank in range(ranks)}
     assert lanes_of(trace) == lanes_of(simulate(Plan({(rank, "compute"): ops for rank, ops in order.items()}, ranks), cost))
     alike = lower_collective(Ring(ranks), 2 * ranks, 4, "call") if ranks > 1 else Plan({(0, "compute"): ()}, 1)
-    assert all(tuple(part.op for part in as_data.pipelined_ring(rank, ranks, 2 * ranks, 4, "call")) == ops for (rank, _), ops in alike.lanes.items() if ops)
+    assert all(tuple(part.op for part in chain(*pipelined_ring(rank, ranks, 2 * ranks, 4, "call"))) == ops for (rank, _), ops in alike.lanes.items() if ops)
     total = sum(numbers * dtype.itemsize for numbers, dtype, _ in cases(ranks))
     assert sum(trace.bytes_sent(rank) for rank in range(ranks)) == 2 * (ranks - 1) * total
     assert ranks in (1, 8) or any(" part 1" in transfer.name for transfer in trace.transfers())

@@ -8,7 +8,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
 # Each may import only those before it.
-ORDER = ["orphan", "core", "words", "partition", "formats", "schedule", "schedules", "collective", "collectives", "plan", "pipelined_ring", "explain", "rates", "simulate",
+ORDER = ["orphan", "core", "words", "partition", "formats", "schedule", "schedules", "collective", "collectives", "plan", "pipelined_ring", "explain",
+         "holdings", "rates", "simulate",
          "recompute", "recompute_search", "recompute_optimum", "recomputes", "recompute_compared", "runtime",
          "techniques", "recipe", "dry_run", "rehearsal", "models", "data", "figures", "player", "experiments", "checks", "grading", "report", "panel", "page", "doctor", "cli"]
 # techniques know no model and models no technique, so their order is only a convention

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from itertools import chain
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_ranks_learn_what_one_process_learns(case, tmp_path):
             lanes[rank, "comm:dp"].append(Wait(f"B{step}"))
             for number, bucket in enumerate(buckets):
                 name, elements = f"bucket {number} of batch {step}", bucket.stop - bucket.start
-                ring = [part.op for part in pipelined_ring(rank, ranks, elements, 8, name)] if ranks > 1 else []
+                ring = [part.op for part in chain(*pipelined_ring(rank, ranks, elements, 8, name))] if ranks > 1 else []
                 lanes[rank, "comm:dp"] += ring if "all_reduce" in options else [Together(name, "all_reduce", 8 * elements, everyone)]
             lanes[rank, "comm:dp"].append(Launch(f"mean {step}"))
     plan = Plan({key: tuple(ops) for key, ops in lanes.items()}, ranks)
