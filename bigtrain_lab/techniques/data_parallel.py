@@ -59,7 +59,9 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         self.module, self.group = module, Group.of(group)
         guard.refuse(module, self.group, bucket_bytes, backwards, split)
-        if not alike:
+        if alike:
+            guard.refuse_unlike(module, self.group)
+        else:
             broadcast([*module.parameters(), *module.buffers()], self.group)
         self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
