@@ -2,7 +2,7 @@
  * rank's gradient is in the sum. What is on its way moves from its sender's row to its receiver's: + it will be added, = it replaces.
  */
 
-const CHUNK_HEAD = 40, CHUNK_ROWS = [[2, 30], [4, 26], [8, 20]];
+const CHUNK_HEAD = 38, CHUNK_ROWS = [[2, 26], [4, 22], [8, 17]];
 
 function readChunks(raw) {
   if (!raw) return null;
@@ -14,7 +14,7 @@ function readChunks(raw) {
 }
 
 function chunksLayout(chunks, top, width) {
-  const row = pick(chunks.ranks, CHUNK_ROWS, 16), gap = chunks.ranks > 4 ? 5 : 8, column = Math.min(300, (width - LEFT - RIGHT) / chunks.count);
+  const row = pick(chunks.ranks, CHUNK_ROWS, 16), gap = chunks.ranks > 4 ? 4 : 7, column = Math.min(300, (width - LEFT - RIGHT) / chunks.count);
   return { top, row, gap, column, cell: column - 14, height: CHUNK_HEAD + chunks.ranks * (row + gap),
     x: (chunk) => LEFT + chunk * column, y: (rank) => top + CHUNK_HEAD + rank * (row + gap) };
 }

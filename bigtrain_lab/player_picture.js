@@ -23,7 +23,7 @@ function readScene(bytes, look) {
   if (scene.transfers.length) for (const row of silent) scene.byRow[row] = [];  // not the marks of rounds
   for (const t of scene.transfers) if (silent.has(t.reaches)) {
     const row = scene.byRow[t.reaches], start = Math.max(t.start, row.at(-1)?.end ?? 0);
-    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name, start, end: t.end, version: null, waited: 0, message: "", src: t.src });
+    if (t.end > start) row.push({ row: t.reaches, kind: t.kind, name: t.name, label: t.name.replace(/^round \d+ /, ""), start, end: t.end, version: null, waited: 0, message: "", src: t.src, size: t.size });
   }
   scene.sent = {};
   for (const t of scene.transfers) (scene.sent[`${t.src} ${t.name}`] ||= []).push(t);
@@ -97,7 +97,7 @@ function layoutOf(scene, width, wanted) {
   const caption = ranks ? 24 : 6;
   const natural = rows * (row + gap) + ranks * (strip + space);
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
-  const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : 1;
+  const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [row, gap, strip, space].map((v) => v * scale);
   const memoryTop = TOP + rows * (row + gap) + caption;
   const bottom = memoryTop + ranks * (strip + space);
@@ -416,6 +416,7 @@ function tell(v, u) {
     lines.push(about(v, s) + (scene.ranks > 1 || lane !== "compute" ? `, ${rowName([rank, lane])}` : ""));
     lines.push(`${time(s.start)} to ${time(s.end)}, takes ${time(s.end - s.start)}`);
     if (s.version != null) lines.push(`weight version ${s.version}`);
+    if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     if (s.waited) lines.push(`waited ${time(s.waited)}` + (s.message ? ` for ${s.message} from rank ${s.src}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);

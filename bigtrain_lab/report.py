@@ -130,7 +130,8 @@ def gap(a: Amount, b: Amount) -> str:
 
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
-    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", f"{facts['idle_share']:.1%} idle"]
+    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step"]
+    parts += [f"{facts['idle_share']:.1%} idle"] if facts["idle_share"] < 1 else []  # ranks that compute nothing have other work
     if facts["device_hours"] is not None:  # a clock of slots knows none
         parts += [device_time(facts["device_hours"]), energy(facts["energy_wh"])]
     return f"{facts['clock']}: {', '.join(parts)}."

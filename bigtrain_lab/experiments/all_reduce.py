@@ -124,7 +124,7 @@ class AllReduce(OnHardware):
     def terms(self, chunk: int, every: int, count: int) -> torch.Tensor:
         """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so many one more."""
         lengths = sizes(self.elements, self.order.chunks)
-        places = sum(lengths[:chunk]) + torch.arange(lengths[chunk])[::every][:count]
+        places = sum(lengths[:chunk]) + torch.arange(0, min(lengths[chunk], every * count), every)
         brings = torch.tensor([[self.order.brings(rank, chunk)] for rank in range(self.ranks)])
         return torch.where(brings, self.periods[:, places % PERIOD], 0)
 
@@ -150,7 +150,7 @@ class AllReduce(OnHardware):
 
     def run(self, **options):
         if self.ranks > MOST:
-            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST} ranks on one machine.")
+            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST}.")
         return super().run(**options)
 
     def needed_bytes(self) -> list[int]:

@@ -224,9 +224,10 @@ class Group:
             if self.size > 1:
                 dist.barrier(group=self._pg)
 
-    def differing(self, text: str) -> list[str]:
+    def differing(self, text: str, name: str = "an agreement") -> list[str]:
         """[] where every rank gives the same text, else each rank's, on every rank: what they must
-        agree on before they communicate. It takes no modelled time."""
+        agree on before they communicate. It takes no modelled time. `name`: of this call, for a
+        rank that waits in it."""
         return self._compared(text)[1] if self.size > 1 else []
 
     def agreement(self, text: str, name: str = "") -> "Agreement":

@@ -217,11 +217,11 @@ class RecordingGroup(Group):
         with self.recorder.aside():
             return super().agreement(text, name)
 
-    def differing(self, text):
-        self._on_lane("an agreement")
-        about = None, 0, "an agreement", self._pg.group_name, self.members
+    def differing(self, text, name="an agreement"):
+        self._on_lane(name)
+        about = None, 0, name, self._pg.group_name, self.members
         with self.recorder.waiting(self.name, *about), self.recorder.aside():
-            return super().differing(text)
+            return super().differing(text, name)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -118,7 +118,8 @@ class DistributedDataParallel(nn.Module):
         for each in unused:
             each.keep()
         self._launch(lambda bucket: True)
-        by_rank = self.group.differing("\n".join(each.name for each in unused))
+        names = "\n".join(each.name for each in unused)
+        by_rank = self.group.differing(names, f"the gradients of batch {self.batch}")
         for launched in self.launched:
             launched.wait()
         note_anew(self.module, [each.home for each in self.gradients])

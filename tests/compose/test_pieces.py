@@ -17,6 +17,7 @@ from bigtrain_lab.runtime import Group, launch
 from bigtrain_lab.schedule import Action, Schedule, U
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.clip import clip_grad_norm
+from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.guards import pipeline as guard
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.pipeline import Pipeline
@@ -299,3 +300,37 @@ def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backwa
         check = partial(guard.refuse_used_twice, 0, y, later.postponed)
         assert ("halves of its gradient" in refused(check)) == both
         later.run()
+
+
+# -- replicas around a pipeline ---------------------------------------------------------------------------------------------
+
+
+def two_tied() -> list[nn.Linear]:
+    torch.manual_seed(0)
+    first, last = (nn.Linear(8, 8, bias=False).double() for _ in range(2))
+    last.load_state_dict(first.state_dict())
+    return [first, last]
+
+
+def replicated(rank) -> dict:
+    """Two batches without an update between them, each averaged; then a gradient that somebody replaced."""
+    pair, group = two_tied(), Group(torch.distributed.new_group([rank.index], use_local_synchronization=True))
+    model = DistributedDataParallel(nn.ModuleList(pair), bucket_bytes=600)
+    pipeline = Pipeline(pair, Schedule.of("0F0 1F0 1B0 0B0"), mse_loss, group, whole=model.finish_gradient_synchronization,
+                        tied={"w": {0: "weight", 1: "weight"}})
+    for x in X[rank.index::2].chunk(2):
+        pipeline.step(x, x.cos())
+    found = {f"{stage} weight": module.weight.grad.clone() for stage, module in enumerate(pair)}
+    pair[0].weight.sum().backward()
+    pair[0].weight.grad = pair[0].weight.grad.clone()
+    return found | {f"refused on rank {rank.index}": np.array(refused(model.finish_gradient_synchronization))}
+
+
+def test_tied_copies_and_earlier_gradients_are_averaged_over_replicas_too(tmp_path):
+    run = launch(replicated, 2, directory=tmp_path / "run")
+    result, (weight,) = run.result, {two_tied()[0].weight}
+    for rank in range(2):
+        for x in X[rank::2].chunk(2):
+            (mse_loss(x @ weight.T @ weight.T, x.cos()) / 2).backward()
+    assert run.replicas == [] and all("was replaced after its backward" in str(result.pop(f"refused on rank {rank}")) for rank in range(2))
+    assert max(relative_errors(result, {f"{stage} weight": weight.grad.numpy() for stage in range(2)}).values()) <= 1e-12

@@ -118,3 +118,10 @@ def test_a_text_timeline_shows_the_messages(capsys):
     assert main(["predict", "all-reduce", "--collective", "star", "--ranks", "3"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[2][0] for line in shown.splitlines() if line.startswith("rank ")] == ["r", "·", "·"] and "holds of" not in shown
+
+
+def test_a_lane_of_messages_alone_has_them_as_boxes_one_after_the_other():
+    trace = AllReduce(collective="star", ranks=4).predict()
+    first, *others = [box for box in trace.boxes() if box.rank == 0]
+    assert [box.start for box in others] == [box.end for box in [first, *others][:-1]] and len(others) == 2
+    assert {box.kind for box in trace.boxes()} == {"reduce", "copy"}
