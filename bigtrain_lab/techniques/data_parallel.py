@@ -125,10 +125,11 @@ class DistributedDataParallel(nn.Module):
         for launched in self.launched:
             launched.wait()
         note_anew(self.module, [each.home for each in self.gradients])
+        batch = self.batch
         self._begin()
         if self.allow_unused or any(bucket.flat[:1].isnan().any() for bucket in self.buckets):
             names = "\n".join(each.name for each in unused)
-            by_rank = self.group.differing(names, f"the gradients of batch {self.batch - 1}")
+            by_rank = self.group.differing(names, f"the gradients of batch {batch}")
             guard.refuse_unused(self, unused, by_rank)
             for each in unused:
                 if any(each.name not in text.split("\n") for text in by_rank):
