@@ -1,6 +1,7 @@
 """Ranks that take turns in one process, so that an exercise on messages shows who waits for whom.
 
     turns     one rank runs until it waits; a seed chooses who is next, so a run repeats itself
+    lanes     run only while no rank can: what nobody waited for is not there
     round     of a message: one more than the latest that its sender had received
     sharing   nothing: each rank has a copy of the answer, as a process would
 
@@ -10,6 +11,7 @@ Cost: two thread switches a turn. An answer sees a Group.
 import pickle
 import random
 from collections import defaultdict, deque
+from collections.abc import Callable
 from threading import Semaphore, Thread
 
 import torch
@@ -29,14 +31,16 @@ class Ranks:
     changed          whether a tensor changed between its isend and its recv
     left, far        messages that nobody received, and those between ranks that are no neighbours
     altered          is added to the first number that rank 0 sends
+    seen             what each rank did, in its order: (what, where, bytes)
     """
 
     def __init__(self, size: int, seed: float, altered: float = 0):
         self.size, self.altered, self._draw = size, altered, random.Random(seed)
         self.sent, self.received, self._round = [0] * size, [0] * size, [0] * size
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
-        self._ways, self._waits, self._back = defaultdict(deque), {}, Semaphore(0)
-        self._go = [Semaphore(0) for _ in range(size)]
+        self.seen: list[list[tuple]] = [[] for _ in range(size)]
+        self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
+        self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
 
     @property
     def left(self) -> int:
@@ -44,60 +48,72 @@ class Ranks:
 
     def run(self, program, answer) -> list:
         """What program(answer, group) returned on each rank. Refused where no rank can go on."""
-        carried, self._returned, self._error = travelling(answer), [None] * self.size, None
-        self._alive = list(range(self.size))
+        carried, returned = travelling(answer), [None] * self.size
+
+        def play(group, own):
+            returned[group.rank] = program(own, group)
+
         for rank in range(self.size):
-            own = pickle.loads(carried)
-            Thread(target=self._rank, args=(rank, program, own), daemon=True).start()
-        while self._alive and self._error is None:
-            if ready := [rank for rank in self._alive if self._can_go(rank)]:
-                self._turn(self._draw.choice(ready))
+            self._start(group := Group(self, rank), play, group, pickle.loads(carried))
+        while self._error is None and not all(group.name for group in self._alive):
+            ready = [group for group in self._alive
+                     if group not in self._waits or self._waits[group][2]()]
+            if ready:
+                self._turn(self._draw.choice([g for g in ready if not g.name] or ready))
             else:
                 self._error = Refused(self._stuck())
         self._over = True
-        for rank in self._alive[:]:
-            self._turn(rank)
+        for group in self._alive[:]:
+            self._turn(group)
         if self._error is not None:
             raise self._error
-        return self._returned
+        return returned
 
-    def _rank(self, rank: int, program, answer) -> None:
-        self._go[rank].acquire()
-        try:
-            if not self._over:
-                self._returned[rank] = program(answer, Group(self, rank))
-        except BaseException as error:  # noqa: B902  (an answer may raise anything)
-            self._error = error if self._error is None else self._error
-        self._alive.remove(rank)
-        self._back.release()
+    def _start(self, group: "Group", body: Callable, *given) -> None:
+        def play():
+            group.go.acquire()
+            try:
+                if not self._over:
+                    body(*given)
+            except BaseException as error:  # noqa: B902  (an answer may raise anything)
+                if self._error is None and not self._over:
+                    self._error = error
+            self._alive.remove(group)
+            self._back.release()
 
-    def _turn(self, rank: int) -> None:
-        self._go[rank].release()
+        self._alive.append(group)
+        Thread(target=play, daemon=True).start()
+
+    def _turn(self, group: "Group") -> None:
+        group.go.release()
         self._back.acquire()
 
-    def _can_go(self, rank: int) -> bool:
-        call, peer, way = self._waits.get(rank, ("", 0, None))
-        return not call or bool(self._ways[way]) == (call == "recv")
-
-    def _until(self, rank: int, call: str, peer: int, way: tuple) -> None:
-        """Let others run until a message is there (recv), or has been taken (finish)."""
-        self._waits[rank] = call, peer, way
+    def until(self, group: "Group", call: str, peer: int, ready: Callable[[], bool]) -> None:
+        """Let others run until it is ready."""
+        if ready():
+            return
+        self._waits[group] = call, peer, ready
         self._back.release()
-        self._go[rank].acquire()
+        group.go.acquire()
         if self._over:
             raise Over
-        del self._waits[rank]
+        del self._waits[group]
 
     def _stuck(self) -> str:
-        path, rank = [], min(self._alive)
-        while rank not in path and rank in self._alive:
+        waits = {group.rank: wait for group, wait in self._waits.items() if not group.name}
+        for group, (call, peer, _) in sorted(self._waits.items(), key=lambda each: each[0].rank):
+            if "number" in call:
+                return (f"Rank {group.rank} waits in {call} for rank {peer}, which does not come "
+                        "to it: let all ranks call the same, in the same order.")
+        path, rank = [], min(waits)
+        while rank not in path and rank in waits:
             path.append(rank)
-            call, rank, _ = self._waits[rank]
-        if rank not in self._alive:
+            call, rank, _ = waits[rank]
+        if rank not in waits:
             return (f"Rank {path[-1]} waits in {call} for rank {rank}, which has ended: "
                     "each message needs one isend and one recv.")
         circle = " > ".join(map(str, (*path[path.index(rank):], rank)))
-        return (f"No rank can go on, each waits in {self._waits[rank][0]} for the next of the cycle "
+        return (f"No rank can go on, each waits in {waits[rank][0]} for the next of the cycle "
                 f"{circle}: let each send before it waits.")
 
 
@@ -105,17 +121,17 @@ class Group:
     """What a rank of the exercise talks through, by the rules of `runtime.Group`.
 
     isend posts a tensor and does not wait; recv waits for the next message of a rank and returns
-    it in a new tensor; finish waits until all that this rank sent has been received.
+    it in a new tensor; finish waits until all that this rank sent has been received. A lane's
+    group has the lane's name.
     """
 
-    def __init__(self, ranks: Ranks, rank: int):
-        self.rank, self.size, self._ranks = rank, ranks.size, ranks
+    def __init__(self, ranks: Ranks, rank: int, name: str = ""):
+        self.rank, self.size, self.name, self._ranks = rank, ranks.size, name, ranks
+        self.go, self._calls, self._lanes = Semaphore(0), 0, {}
 
     def isend(self, tensor, dst: int, name="", site="", tag=0) -> None:
         ranks, dst = self._ranks, self._peer(dst, "sends to")
-        if type(tensor) is not torch.Tensor:
-            raise Refused(f"Rank {self.rank} sends a {type(tensor).__name__}: send a tensor.")
-        wire = tensor.detach().clone()
+        wire = self._tensor(tensor, "sends").clone()
         if ranks.altered and self.rank == 0 and wire.numel() and not ranks.sent[0]:
             wire.view(-1)[0] += ranks.altered
         ranks.sent[self.rank] += wire.nbytes
@@ -126,22 +142,93 @@ class Group:
 
     def recv(self, src: int, name="", site="", tag=0) -> torch.Tensor:
         ranks, src = self._ranks, self._peer(src, "receives from")
-        way = src, self.rank, str(name), site, tag
-        if not ranks._ways[way]:
-            ranks._until(self.rank, "recv", src, way)
-        number, wire, tensor, before = ranks._ways[way].popleft()
+        way = ranks._ways[src, self.rank, str(name), site, tag]
+        ranks.until(self, "recv", src, lambda: bool(way))
+        number, wire, tensor, before = way.popleft()
         ranks._round[self.rank] = max(ranks._round[self.rank], number)
         ranks.received[self.rank] += wire.nbytes
         ranks.changed |= not torch.equal(tensor, before)
         return wire
 
     def finish(self) -> None:
-        for way in [way for way in self._ranks._ways if way[0] == self.rank]:
-            if self._ranks._ways[way]:
-                self._ranks._until(self.rank, "finish", way[1], way)
+        for (src, dst, *_), way in list(self._ranks._ways.items()):
+            if src == self.rank:
+                self._ranks.until(self, "finish", dst, lambda way=way: not way)
+
+    def all_reduce(self, tensor, op: str = "sum", name="") -> torch.Tensor:
+        """Replace the tensor on every rank by the sum, or mean, over the ranks; returns it."""
+        every = self._together(f"all_reduce ({op})", self._tensor(tensor, "reduces"))
+        total = sum(every[rank] for rank in range(self.size))
+        return tensor.detach().copy_(total / self.size if op == "mean" else total)
+
+    def broadcast(self, tensor, src: int = 0, name="") -> torch.Tensor:
+        """Replace the tensor on every rank by that of rank `src`; returns it."""
+        every = self._together(f"broadcast of rank {src}", self._tensor(tensor, "sends"))
+        return tensor.detach().copy_(every[src])
+
+    def lane(self, name: str = "comm") -> "Lane":
+        """A lane beside this one: what is launched there runs while this rank goes on."""
+        if name not in self._lanes:
+            self._lanes[name] = Lane(self._ranks, Group(self._ranks, self.rank, name))
+        return self._lanes[name]
+
+    def _together(self, call: str, tensor: torch.Tensor) -> dict[int, torch.Tensor]:
+        """What each rank brought to this call, the same one on all."""
+        self._calls += 1
+        ranks, call = self._ranks, f"{call} number {self._calls}{' of a lane' if self.name else ''}"
+        ranks.seen[self.rank].append((call.split()[0], self.name, tensor.nbytes))
+        meeting = ranks._meetings[self.name, self._calls]
+        meeting[self.rank] = call, tensor.clone()
+        ranks.until(self, call, next((r for r in range(self.size) if r not in meeting), 0),
+                    lambda: len(meeting) == self.size)
+        for rank, (other, brought) in sorted(meeting.items()):
+            if (other, brought.shape, brought.dtype) != (call, tensor.shape, tensor.dtype):
+                raise Refused(
+                    f"Rank {self.rank} brings {tensor.numel()} numbers to {call}, and rank {rank} "
+                    f"brings {brought.numel()} to {other}: let all bring the same.")
+        return {rank: brought for rank, (_, brought) in meeting.items()}
+
+    def _tensor(self, tensor, does: str) -> torch.Tensor:
+        if not isinstance(tensor, torch.Tensor) or type(tensor).__module__ not in KNOWN:
+            raise Refused(f"Rank {self.rank} {does} a {type(tensor).__name__}: give a tensor.")
+        return tensor.detach()
 
     def _peer(self, peer, does: str) -> int:
         if peer not in range(self.size) or peer == self.rank:
             raise Refused(f"Rank {self.rank} {does} rank {peer}: "
                           f"name another of the ranks 0 to {self.size - 1}.")
         return int(peer)
+
+
+KNOWN = ("torch", "torch.nn.parameter")  # modules of tensors that do not lie
+
+
+class Lane:
+    """First in, first out: `launch(function, name)` calls function(the lane's group) later."""
+
+    def __init__(self, ranks: Ranks, group: Group):
+        self.group, self._ranks, self._queue = group, ranks, deque()
+        ranks._start(group, self._run)
+
+    def launch(self, function: Callable, name: str = "") -> "Launched":
+        self._ranks.seen[self.group.rank].append(("launch", self.group.name, 0))
+        self._queue.append((launched := Launched(self._ranks, self.group), function))
+        return launched
+
+    def _run(self) -> None:
+        while True:
+            self._ranks.until(self.group, "launch", self.group.rank, lambda: bool(self._queue))
+            launched, function = self._queue.popleft()
+            launched.done = [function(self.group)]
+
+
+class Launched:
+    def __init__(self, ranks: Ranks, group: Group):
+        self._ranks, self._group, self.done = ranks, group, []
+
+    def wait(self):
+        """What the function returned, once it has."""
+        self._ranks.seen[self._group.rank].append(("wait", "", 0))
+        waiter = next(g for g in self._ranks._alive if g.rank == self._group.rank and not g.name)
+        self._ranks.until(waiter, "wait", self._group.rank, lambda: bool(self.done))
+        return self.done[0]
