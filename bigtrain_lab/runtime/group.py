@@ -524,6 +524,8 @@ def of(parts: Sequence[torch.Tensor]) -> str:
 
 
 def again(process_group, lane: str) -> dist.ProcessGroup:
-    """A new process group of the ranks of this one."""
+    """A new process group of the ranks of this one. torch names one that only its members make by
+    how many groups a process has: for all ranks, of whom some may have more, it is made by all."""
     ranks = dist.get_process_group_ranks(process_group)
-    return dist.new_group(ranks, use_local_synchronization=True, group_desc=lane)
+    some = len(ranks) < dist.get_world_size()
+    return dist.new_group(ranks, use_local_synchronization=some, group_desc=lane)
