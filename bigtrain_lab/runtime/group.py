@@ -234,11 +234,12 @@ class Group:
         """Like `differing`, beside the first messages of what is to be agreed on."""
         return Agreement(self, text, name)
 
-    def room(self, size_bytes: int) -> torch.Tensor:
+    def room(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         """Bytes to receive into, the same ones in each call: fresh pages cost as much as a copy."""
-        if self._kept is None or len(self._kept) < size_bytes:
-            self._kept = torch.empty(size_bytes, dtype=torch.uint8)
-        return self._kept[:size_bytes]
+        kept = self._kept
+        if kept is None or kept.device != device or len(kept) < size_bytes:
+            self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return kept[:size_bytes]
 
     def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
         """(the latest start of all, [] or each rank's text). Nothing that came from another rank
