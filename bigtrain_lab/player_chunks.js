@@ -15,7 +15,7 @@ function readChunks(raw) {
 
 function chunksLayout(chunks, top, width) {
   const row = pick(chunks.ranks, CHUNK_ROWS, 16), gap = chunks.ranks > 4 ? 4 : 7, column = Math.min(300, (width - LEFT - RIGHT) / chunks.count);
-  return { top, row, gap, column, cell: column - 14, height: CHUNK_HEAD + chunks.ranks * (row + gap),
+  return { top, row, gap, column, cell: column - Math.min(14, column / 6), height: CHUNK_HEAD + chunks.ranks * (row + gap),
     x: (chunk) => LEFT + chunk * column, y: (rank) => top + CHUNK_HEAD + rank * (row + gap) };
 }
 
@@ -53,7 +53,7 @@ function paintChunks(c, v) {
   c.textBaseline = "alphabetic"; c.font = `bold 12px ${theme.font}`; c.fillStyle = theme.ink; c.textAlign = "left";
   c.fillText(roundText(scene, v.t), LEFT, K.top + 13, width - LEFT - RIGHT);
   c.font = `11px ${theme.font}`; c.fillStyle = theme.soft; c.textAlign = "right"; c.fillText("chunk", LEFT - 8, K.top + 33);
-  for (let chunk = 0; chunk < chunks.count; chunk++) { c.textAlign = "center"; c.fillText(chunk, K.x(chunk) + K.cell / 2, K.top + 33); }
+  for (let chunk = 0; chunk < chunks.count && K.column > 16; chunk++) { c.textAlign = "center"; c.fillText(chunk, K.x(chunk) + K.cell / 2, K.top + 33); }
   for (let rank = 0; rank < chunks.ranks; rank++) {
     c.font = `11px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle"; c.fillStyle = theme.ink;
     c.fillText(`rank ${rank}`, LEFT - 8, K.y(rank) + K.row / 2);

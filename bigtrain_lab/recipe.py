@@ -243,13 +243,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         if learning:
             learning = [precision.masters.get(p, p) for p in learning]
             optimizers[stage].append(recipe.optimizer(learning))
-    parallel, replica = None, copies.rank if copies else 0
-    if copies:  # on a rank that learns nothing too: torch names a group by how many its members have
-        copies.lane()
-    if copies and any(chain(*optimizers.values())):
-        further = {"alike": True, "all_reduce": backend_all_reduce} | recipe.data_parallel
-        parallel = DistributedDataParallel(nn.ModuleList(stages.values()), copies,
-                                           recipe.bucket_bytes, **further)
+    replica, parallel = (copies.rank, averaging(recipe, stages, copies)) if copies else (0, None)
     samples, losses, waiting = {}, [], []
 
     def loss_fn(output, targets):
@@ -310,3 +304,14 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
                           recipe.shares(window, replica, batch))
         losses += [loss.item() for loss in pipeline.losses[:len(mine)]]
     return Trained(stages, precision, losses, replica)
+
+
+def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], copies):
+    """What averages the gradients of this rank's stages over the replicas `copies`; None where
+    nothing learns."""
+    copies.lane()  # made there too: torch names a group by how many groups its members have
+    if not any(p.requires_grad for stage in stages.values() for p in stage.parameters()):
+        return None
+    further = {"alike": True, "all_reduce": backend_all_reduce} | recipe.data_parallel
+    return DistributedDataParallel(nn.ModuleList(stages.values()), copies, recipe.bucket_bytes,
+                                   **further)

@@ -81,7 +81,7 @@ class Group:
     those that are taken in no buffer arrive on `device`."""
 
     device, axis, name = HOST, "", "compute"  # name: its lane
-    agreements = 0
+    agreements, _kept = 0, None
 
     def __init__(self, process_group=None):
         if process_group is None and not dist.is_initialized():
@@ -233,6 +233,12 @@ class Group:
     def agreement(self, text: str, name: str = "") -> "Agreement":
         """Like `differing`, beside the first messages of what is to be agreed on."""
         return Agreement(self, text, name)
+
+    def room(self, size_bytes: int) -> torch.Tensor:
+        """Bytes to receive into, the same ones in each call: fresh pages cost as much as a copy."""
+        if self._kept is None or len(self._kept) < size_bytes:
+            self._kept = torch.empty(size_bytes, dtype=torch.uint8)
+        return self._kept[:size_bytes]
 
     def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
         """(the latest start of all, [] or each rank's text). Nothing that came from another rank

@@ -109,7 +109,10 @@ class LaneRunner:
             return taken[2]
 
         while True:
-            self.group.after(begin_of(self.name, number), "compute", take, idle=True)
+            if self.error:  # the log keeps what the lane was at when it failed
+                take()
+            else:
+                self.group.after(begin_of(self.name, number), "compute", take, idle=True)
             launched, function, _, gradients = taken
             with torch.set_grad_enabled(gradients):
                 launched.run(function)

@@ -6,12 +6,10 @@ Each chunk of the tensor goes around the ring once and gathers what all ranks ha
 around again as it is. A chunk travels in parts: while one is added, the next is on its way.
 
 Time: 2 (N-1) alpha + 2 (N-1)/N n beta for n bytes, of which only the latency grows with N. Memory:
-AHEAD parts. Error: N-1 additions an element; all ranks hold the same bits, since each sum is made
+ROOM_BYTES. Error: N-1 additions an element; all ranks hold the same bits, since each sum is made
 once and copied.
 Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3; Gibiansky 2017.
 """
-
-from collections import deque
 
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from ..runtime.group import Group, Handle
 from ..runtime.message import Shape, as_bytes
 from .guards import all_reduce as guard
 
-AHEAD = 2  # parts that are received while one is added
+ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive interrupts a sender
 
 
 @torch.no_grad()
@@ -37,22 +35,23 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
     flat = tensor.detach().reshape(-1).contiguous()  # a copy where it is not contiguous
     first, then = pipelined_ring(group.rank, group.size, flat.numel(), flat.itemsize, name)
     receives = [part for part in then if isinstance(part.op, Recv)]
-    room = flat.new_empty(AHEAD, max((part.stop - part.start for part in receives), default=0))
-    coming: deque[tuple[Tensor, Handle]] = deque()
+    adds = sum(part.op.message.kind == "reduce" for part in receives)
+    longest = max((part.stop - part.start for part in receives), default=1)
+    ahead = min(adds, max(2, ROOM_BYTES // (longest * flat.itemsize)))
+    room = group.room(ahead * longest * flat.itemsize).view(flat.dtype).view(ahead, longest)
+    coming: dict[int, tuple[Tensor, Handle]] = {}
+
+    def post_receive(number: int) -> None:
+        op, start, stop, _ = receives[number]
+        into = room[number % ahead, :stop - start] if number < adds else flat[start:stop]
+        handle = group.irecv(as_bytes(into), *op, agreement.site, agreed=True)
+        coming[number] = into, handle
 
     def send(part: Part) -> None:
         own = as_bytes(flat[part.start:part.stop])
         group.isend(own, *part.op, agreement.site, agreed=True)
 
-    def post_receive(number: int) -> None:
-        if number < len(receives):
-            op, start, stop, _ = receives[number]
-            to_add = op.message.kind == "reduce"
-            into = room[number % AHEAD, :stop - start] if to_add else flat[start:stop]
-            handle = group.irecv(as_bytes(into), *op, agreement.site, agreed=True)
-            coming.append((into, handle))
-
-    for number in range(AHEAD):
+    for number in (*range(ahead), *range(adds, len(receives))):
         post_receive(number)
     for part in first:
         send(part)
@@ -62,14 +61,15 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
         if isinstance(part.op, Send):
             send(part)
             continue
-        into, handle = coming.popleft()
+        into, handle = coming.pop(received)
         handle.wait()
         own = flat[part.start:part.stop]
-        if part.op.message.kind == "reduce":
+        if received < adds:
             own.add_(into)
         if part.whole and op == "mean":
             own.div_(group.size)
-        post_receive(received + AHEAD)
+        if received + ahead < adds:
+            post_receive(received + ahead)
         received += 1
     group.finish()
     return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))

@@ -59,7 +59,9 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         self.module, self.group = module, Group.of(group)
         guard.refuse(module, self.group, bucket_bytes, backwards, split)
-        if not alike:
+        if alike:
+            guard.refuse_unlike(module, self.group)
+        else:
             broadcast([*module.parameters(), *module.buffers()], self.group)
         self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
@@ -113,21 +115,25 @@ class DistributedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Return when each gradient is the mean over the ranks; call it before the optimizer's
         step."""
-        unused = [each for each in self.gradients if not each.used]
+        unused = [each for each in self.gradients if not each.used and each.view.numel()]
         guard.refuse_replaced(self)
         for each in unused:
             each.keep()
+            if not self.allow_unused:  # all ranks will meet it, and only then ask each other
+                each.buckets[0].flat[0] = torch.nan
         self._launch(lambda bucket: True)
-        names = "\n".join(each.name for each in unused)
-        by_rank = self.group.differing(names, f"the gradients of batch {self.batch}")
         for launched in self.launched:
             launched.wait()
         note_anew(self.module, [each.home for each in self.gradients])
+        batch = self.batch
         self._begin()
-        guard.refuse_unused(self, unused, by_rank)
-        for each in unused:
-            if any(each.name not in text.split("\n") for text in by_rank):
-                each.home.grad = each.view
+        if self.allow_unused or any(bucket.flat[:1].isnan().any() for bucket in self.buckets):
+            names = "\n".join(each.name for each in unused)
+            by_rank = self.group.differing(names, f"the gradients of batch {batch}")
+            guard.refuse_unused(self, unused, by_rank)
+            for each in unused:
+                if any(each.name not in text.split("\n") for text in by_rank):
+                    each.home.grad = each.view
 
     @contextmanager
     def no_sync(self):

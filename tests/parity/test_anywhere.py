@@ -22,6 +22,7 @@ import bigtrain_lab
 from bigtrain_lab import report
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.cli import main
+from bigtrain_lab.experiments.data_parallel import DataParallel
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import Run, launch
@@ -99,6 +100,17 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp
         run = Run.open(tmp_path / name)
         assert_same(first, run)
         assert run.settings["threads"] == 1
+
+
+def test_replicas_of_a_pipeline_run_on_two_agents_as_here(tmp_path):
+    """Each agent has one replica, so gradients travel between them."""
+    lab = DataParallel(replicas=2, pipeline=2, micro_batches=2, steps=2, layers=2, width=16, vocabulary=256, sequence=8, ring=True, bucket_mb=0.02)
+    here = lab.run(directory=tmp_path / "here")
+    assert clocks_differ(lab.predict(), here.wait()) == []
+    line = report.commands(lab)["torchrun, two nodes"].replace("$HEAD_NODE:29400", f"127.0.0.1:{free_port()}")
+    done = ended(*(typed(line, "two", tmp_path) for _ in range(2)))
+    assert [code for code, _ in done] == [0, 0], done
+    assert_same(here, Run.open(tmp_path / "two"))
 
 
 def test_an_odd_number_of_ranks_has_no_line_for_two_nodes():

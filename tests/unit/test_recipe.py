@@ -12,7 +12,7 @@ from bigtrain_lab.core import Cost, Impossible, Link, Mesh, Span, Transfer
 from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.recipe import Lens, train
 from bigtrain_lab.recompute import named
-from bigtrain_lab.runtime import Ledger
+from bigtrain_lab.runtime import Ledger, RankFailed
 from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
@@ -89,6 +89,17 @@ def test_replicas_of_a_pipeline_are_as_predicted(schedule, further, tmp_path):
     predicted = simulate(with_buckets(recipe.order, 3, 2, modules, 150, **further), cost)
     assert run.replicas == [] and lanes_of(modelled) == lanes_of(predicted)
     assert {lane for _, lane in lanes_of(modelled)} == {"compute", "comm:dp"}
+
+
+def test_replicas_that_begin_with_other_weights_are_refused(tmp_path):
+    def drifted(number):
+        module = stage(number)
+        module[2].bias.data += torch.distributed.get_rank()
+        return module
+
+    run = replace(PLAIN, model=drifted, replicas=2).run(directory=tmp_path / "run")
+    with pytest.raises(RankFailed, match="The ranks begin with different weights, 0.2.bias among them: draw them from a seed"):
+        run.wait()
 
 
 def test_its_dry_run_is_the_ledger_of_its_loop():

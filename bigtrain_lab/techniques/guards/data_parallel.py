@@ -2,13 +2,14 @@
 sentence, before anything hangs."""
 
 from itertools import zip_longest
+from zlib import crc32
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from ...core import Impossible
 from ...runtime.group import Group
-from ...runtime.message import Shape
+from ...runtime.message import Shape, as_bytes
 from . import by_ranks
 from . import refuse as refuse_any
 
@@ -35,6 +36,18 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool
                                                fillvalue="nothing more") if len(set(row)) > 1)
         raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same module with "
                          "the same settings on every rank.")
+
+
+def refuse_unlike(module: nn.Module, group: Group) -> None:
+    """Weights that are said to be equal on all ranks, by a checksum of each."""
+    if group.size == 1:
+        return
+    named = [*module.named_parameters(), *module.named_buffers()]
+    sums = group.differing("\n".join(f"{crc32(as_bytes(tensor.cpu()).numpy())}" for _, tensor in named))
+    if sums:
+        name = next(name for (name, _), row in zip(named, zip(*map(str.split, sums))) if len(set(row)) > 1)
+        raise Impossible(f"The ranks begin with different weights, {name} among them: draw them from a "
+                         "seed that is the same on all, or let rank 0 send its own (alike=False).")
 
 
 def refuse_gradient(model, gradient) -> None:
