@@ -275,7 +275,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             stages.values(), order, loss_fn, group, **updates,
             whole=parallel and parallel.finish_gradient_synchronization,
             scale=precision.scale if precision.scaler else None, forward=recipe.forward,
-            context=lambda n: samples[n].context, tied=recipe.tied, after=after, span=lens.span or span)
+            context=lambda n: samples[n].context, tied=recipe.tied, after=after,
+            span=lens.span or span)
 
     def holdings():
         held = pipeline.holdings(*chain(*optimizers.values()))

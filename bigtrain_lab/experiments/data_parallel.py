@@ -1,8 +1,9 @@
 """Three GPUs: three times faster?
 
-A GPT whose layers are actions, so that the gradients of the last layers travel while the backward of the first ones goes on.
-Each rank holds the model, or a stage of it, and takes its share of every batch. Buckets of gradients are averaged on a lane of
-their own; what the backward does not cover is exposed.
+A GPT whose layers are actions, so that the gradients of the last layers travel while the backward
+of the first ones goes on. Each rank holds the model, or a stage of it, and takes its share of every
+batch. Buckets of gradients are averaged on a lane of their own; what the backward does not cover is
+exposed.
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ from ..models.optimizers import OPTIMIZERS
 from ..plan import Plan
 from ..rates import exposed
 from ..recipe import Recipe
-from ..rehearsal import WHOLE, Part, Rehearsal
+from ..rehearsal import HALVES, WHOLE, Part, Rehearsal
 from ..runtime.devices import built
 from ..runtime.faults import MISTAKES, Astray, Fault
 from ..schedule import Action, Schedule, Written
@@ -39,8 +40,9 @@ from .pipelined import Pipelined
 
 
 SYMPTOMS = {
-    "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no weight is a number anywhere.",
-    "straggler": "All ranks wait for rank {rank} in every step: it is the one whose compute lane is never idle.",
+    "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no "
+           "weight is a number anywhere.",
+    "straggler": "All ranks wait for rank {rank} in every step: its compute lane alone never idles.",
 }
 
 
@@ -84,18 +86,21 @@ class DataParallel(OnHardware, Pipelined):
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        used = {"absent": {"fault_rank", "fault_at"}, "swapped": {"fault_rank", "fault_at"}, "short": {"fault_rank"}}.get(settings["mistake"], set())
-        return super().idle_settings(settings) - used | ({"schedule"} if settings["pipeline"] == 1 else set())
+        used = {"none": set(), "short": {"fault_rank"}}
+        used = used.get(settings["mistake"], {"fault_rank", "fault_at"})
+        alone = {"schedule"} if settings["pipeline"] == 1 else set()
+        return super().idle_settings(settings) - used | alone
 
     def refuse_mistake(self) -> None:
         """Impossible where nothing would go wrong."""
         Fault("straggler", self.fault_rank).refuse(self.ranks)
         count = len(travels(self.predict(), self.fault_rank)) - (self.mistake == "swapped")
         if self.replicas == 1 or self.mistake == "short" and self.steps == 1:
-            raise Impossible(f"One {'replica' if self.replicas == 1 else 'step'} cannot go wrong so: take 2 or more, or no mistake.")
+            one = "replica" if self.replicas == 1 else "step"
+            raise Impossible(f"One {one} cannot go wrong so: take 2 or more, or no mistake.")
         if self.mistake != "short" and self.fault_at >= count:
-            raise Impossible(f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, which can make it at 0 to {count - 1}: "
-                             "choose one of them as fault-at.")
+            raise Impossible(f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, "
+                             f"which can make it at 0 to {count - 1}: choose one of them as fault-at.")
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -134,14 +139,19 @@ class DataParallel(OnHardware, Pipelined):
     @property
     def recipe(self) -> Recipe:
         further = self.buckets | {"all_reduce": ring_all_reduce if self.ring else backend_all_reduce}
-        return training(self.config, len(self.slices), self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
-                        schedule=self.order, steps=self.steps, replicas=self.replicas, bucket_bytes=self.bucket_bytes, data_parallel=further)
+        optimizer = OPTIMIZERS[self.optimizer](self.learning_rate)
+        return training(
+            self.config, len(self.slices), self.slices, self.samples, optimizer, self.seed,
+            schedule=self.order, steps=self.steps, replicas=self.replicas,
+            bucket_bytes=self.bucket_bytes, data_parallel=further)
 
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
         if self.mistake != "none" and rank.index == self.fault_rank:
-            astray = recipe.data_parallel | {"all_reduce": Astray(self.mistake, self.fault_at, recipe.data_parallel["all_reduce"])}
-            recipe = replace(recipe, steps=self.steps - 1) if self.mistake == "short" else replace(recipe, data_parallel=astray)
+            right = recipe.data_parallel["all_reduce"]
+            astray = {"all_reduce": Astray(self.mistake, self.fault_at, right)}
+            wrong = {"data_parallel": recipe.data_parallel | astray}
+            recipe = replace(recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong)
         return recipe.program(rank)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
@@ -161,9 +171,10 @@ class DataParallel(OnHardware, Pipelined):
         hardware = super().profile
         if hardware.textbook:
             return hardware
-        inside = replace(hardware.inside, bytes_per_s=self.link_gb_s * 1e9) if self.link_gb_s else hardware.inside
-        told = () if self.link_gb_s else hardware.collective_bytes_per_s
-        return replace(hardware, inside=inside, collective_bytes_per_s=told, node_size=self.ranks_per_node)
+        if self.link_gb_s:  # what was measured of collectives is of the profile's links
+            inside = replace(hardware.inside, bytes_per_s=self.link_gb_s * 1e9)
+            hardware = replace(hardware, inside=inside, collective_bytes_per_s=())
+        return replace(hardware, node_size=self.ranks_per_node)
 
     @property
     def stages(self) -> dict[int, torch.nn.Module]:
@@ -172,10 +183,12 @@ class DataParallel(OnHardware, Pipelined):
 
     @property
     def lowered(self) -> Plan:
-        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes, ring=self.ring, **self.buckets)
+        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
+                            ring=self.ring, **self.buckets)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
-        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal, self.replicas)
+        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal,
+                         self.replicas)
 
     @property
     def message_bytes(self) -> int:
@@ -183,18 +196,21 @@ class DataParallel(OnHardware, Pipelined):
 
     def durations(self) -> dict:
         """Slots on the textbook profile, where all layers are equal, else seconds."""
-        kinds = "FBIW" if self.halves else "FB"
         if self.profile.textbook:
-            return {kind: {"B": 2}.get(kind, 1) for kind in kinds} | {"U": 0}
-        parts = [self.stage_run(at, WHOLE) for at in range(len(self.slices))]
-        return {kind: [part.work(kind).seconds(self.profile, self.dtype) for part in parts] for kind in "FB"} | {
-            "U": [part.work("U").seconds(self.profile, self.dtype, part.tensors) for part in parts]}
+            return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
+        return {kind: [self.seconds(kind, at) for at in range(len(self.slices))]
+                for kind in ("FBIWU" if self.halves else "FBU")}
+
+    def seconds(self, kind: str, layer: int) -> float:
+        part = self.stage_run(layer, HALVES if kind in "IW" else WHOLE)
+        tensors = part.tensors if kind == "U" else 1
+        return part.work(kind).seconds(self.profile, self.dtype, tensors)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Where a step has one micro-batch, a box is told by its layer."""
-        terms = {"terms": {"stage": "layer", "micro_batch": "step"}} if self.pipeline == self.micro_batches == 1 else {}
-        return {**super().facts, **terms}
+        terms = {"terms": {"stage": "layer", "micro_batch": "step"}}
+        return super().facts | (terms if self.pipeline == self.micro_batches == 1 else {})
 
     @cached_property
     def alone_s(self) -> float:
@@ -208,10 +224,14 @@ class DataParallel(OnHardware, Pipelined):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
-        return (Quantity("step time", unit, lambda t: t.step_time), Quantity("exposed communication a step", unit, exposed),
-                Quantity("speed-up over one replica", "times", lambda t: self.speed_up(t) if t.clock != "measured" else None),
-                Quantity("bytes sent a rank and step", "B", lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
-                Quantity("loss, last batch", "", self.last_loss, exact=False))
+        return (
+            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("exposed communication a step", unit, exposed),
+            Quantity("speed-up over one replica", "times",
+                     lambda t: self.speed_up(t) if t.clock != "measured" else None),
+            Quantity("bytes sent a rank and step", "B",
+                     lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
+            Quantity("loss, last batch", "", self.last_loss, exact=False))
 
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas."""
@@ -224,23 +244,32 @@ class DataParallel(OnHardware, Pipelined):
             said.append(SYMPTOMS[self.fault].format(rank=self.fault_rank))
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
+        def time(amount):
+            return duration(amount, trace.unit)
+
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
-        said.append(f"Gradients travel for {duration(travelling, trace.unit)} of each step; {duration(wait, trace.unit)} of it a rank has "
-                    "nothing else to do.")
+        said.append(f"Gradients travel for {time(travelling)} of each step; {time(wait)} of it a rank "
+                    "has nothing else to do.")
         if wait and self.overlap and reduced:
             start, end = max(reduced.values(), key=lambda times: times[1])
             done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= end)
             when = "is full when the backward ends" if start >= done else "waits for those before it"
-            said.append(f"The last bucket {when}, and takes {duration(trace.units(end - max(start, done)), trace.unit)} after it.")
+            said.append(f"The last bucket {when}, and takes "
+                        f"{time(trace.units(end - max(start, done)))} after it.")
         last = max(p.nbytes for p in self.stages[0].parameters())
-        said.append(f"The last gradient, {size(last)} of the embedding, comes at once when the backward ends: smaller buckets, or parts of "
-                    "the parameter, send none of it earlier.")
-        block = self.stage_run(1, WHOLE).work("B")
-        if not self.profile.textbook and block.operators * self.profile.launch_s > block._replace(operators=0).seconds(self.profile, self.dtype):
-            said.append("A block's backward takes as long as its operators' launches: a wider model would compute more in the same time.")
-        first = tuple(event for event in trace if event.rank < self.pipeline)
-        return said + (bubbles(replace(trace, events=first, ranks=self.pipeline), self.order) if self.pipeline > 1 else [])
+        said.append(f"The last gradient, {size(last)} of the embedding, comes at once when the "
+                    "backward ends: smaller buckets, or parts of the parameter, send none of it "
+                    "earlier.")
+        block, profile = self.stage_run(1, WHOLE).work("B"), self.profile
+        launches_s = block.operators * profile.launch_s
+        if not profile.textbook and launches_s > block._replace(operators=0).seconds(profile, self.dtype):
+            said.append("A block's backward takes as long as its operators' launches: a wider model "
+                        "would compute more in the same time.")
+        if self.pipeline > 1:
+            first = tuple(event for event in trace if event.rank < self.pipeline)
+            said += bubbles(replace(trace, events=first, ranks=self.pipeline), self.order)
+        return said
 
 
 def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
@@ -252,13 +281,18 @@ def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
 
 
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:
-    """The schedule with each action cut into those of its stage's layers, which are the stages of the result."""
+    """The schedule with each action cut into those of its stage's layers, which are the stages of
+    the result."""
     def cut(action: Action):
         own = layers[action.stage]
-        return [Action(action.kind, layer, action.micro_batch) for layer in (own if action.kind == "F" else reversed(own))]
+        return [action._replace(stage=layer)
+                for layer in (own if action.kind == "F" else reversed(own))]
 
-    orders = [tuple((each,) for step in steps for action in step for each in cut(action)) for steps in order.over(1)]
-    return order if order.asynchronous else Written(order.ranks, order.micro_batches, tuple(orders), order.name)
+    if order.asynchronous:  # which a recipe refuses
+        return order
+    orders = (tuple((each,) for step in steps for action in step for each in cut(action))
+              for steps in order.over(1))
+    return Written(order.ranks, order.micro_batches, tuple(orders), order.name)
 
 
 @lru_cache(maxsize=64)

@@ -234,11 +234,12 @@ class Group:
         """Like `differing`, beside the first messages of what is to be agreed on."""
         return Agreement(self, text, name)
 
-    def room(self, size_bytes: int) -> torch.Tensor:
+    def room(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         """Bytes to receive into, the same ones in each call: fresh pages cost as much as a copy."""
-        if self._kept is None or len(self._kept) < size_bytes:
-            self._kept = torch.empty(size_bytes, dtype=torch.uint8)
-        return self._kept[:size_bytes]
+        kept = self._kept
+        if kept is None or kept.device != device or len(kept) < size_bytes:
+            self._kept = kept = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return kept[:size_bytes]
 
     def _compared(self, text: str, start: int = 0) -> tuple[int, list[str]]:
         """(the latest start of all, [] or each rank's text). Nothing that came from another rank
@@ -523,6 +524,8 @@ def of(parts: Sequence[torch.Tensor]) -> str:
 
 
 def again(process_group, lane: str) -> dist.ProcessGroup:
-    """A new process group of the ranks of this one."""
+    """A new process group of the ranks of this one. torch names one that only its members make by
+    how many groups a process has: for all ranks, of whom some may have more, it is made by all."""
     ranks = dist.get_process_group_ranks(process_group)
-    return dist.new_group(ranks, use_local_synchronization=True, group_desc=lane)
+    some = len(ranks) < dist.get_world_size()
+    return dist.new_group(ranks, use_local_synchronization=some, group_desc=lane)

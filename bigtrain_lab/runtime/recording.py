@@ -212,9 +212,9 @@ class RecordingGroup(Group):
             raise Impossible(f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order.")
         return latest
 
-    def room(self, size_bytes):
+    def room(self, size_bytes, device):
         with self.recorder.aside():
-            return super().room(size_bytes)
+            return super().room(size_bytes, device)
 
     def agreement(self, text, name=""):
         self._on_lane(name)

@@ -1,6 +1,6 @@
 """All-reduce on a ring: every rank gets the sum, and no link carries more than another.
 
-    x = sum_r x_r      rank 0 -> 1 -> ... -> N-1 -> 0: N-1 turns add, N-1 turns copy (pipelined_ring.py)
+    x = sum_r x_r      rank 0 -> 1 -> ... -> N-1 -> 0: N-1 turns add, N-1 copy: pipelined_ring.py
 
 Each chunk of the tensor goes around the ring once and gathers what all ranks have; then it goes
 around again as it is. A chunk travels in parts: while one is added, the next is on its way.
@@ -24,7 +24,8 @@ ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive inte
 
 
 @torch.no_grad()
-def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "all_reduce") -> Tensor:
+def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum",
+                    name: str = "all_reduce") -> Tensor:
     """Replace the tensor on every rank by the sum, or mean, over the ranks; returns it. Ranks whose
     tensors differ in shape or dtype are told so, all of them. `name` is that of its messages."""
     group = Group.of(group)
@@ -38,7 +39,8 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum", name: str = "al
     adds = sum(part.op.message.kind == "reduce" for part in receives)
     longest = max((part.stop - part.start for part in receives), default=1)
     ahead = min(adds, max(2, ROOM_BYTES // (longest * flat.itemsize)))
-    room = group.room(ahead * longest * flat.itemsize).view(flat.dtype).view(ahead, longest)
+    room = group.room(ahead * longest * flat.itemsize, flat.device)
+    room = room.view(flat.dtype).view(ahead, longest)
     coming: dict[int, tuple[Tensor, Handle]] = {}
 
     def post_receive(number: int) -> None:

@@ -1,9 +1,9 @@
-"""Data parallelism: each rank holds the whole model and a part of the batch; gradients are averaged.
+"""Data parallelism: each rank has the whole model and a part of the batch; gradients are averaged.
 
-    g = 1/N sum_r g_r       g_r: the gradient of rank r's samples; weights start alike, so stay alike
+    g = 1/N sum_r g_r       g_r: the gradient of rank r's samples; weights start, and stay, alike
 
     backward   ... layer 3 | layer 2 | layer 1 |
-    lane           [ bucket 0 ][ bucket 1 ]...        a bucket leaves when its last gradient is there
+    lane           [ bucket 0 ][ bucket 1 ]...        a bucket leaves when its last gradient is in
 
 Gradients come in reverse order of the layers. They lie side by side in flat tensors, cut into
 buckets; a full bucket is all-reduced on a lane of its own while the backward goes on. Large buckets
@@ -66,6 +66,7 @@ class DistributedDataParallel(nn.Module):
         self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
         learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         masters = masters_of([module])
         self.gradients = [Gradient(name, masters.get(p, p)) for name, p in reversed(learnt.items())]
         self.buckets = buckets_of([each.home for each in self.gradients], bucket_bytes, split)
@@ -127,7 +128,8 @@ class DistributedDataParallel(nn.Module):
         note_anew(self.module, [each.home for each in self.gradients])
         batch = self.batch
         self._begin()
-        if self.allow_unused or any(bucket.flat[:1].isnan().any() for bucket in self.buckets):
+        firsts = [bucket.flat[:1] for bucket in self.buckets if not bucket.flat.is_meta]
+        if self.allow_unused or any(first.isnan().any() for first in firsts):
             names = "\n".join(each.name for each in unused)
             by_rank = self.group.differing(names, f"the gradients of batch {batch}")
             guard.refuse_unused(self, unused, by_rank)

@@ -28,12 +28,13 @@ class DistributedSampler(Sampler[int]):
     def __init__(self, samples: int | Sized, rank: int, ranks: int, shuffle: bool = True,
                  seed: int = 0, last: str = "pad"):
         self.samples = samples if isinstance(samples, int) else len(samples)
-        refuse((not 0 <= rank < ranks, f"There is no rank {rank} of {ranks}: take 0 to {ranks - 1}."),
+        refuse((not 0 <= rank < ranks,
+                f"There is no rank {rank} of {ranks}: take 0 to {ranks - 1}."),
                (last not in ("pad", "drop", "uneven"),
                 f"last is {last!r}: choose pad, drop or uneven."),
                (last != "uneven" and self.samples < (1 if last == "pad" else ranks),
-                f"{self.samples} samples leave nothing for {ranks} ranks: give more samples, or take "
-                "fewer ranks."))
+                f"{self.samples} samples leave nothing for {ranks} ranks: give more samples, or "
+                "take fewer ranks."))
         self.rank, self.ranks, self.shuffle, self.seed, self.last = rank, ranks, shuffle, seed, last
         self.epoch = 0
 

@@ -180,6 +180,7 @@ def test_unused_parameters_are_named_on_every_rank_or_allowed(tmp_path):
     """Rank 1 uses the spare layer; in the last step nobody does. Nothing hangs, whatever a rank lacks."""
     def program(rank):
         told, x = [], torch.ones(1, WIDTH, dtype=torch.float64)
+        torch.distributed.new_group([0, 1])  # a group more than rank 2 has: a lane is made all the same
         model = DistributedDataParallel(Model(spare=True), rank.group("dp"), BUCKET_BYTES)
         for use in (rank.index == 1, False):
             model(x, use).sum().backward()
@@ -238,7 +239,14 @@ def twice(model):
     return model(torch.ones(1, 2)).sum()
 
 
+def thawed(model):
+    model.module[0].requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    model.finish_gradient_synchronization()
+
+
 @pytest.mark.parametrize("module, options, loss, told", [
+    (nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)), {}, thawed, "Parameter 0.weight on rank 0 was frozen when it was wrapped"),
     (nn.Linear(2, 3), {}, reshaped, "Parameter weight on rank 0 is float32 of shape (5, 2) on cpu and was float32 of shape (3, 2) on cpu when it was wrapped"),
     (nn.Embedding(4, 2, sparse=True), {}, lambda model: model(torch.tensor([1])).sum(), "Parameter weight on rank 0 has a gradient that is torch.sparse_coo"),
     (nn.Linear(2, 3), {}, twice, "Parameter bias on rank 0 got a gradient from backward 2 of a batch of 1: call finish_gradient_synchronization() before"),

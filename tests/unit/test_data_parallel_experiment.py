@@ -63,6 +63,12 @@ def test_replicas_of_a_pipeline_run_as_predicted_and_as_one_process(tmp_path):
     assert "exposed" in figures.figure("overlap", modelled).layout.title.text
 
 
+def test_a_backward_in_halves_is_priced_on_hardware_too():
+    whole, halves = (DataParallel(pipeline=2, replicas=2, schedule=name).predict() for name in ("1f1b", "zb-h1"))
+    backward = [sum(s.end - s.start for s in trace.spans(1) if s.kind in "BIW") for trace in (whole, halves)]
+    assert backward[0] == pytest.approx(backward[1], rel=0.5) and {"I", "W"} < {s.kind for s in halves.spans(1)}
+
+
 def test_what_it_says():
     said = " ".join(DataParallel(pipeline=2, replicas=2).explain(DataParallel(pipeline=2, replicas=2).predict()))
     assert "The last bucket is full when the backward ends" in said and "ranks 2" not in said

@@ -34,8 +34,8 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool
     if every := group.differing("\n".join(lines)):
         each = next(row for row in zip_longest(*(text.split("\n") for text in every),
                                                fillvalue="nothing more") if len(set(row)) > 1)
-        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same module with "
-                         "the same settings on every rank.")
+        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
+                         "module with the same settings on every rank.")
 
 
 def refuse_unlike(module: nn.Module, group: Group) -> None:
@@ -43,11 +43,13 @@ def refuse_unlike(module: nn.Module, group: Group) -> None:
     if group.size == 1:
         return
     named = [*module.named_parameters(), *module.named_buffers()]
-    sums = group.differing("\n".join(f"{crc32(as_bytes(tensor.cpu()).numpy())}" for _, tensor in named))
-    if sums:
-        name = next(name for (name, _), row in zip(named, zip(*map(str.split, sums))) if len(set(row)) > 1)
-        raise Impossible(f"The ranks begin with different weights, {name} among them: draw them from a "
-                         "seed that is the same on all, or let rank 0 send its own (alike=False).")
+    sums = [str(crc32(as_bytes(tensor.cpu()).numpy())) for _, tensor in named]
+    if every := group.differing("\n".join(sums)):
+        rows = zip(named, zip(*map(str.split, every)))
+        name = next(name for (name, _), row in rows if len(set(row)) > 1)
+        raise Impossible(f"The ranks begin with different weights, {name} among them: draw them "
+                         "from a seed that is the same on all, or let rank 0 send its own "
+                         "(alike=False).")
 
 
 def refuse_gradient(model, gradient) -> None:
@@ -58,11 +60,12 @@ def refuse_gradient(model, gradient) -> None:
         return
     who = f"Parameter {gradient.name} on rank {model.group.world_rank(model.group.rank)}"
     if found is None or found.layout != view.layout:
-        raise Impossible(f"{who} has a gradient that is {'gone' if found is None else found.layout}: "
-                         "data parallel averages dense gradients, so take sparse=False.")
-    if Shape.of(found) != Shape.of(view) or found.device != view.device or found is view and not same:
-        is_now = gradient.home if found is view else found
-        raise Impossible(f"{who} is {Shape.of(is_now)} on {found.device} and was {Shape.of(view)} on "
+        layout = "gone" if found is None else found.layout
+        raise Impossible(f"{who} has a gradient that is {layout}: data parallel averages "
+                         "dense gradients, so take sparse=False.")
+    now = gradient.home if found is view else found
+    if Shape.of(now) != Shape.of(view) or found.device != view.device:
+        raise Impossible(f"{who} is {Shape.of(now)} on {found.device} and was {Shape.of(view)} on "
                          f"{view.device} when it was wrapped: change the module before.")
     if model.syncing and gradient.count >= model.backwards:
         raise Impossible(f"{who} got a gradient from backward {gradient.count + 1} of a batch of "
@@ -72,11 +75,17 @@ def refuse_gradient(model, gradient) -> None:
 
 def refuse_replaced(model) -> None:
     """What the ranks average would not be what the optimizer reads."""
+    rank = model.group.world_rank(model.group.rank)
     for each in model.gradients:
         if each.used and each.home.grad is not each.view:
-            raise Impossible(f"The gradient of {each.name} on rank {model.group.world_rank(model.group.rank)} was replaced after "
-                             "its backward, so its mean would be lost: call finish_gradient_synchronization() before what "
-                             "replaces it, such as the sum of a tied weight's copies.")
+            raise Impossible(f"The gradient of {each.name} on rank {rank} was replaced after its "
+                             "backward, so its mean would be lost: call "
+                             "finish_gradient_synchronization() before what replaces it, such as "
+                             "the sum of a tied weight's copies.")
+    for name, parameter in model.frozen.items():
+        if parameter.grad is not None:
+            raise Impossible(f"Parameter {name} on rank {rank} was frozen when it was wrapped and "
+                             "has a gradient now, which nobody averages: wrap the module anew.")
 
 
 def refuse_unused(model, unused: list, by_rank: list[str]) -> None:
@@ -85,5 +94,5 @@ def refuse_unused(model, unused: list, by_rank: list[str]) -> None:
         return
     every = by_rank or ["\n".join(each.name for each in unused)] * model.group.size
     told = by_ranks(model.group, [text.replace("\n", ", ") for text in every])
-    raise Impossible(f"Parameters got no gradient, on {told}; let every rank's loss depend on them, "
-                     "freeze them, or pass allow_unused=True.")
+    raise Impossible(f"Parameters got no gradient, on {told}; let every rank's loss depend on "
+                     "them, freeze them, or pass allow_unused=True.")
