@@ -167,7 +167,9 @@ class RecordingGroup(Group):
     # -- collectives ----------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
-        self._note_not_finite(tensor, name)
+        if self.size > 1:
+            with self.recorder.aside():
+                self._note_not_finite(tensor, name)
         return super().all_reduce(tensor, op, name)
 
     @contextmanager
