@@ -3,8 +3,9 @@
     turn    0 .. N-2     a chunk comes from the left, is added to ours, and goes on to the right
             N-1 .. 2N-3  a whole sum comes from the left, replaces ours, and goes on to the right
 
-Each of the N chunks is cut into parts, so that one is added while others travel. This order is
-written once: the technique executes it, and a plan that holds it predicts its times.
+The moves are those of the collective Ring. Each of the N chunks is cut into parts, so that one is
+added while others travel. The technique executes this order, and a plan that holds it predicts its
+times.
 
 Cost: 2 (N-1) turns; 2 (N-1)/N of the tensor sent, and received, by each rank.
 Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, section 3.
@@ -13,7 +14,8 @@ Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, sectio
 from functools import lru_cache
 from typing import NamedTuple
 
-from .collective import sizes
+from .collective import Move, sizes
+from .collectives.ring import Ring
 from .plan import Message, Recv, Send
 
 PART_BYTES = 4 * 2**20  # smaller ones cost more calls than their overlap saves
@@ -34,27 +36,29 @@ def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: st
     """What a rank does to all-reduce so many elements: what it sends at first, then what it
     receives and sends by turns. Messages are named as those of the collective Ring; parts without
     elements are left out."""
-    chunks, turns = sizes(elements, ranks), 2 * (ranks - 1)
+    chunks, rounds = sizes(elements, ranks), Ring(ranks).rounds()
+    sends = [next(move for move in moves if move.src == rank) for moves in rounds]
+    receives = [next(move for move in moves if move.dst == rank) for moves in rounds]
     parts = max(1, -(-chunks[0] * itemsize // part_bytes))
 
-    def part(way, other: int, chunk: int, turn: int, number: int) -> Part:
-        start = sum(chunks[:chunk])
-        begin, end = (start + chunks[chunk] * at // parts for at in (number, number + 1))
-        about = f"{name} round {turn + 1} chunk {chunk}" + f" part {number}" * (parts > 1)
-        kind = "reduce" if turn < ranks - 1 else "copy"
-        message = Message(about, kind, (end - begin) * itemsize, chunk)
+    def part(way, other: int, move: Move, turn: int, number: int) -> Part:
+        start = sum(chunks[:move.chunk])
+        begin, end = (start + chunks[move.chunk] * at // parts for at in (number, number + 1))
+        about = f"{name} round {turn + 1} chunk {move.chunk}" + f" part {number}" * (parts > 1)
+        kind = "reduce" if move.reduce else "copy"
+        message = Message(about, kind, (end - begin) * itemsize, move.chunk)
         return Part(way(other, message), begin, end, turn == ranks - 2)
 
     def send(turn: int, number: int) -> Part:
-        return part(Send, (rank + 1) % ranks, (rank - turn) % ranks, turn, number)
+        return part(Send, sends[turn].dst, sends[turn], turn, number)
 
     def receive(turn: int, number: int) -> Part:
-        return part(Recv, (rank - 1) % ranks, (rank - 1 - turn) % ranks, turn, number)
+        return part(Recv, receives[turn].src, receives[turn], turn, number)
 
-    first, then = [send(0, number) for number in range(parts)], []
-    for turn in range(turns):
+    first, then = [send(0, number) for number in range(parts if rounds else 0)], []
+    for turn in range(len(rounds)):
         for number in range(parts):
             then.append(receive(turn, number))
-            if turn + 1 < turns:
+            if turn + 1 < len(rounds):
                 then.append(send(turn + 1, number))
     return tuple([part for part in order if part.start < part.stop] for order in (first, then))
