@@ -325,7 +325,7 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
 @collector_paused()
 def lower_collective(collective: Collective, elements: int | None = None, itemsize: int = 1, name: str = "",
                      lane: str = "compute") -> Plan:
-    """Of a tensor of so many elements; without them the Cost prices the messages "reduce" and "copy", with the chunk as stage.
+    """The plan of a collective on a tensor of `elements` numbers; without them the Cost prices the messages "reduce" and "copy", with the chunk as stage.
 
     In each round a rank posts its sends, then its receives, in the order of the moves; message "round 2 chunk 0" begins with `name`.
     """

@@ -33,7 +33,7 @@ def exposures(trace: Trace) -> list[tuple[int, int, int]]:
 
 
 def exposed(trace: Trace) -> float:
-    """Such waits in a step, of the rank that waits longest."""
+    """Time a step for which the rank that waits longest waits for gradients."""
     waits = Counter()
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin

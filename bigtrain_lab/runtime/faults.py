@@ -77,8 +77,8 @@ class Fault:
 
 
 class Astray:
-    """An all-reduce of which call number `at` is left out ("absent"), or comes after the next one
-    ("swapped")."""
+    """Calls an all-reduce, but leaves out call number `at` ("absent"), or makes it after the next
+    one ("swapped")."""
 
     def __init__(self, mistake: str, at: int, all_reduce: Callable):
         self.mistake, self.at, self.all_reduce, self.calls, self.kept = mistake, at, all_reduce, 0, []

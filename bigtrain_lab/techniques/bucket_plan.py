@@ -74,7 +74,8 @@ def waiting(ops: Sequence, order: Schedule, homes: Sequence[set[int]], overlap: 
 
 def reducing(batch: int, buckets: Sequence[Bucket], peers: tuple[int, ...],
              of: int | None) -> Iterator:
-    """The lane beside it, in one batch; `of`: the rank whose messages of a ring they are."""
+    """What the lane of communication does in one batch. `of`: the rank that sends the messages of
+    our ring; None: all ranks call the backend's all-reduce."""
     for k, bucket in enumerate(buckets):
         elements, each_bytes = bucket.stop - bucket.start, bucket.kind[0].itemsize
         yield Wait(name(k, batch))
