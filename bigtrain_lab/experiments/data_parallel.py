@@ -31,7 +31,7 @@ from ..simulate import simulate
 from ..techniques import one_process
 from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.bucket_plan import LANE, with_buckets
-from ..techniques.reducers import Buckets, FusedCycle, PushPull, backend_all_reduce, push_pull
+from ..techniques.reducers import Buckets, FusedCycle, PushPull
 from ..words import duration, size
 from .experiment import MB, Quantity
 from .on_hardware import OnHardware, profiles
@@ -141,9 +141,7 @@ class DataParallel(OnHardware, Pipelined):
         """What is sent together, when, and by which messages."""
         ticks = round(self.cycle_ms * (1000 if self.profile.textbook else TICKS_PER_SECOND / 1000))
         strategy = {"buckets": Buckets(self.split_parameters), "fused-cycle": FusedCycle(every_ticks=ticks), "push-pull": PushPull()}[self.strategy]
-        all_reduce = ring_all_reduce if self.ring else backend_all_reduce
-        if self.strategy == "push-pull":
-            all_reduce = push_pull
+        all_reduce = ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
         return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
     @property

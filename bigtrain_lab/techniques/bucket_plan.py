@@ -21,17 +21,17 @@ from ..pipelined_ring import pipelined_ring
 from ..plan import Compute, Launch, Plan, Together, Wait, lower, lower_collective, moved
 from ..schedule import Schedule
 from .all_reduce import ring_all_reduce
-from .reducers import Bucket, Buckets, OneServerARank, backend_all_reduce, name, push_pull
+from .reducers import Bucket, Buckets, OneServerARank, name, push_pull
 
 LANE = "comm:dp"
 
 
 def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
                  bucket_bytes: int, *, strategy: Buckets = Buckets(), overlap: bool = True,
-                 all_reduce: Callable = backend_all_reduce) -> Plan:
+                 all_reduce: Callable | None = None) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order), whose gradients
-    are averaged in buckets. `stages`: stage -> its module, on meta or not. `all_reduce`: the
-    backend's, ring_all_reduce or push_pull."""
+    are averaged in buckets. `stages`: stage -> its module, on meta or not. `all_reduce`:
+    ring_all_reduce; without it the strategy's."""
     mesh = Mesh(dp=replicas, pp=order.ranks)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
@@ -48,7 +48,7 @@ def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int
         lanes[rank, "compute"] = tuple(waiting(ops, order, homes, overlap))
         ops = []
         for batch in range(steps if buckets else 0):
-            send = partial(messages, buckets, batch, rank, peers, all_reduce)
+            send = partial(messages, buckets, batch, rank, peers, all_reduce or strategy.all_reduce)
             ops += strategy.program(batch, buckets, bucket_bytes, True, peers, send)
             ops.append(Launch(whole(batch)))
         lanes[rank, LANE] = tuple(ops)

@@ -29,7 +29,7 @@ from ..runtime.group import Group
 from ..runtime.message import as_bytes
 from .guards import data_parallel as guard
 from .prepared_model import masters_of, note_anew
-from .reducers import Bucket, Buckets, backend_all_reduce, name
+from .reducers import Bucket, Buckets, name
 
 
 class DistributedDataParallel(nn.Module):
@@ -45,7 +45,8 @@ class DistributedDataParallel(nn.Module):
     strategy      what is sent together and when: Buckets(), Buckets(split=True) which cuts a
                   parameter where its bucket is full, FusedCycle(every_ticks) or PushPull()
     all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place, such as
-                  ring_all_reduce or push_pull; without it the backend's own
+                  ring_all_reduce; without it the strategy's, which is the backend's own or
+                  push_pull
     backwards     how many backward passes make one gradient: a parameter is ready at its last one
     overlap       launch a bucket when it is full; else all of them at the end
     allow_unused  a parameter that a rank did not use counts as zeros there, and its `.grad` stays
@@ -68,7 +69,7 @@ class DistributedDataParallel(nn.Module):
             guard.refuse_unlike(module, self.group)
         else:
             broadcast([*module.parameters(), *module.buffers()], self.group)
-        self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
+        self.all_reduce, self.backwards = all_reduce or strategy.all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
         learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}

@@ -47,12 +47,31 @@ class Bucket:
     missing: int = 0  # members that are not ready
 
 
+def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:
+    """The backend's own all-reduce: a choice for `all_reduce`."""
+    return group.all_reduce(tensor, op, name)
+
+
+@torch.no_grad()
+def push_pull(tensor: Tensor, group=None, op: str = "sum", name: str = "push_pull") -> Tensor:
+    """Replace the tensor on every rank by the sum, or mean, over the ranks, of which each is the
+    server of one part: a choice for `all_reduce`."""
+    group = Group.of(group)
+    collective = OneServerARank(group.size)
+    plan = lower_collective(collective, tensor.numel(), tensor.itemsize, name)
+    work = Chunks(collective, group.rank, tensor)
+    run(plan.lanes[group.rank, "compute"], group, work, {}, {})
+    work.store(tensor)
+    return tensor.div_(group.size) if op == "mean" else tensor
+
+
 @dataclass(frozen=True)
 class Buckets:
     """Of at most so many bytes; a larger parameter has one of its own, or is `split`."""
 
     split: bool = False
     every_ticks: ClassVar[int] = 0
+    all_reduce = staticmethod(backend_all_reduce)  # by which messages, where nothing else is asked
 
     def pieces(self, parameters: Sequence[Tensor], most_bytes: int, timed: bool) -> list[Bucket]:
         """Of the gradients of these parameters, given in the order in which gradients come, in
@@ -110,6 +129,7 @@ class PushPull(Buckets):
 
     split: bool = True
     every_ticks: ClassVar[int] = 1
+    all_reduce = staticmethod(push_pull)
 
     def leaving(self, ready, pieces, most_bytes):
         return [[max(ready)]]
@@ -144,21 +164,3 @@ def buckets_of(parameters: Sequence[Tensor], bucket_bytes: int, split: bool) -> 
             if not (left := left - taken):
                 break
     return sorted(buckets, key=lambda bucket: bucket.members[-1])
-
-
-def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:
-    """The backend's own all-reduce: a choice for `all_reduce`."""
-    return group.all_reduce(tensor, op, name)
-
-
-@torch.no_grad()
-def push_pull(tensor: Tensor, group=None, op: str = "sum", name: str = "push_pull") -> Tensor:
-    """Replace the tensor on every rank by the sum, or mean, over the ranks, of which each is the
-    server of one part: a choice for `all_reduce`."""
-    group = Group.of(group)
-    collective = OneServerARank(group.size)
-    plan = lower_collective(collective, tensor.numel(), tensor.itemsize, name)
-    work = Chunks(collective, group.rank, tensor)
-    run(plan.lanes[group.rank, "compute"], group, work, {}, {})
-    work.store(tensor)
-    return tensor.div_(group.size) if op == "mean" else tensor

@@ -21,7 +21,7 @@ from bigtrain_lab.techniques.bucket_plan import messages
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
-from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull, backend_all_reduce, buckets_of, push_pull
+from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull, backend_all_reduce, buckets_of
 
 from .test_group import lanes_of
 
@@ -76,8 +76,8 @@ OPTIONS = {
     "plain, kept gradients": (2, {"all_reduce": ring_all_reduce}, {"record": False}),
     "ring, split": (4, {"all_reduce": ring_all_reduce, "strategy": Buckets(split=True)}, {"cost": {"B": 3, "U": 1}}),
     "fused cycle": (2, {"strategy": FusedCycle(every_ticks=700), "bucket_bytes": 400}, {"cost": {"B": 3, "U": 1}}),
-    "push-pull": (4, {"strategy": PushPull(), "all_reduce": push_pull}, {"cost": {"B": 3, "U": 1}}),
-    "push-pull, no clock": (2, {"strategy": PushPull(), "all_reduce": push_pull}, {"record": False}),
+    "push-pull": (4, {"strategy": PushPull()}, {"cost": {"B": 3, "U": 1}}),
+    "push-pull, no clock": (2, {"strategy": PushPull()}, {"record": False}),
     "fused cycle, no clock": (2, {"strategy": FusedCycle(), "overlap": False}, {"record": False}),
     "backend, one bucket": (2, {"bucket_bytes": 2**20, "backwards": 2}, {"cost": {"B": 3, "U": 1}}),
     "accumulated, at the end": (2, {"all_reduce": backend_all_reduce, "overlap": False}, {"clock": False}),
@@ -133,7 +133,7 @@ def test_ranks_learn_what_one_process_learns(case, tmp_path):
             work = [Compute((Action("B", 0, pieces * step + piece),)) for piece in range(pieces)]
             ready = [Launch(f"bucket {number} of batch {step}") for number in range(len(buckets))]
             lanes[rank, "compute"] += [*work, *ready, Wait(f"mean {step}"), Compute((Action("U", 0, step),))]
-            send = partial(messages, buckets, step, rank, everyone, options.get("all_reduce", backend_all_reduce))
+            send = partial(messages, buckets, step, rank, everyone, options.get("all_reduce", strategy.all_reduce))
             lanes[rank, "comm:dp"] += [*strategy.program(step, buckets, most_bytes, True, everyone, send), Launch(f"mean {step}")]
     plan = Plan({key: tuple(ops) for key, ops in lanes.items()}, ranks)
     assert lanes_of(run.trace("modelled")) == lanes_of(simulate(plan, cost["cost"]))

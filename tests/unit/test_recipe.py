@@ -18,7 +18,7 @@ from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.bucket_plan import with_buckets
-from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull, push_pull
+from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull
 
 from .test_group import lanes_of
 
@@ -77,7 +77,7 @@ def test_replicas_are_plain_training(changes, tmp_path):
 
 @pytest.mark.parametrize("schedule, further", [
     ("1f1b", {"all_reduce": ring_all_reduce}), ("zb-h1", {"strategy": Buckets(split=True)}), ("1f1b", {"overlap": False}),
-    ("zb-h1", {"strategy": FusedCycle(every_ticks=5000)}), ("1f1b", {"strategy": PushPull(), "all_reduce": push_pull})])
+    ("zb-h1", {"strategy": FusedCycle(every_ticks=5000)}), ("1f1b", {"strategy": PushPull()})])
 def test_replicas_of_a_pipeline_are_as_predicted(schedule, further, tmp_path):
     """Event for event, with masters and recompute; replicas are equal to the bit."""
     recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16",
