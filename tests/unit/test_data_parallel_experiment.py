@@ -78,6 +78,8 @@ def test_other_strategies_run_as_predicted_send_as_many_bytes_and_learn_the_same
         assert sum(t.bytes for t in cycles) == len(cycles) * round(8 * share)
         assert sum(t.bytes for t in lane if t not in cycles) == pytest.approx(share * gradients, rel=0.01 / replicas)  # chunks are whole elements
         assert len(cycles) >= 2 * asked.steps
+        largest = max(p.nbytes for each in asked.stages.values() for p in each.parameters())
+        assert max(t.bytes for t in lane) <= share * max(asked.bucket_bytes, largest) + 1 and len({t.name for t in lane}) > 3 * asked.steps
         (last,) = [s for s in modelled.spans(rank) if s.name == "0B0"]
         assert min(t.start for t in lane if t.name.startswith("bucket")) < last.end
 
