@@ -6,7 +6,7 @@ between ranks follow from what each action needs, so they are derived here and n
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -211,13 +211,20 @@ class Plan:
 
 
 def with_calls(plan: Plan, inside: Mapping[tuple[str, int], tuple[Inside, ...]],
-               mesh: Mesh, axis: str = SLICES) -> Plan:
-    """The plan of ranks whose actions call collectives of the peers on this axis: `inside`, as a
-    Cost has them. Each is issued on the lane of the axis, and the action goes on when it ends."""
-    lanes, lane = dict(plan.lanes), f"comm:{axis}"
+               mesh: Mesh, before_update: Callable = lambda rank, batch: ()) -> Plan:
+    """The plan of ranks whose actions call collectives of the peers on the axis SLICES: `inside`,
+    as a Cost has them. Each is issued on the lane of the axis, and the action goes on when it ends.
+    `before_update`: (rank, batch) -> operations before its first update of a batch."""
+    lanes, lane = dict(plan.lanes), f"comm:{SLICES}"
     for rank in range(plan.ranks):
-        peers, ops, calls = mesh.peers(rank, axis), [], []
+        peers, ops, calls = mesh.peers(rank, SLICES), [], []
+        batch, was_update = 0, False
         for op in plan.lanes[rank, "compute"]:
+            if isinstance(op, Compute):
+                if (is_update := op.step[-1].kind == "U") and not was_update:
+                    ops += before_update(rank, batch)
+                    batch += 1
+                was_update = is_update
             own = called(op.step, inside) if isinstance(op, Compute) else ()
             for part, call in enumerate(own):
                 name = call_name(op.step, part, call.name)
