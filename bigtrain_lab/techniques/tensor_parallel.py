@@ -159,7 +159,7 @@ class VocabParallelEmbedding(nn.Module):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         guard.refuse_uneven(f"{name}: num_embeddings", num_embeddings, self.group.size)
         shape, seed = (num_embeddings, embedding_dim), common(seed, self.group)
-        self.weight = drawn(shape, Cut(0), self.group, torch.Tensor.normal_, seed, "weight")
+        self.weight = drawn(shape, Cut(0), self.group, nn.init.normal_, seed, "weight")
 
     def forward(self, ids: Tensor) -> Tensor:
         guard.refuse_outside(self.name, ids, self.num_embeddings)
@@ -293,7 +293,7 @@ def drawn(shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable,
 
 def uniform(in_features: int) -> Callable:
     """nn.Linear's: between -1 / sqrt(in_features) and that."""
-    return partial(torch.Tensor.uniform_, **dict(zip(("a", "b"), (-in_features**-0.5, in_features**-0.5))))
+    return partial(nn.init.uniform_, a=-in_features**-0.5, b=in_features**-0.5)
 
 
 def common(seed: int | None, group: Group) -> int:

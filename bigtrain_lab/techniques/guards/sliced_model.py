@@ -40,6 +40,14 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
                          "as 'sequence'.")
     for path, way in ways.items():
         refuse_way(module, path, way, group, sequence)
+    owners = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        for parameter in part.parameters(recurse=False):
+            owners.setdefault(parameter, []).append(path)
+    for paths in owners.values():
+        cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
+        if cut and len(cut) < len(paths):
+            raise Impossible(f"{' and '.join(paths)} share a weight, and the plan cuts only {cut[0]}: plan both.")
 
 
 def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: bool) -> None:
