@@ -19,7 +19,7 @@ Bytes sent a rank: 2 (N - 1) / N of its part of the result, for each axis of N r
 Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084), sections 3 and 4.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil, prod
 from typing import NamedTuple
@@ -68,12 +68,20 @@ def gradient(product: Terms, at: int) -> Terms:
     return *factors, *([alone] if alone else []), inputs[at]
 
 
+def products(equation: str, names: Sequence[str] = ()) -> list[tuple[str, Terms]]:
+    """The product itself, and each input's gradient, by name."""
+    whole = terms(equation)
+    inputs = range(len(whole) - 1)
+    names = names or ("the result", *(f"gradient {at}" for at in inputs))
+    return list(zip(names, [whole, *(gradient(whole, at) for at in inputs)]))
+
+
 def part_shape(dims, sizes: Mapping[str, int], layout, axes) -> tuple[int, ...]:
     """What a rank holds of a tensor whose whole dimensions have these sizes."""
     return tuple(sizes[dim] // axes.get(layout.get(dim), 1) for dim in dims)
 
 
-def sums(product: Terms, name: str, sizes, layout, axes, itemsize: int) -> list[Needed]:
+def sums(name: str, product: Terms, sizes, layout, axes, itemsize: int) -> list[Needed]:
     """The all-reduces of one product, whose result is called `name`."""
     *factors, result = product
     summed = dict.fromkeys(dim for each in factors for dim in each if dim not in result)
@@ -83,29 +91,26 @@ def sums(product: Terms, name: str, sizes, layout, axes, itemsize: int) -> list[
 
 
 def collectives(equation: str, sizes: Mapping[str, int], layout: Mapping[str, str],
-                axes: Mapping[str, int], itemsize: int = 4) -> list[Needed]:
+                axes: Mapping[str, int], itemsize: int = 4, names: Sequence[str] = ()):
     """All that a product needs, and then each input's gradient, in their order.
 
     sizes   dimension -> its whole size         axes   mesh axis -> its ranks
-    layout  dimension -> the axis that cuts it
+    layout  dimension -> the axis that cuts it  names  of the result and of the gradients
 
     Impossible where a tensor would be cut twice along one axis, or a size does not divide.
     """
-    product = terms(equation)
-    guard.refuse(product, sizes, layout, axes)
-    needed = sums(product, "the result", sizes, layout, axes, itemsize)
-    for at in range(len(product) - 1):
-        needed += sums(gradient(product, at), f"gradient {at}", sizes, layout, axes, itemsize)
-    return needed
+    guard.refuse(terms(equation), sizes, layout, axes)
+    return [each for name, product in products(equation, names)
+            for each in sums(name, product, sizes, layout, axes, itemsize)]
 
 
 def einsum(equation: str, *parts: Tensor, layout: Mapping[str, str], groups: Mapping[str, Group],
-           name: str = "", multiply: Callable = torch.einsum) -> Tensor:
+           names: Sequence[str] = (), multiply: Callable = torch.einsum) -> Tensor:
     """This rank's part of a product, from its parts of the inputs.
 
     layout    dimension -> mesh axis; dimensions of other products may be in it
     groups    mesh axis -> the ranks along it: a Group, a ProcessGroup, None
-    name      begins the names of the collectives
+    names     of the result and of each input's gradient, for the names of the collectives
     multiply  (equation in letters, *factors) -> the product on one rank
 
     Ranks that hold the same part of the result give it the same gradient. Impossible as in
@@ -113,22 +118,22 @@ def einsum(equation: str, *parts: Tensor, layout: Mapping[str, str], groups: Map
     """
     groups = {axis: Group.of(group) for axis, group in groups.items()}
     axes = {axis: group.size for axis, group in groups.items()}
-    product = terms(equation)
-    layout = {dim: axis for dim, axis in layout.items() if any(dim in each for each in product)}
-    sizes = guard.sizes(product, parts, layout, axes)
-    guard.refuse(product, sizes, layout, axes)
-    asked = dict(sizes=sizes, layout=layout, axes=axes)
-    return Product.apply(partial(multiplied, asked, groups, name, multiply), product, *parts)
+    every = terms(equation)
+    layout = {dim: axis for dim, axis in layout.items() if any(dim in each for each in every)}
+    sizes = guard.sizes(every, parts, layout, axes)
+    guard.refuse(every, sizes, layout, axes)
+    known = partial(multiplied, dict(sizes=sizes, layout=layout, axes=axes), groups, multiply)
+    return Product.apply(known, products(equation, names), *parts)
 
 
 class Product(torch.autograd.Function):
     """A product whose gradients are products."""
 
     @staticmethod
-    def forward(ctx, multiplied, product, *parts):
-        ctx.multiplied, ctx.product = multiplied, product
+    def forward(ctx, multiplied, products, *parts):
+        ctx.multiplied, (first, *ctx.gradients) = multiplied, products
         ctx.save_for_backward(*parts)
-        return multiplied(product, "the result", *parts)
+        return multiplied(*first, *parts)
 
     @staticmethod
     @once_differentiable
@@ -136,20 +141,19 @@ class Product(torch.autograd.Function):
         parts, found = ctx.saved_tensors, []
         for at, wanted in enumerate(ctx.needs_input_grad[2:]):
             factors = of_result, *parts[:at], *parts[at + 1:]
-            found.append(ctx.multiplied(gradient(ctx.product, at), f"gradient {at}", *factors)
-                         if wanted else None)
+            found.append(ctx.multiplied(*ctx.gradients[at], *factors) if wanted else None)
         return None, None, *found
 
 
-def multiplied(asked, groups, name: str, multiply, product: Terms, result: str, *parts: Tensor):
+def multiplied(known, groups, multiply, name: str, product: Terms, *parts: Tensor) -> Tensor:
     """The product of this rank's parts, summed along the axes that cut what it sums over."""
     if len(parts) < len(product) - 1:  # dimensions that only the result has
-        parts = *parts, parts[0].new_ones(part_shape(product[-2], **asked))
-    letters = {dim: chr(ord("a") + number) for number, dim in enumerate(asked["sizes"])}
+        parts = *parts, parts[0].new_ones(part_shape(product[-2], **known))
+    letters = {dim: chr(ord("a") + number) for number, dim in enumerate(known["sizes"])}
     *factors, whole = ("".join(map(letters.get, each)) for each in product)
     own = multiply(f"{','.join(factors)}->{whole}", *parts).contiguous()
-    for each in sums(product, result, **asked, itemsize=own.itemsize):
-        groups[each.axis].all_reduce(own, name=name + each.name)
+    for each in sums(name, product, **known, itemsize=own.itemsize):
+        groups[each.axis].all_reduce(own, name=each.name)
     return own
 
 

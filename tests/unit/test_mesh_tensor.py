@@ -41,6 +41,10 @@ def learnt(result, inputs, of_result) -> list:
     return [result.detach().numpy(), *(each.grad.numpy() for each in inputs)]
 
 
+def called(number: int) -> list[str]:
+    return [f"{what} of {number}." for what in ("the result", "gradient 0", "gradient 1", "gradient 2")]
+
+
 def program(rank):
     shown = {}
     for number in range(CASES):
@@ -50,7 +54,7 @@ def program(rank):
         *named, result = (" ".join(dims) for dims in terms(equation))
         parts = [laid_out(each, dims, {}, layout, groups) for each, dims in zip(inputs, named)]
         kept = [part.detach().clone() for part in parts]
-        made = einsum(equation, *parts, layout=layout | {"another": "dp"}, groups=groups, name=f"{number}: ")
+        made = einsum(equation, *parts, layout=layout | {"another": "dp"}, groups=groups, names=called(number))
         assert all(map(torch.equal, parts, kept)) and made.is_contiguous()
         made = laid_out(made, result, layout, other, groups)
         for at, array in enumerate(learnt(laid_out(made, result, other, {}, groups), inputs, of_result)):
@@ -75,11 +79,11 @@ def test_any_layout_computes_what_one_process_does_and_sends_what_its_names_say(
         for at, right in enumerate(learnt(torch.einsum(letters(equation), *inputs), inputs, of_result)):
             off = torch.tensor(run.result[f"{number}.{at}"] - right)
             assert torch.linalg.vector_norm(off) <= 1e-12 * torch.linalg.vector_norm(torch.tensor(right)), (number, equation, layout)
-        needed = collectives(equation, sizes, layout, dict(mesh.axes), itemsize=8)
+        needed = collectives(equation, sizes, layout, dict(mesh.axes), 8, called(number))
         cut += len(needed)
         for rank in range(ranks):
-            sent = [(t.name, t.bytes) for t in trace.transfers(rank) if t.name.startswith(f"{number}: ")]
-            assert sorted(sent) == sorted((f"{number}: {each.name}", each.sent_bytes) for each in needed)
+            sent = [(t.name, t.bytes) for t in trace.transfers(rank) if f" of {number}. " in t.name]
+            assert sorted(sent) == sorted((each.name, each.sent_bytes) for each in needed)
     assert cut > CASES
 
 
