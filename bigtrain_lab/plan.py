@@ -5,8 +5,9 @@ between ranks follow from what each action needs, so they are derived here and n
 """
 
 import gc
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -91,6 +92,36 @@ class Together(NamedTuple):
         if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
             return None
         return ring[ring.index(rank) - 1], share
+
+
+class Cycle(NamedTuple):
+    """Ask all `ranks`, by one all-reduce, how many of `labels` each has seen posted, in their
+    order; go on with the operations `then(least)`. A rank asks at a multiple of `every_ticks`: the
+    first at which its lane is free and label number `first` is posted."""
+
+    name: str
+    labels: tuple[str, ...]
+    first: int
+    every_ticks: int
+    ranks: tuple[int, ...]
+    then: Callable[[int], Sequence] = lambda least: ()
+
+    @property
+    def label(self) -> str:
+        return self.labels[self.first]
+
+    @property
+    def request(self) -> Together:
+        return Together(self.name, "all_reduce", 8, self.ranks)
+
+    def asks(self, now: int, times: Sequence[int]) -> tuple[int, int] | None:
+        """(when a rank asks, how many it has seen); None where the `times` of the first labels do
+        not say so yet."""
+        if len(times) > self.first:
+            at = -(-max(now, times[self.first]) // self.every_ticks) * self.every_ticks
+            if times[-1] > at or len(times) == len(self.labels):
+                return at, bisect_right(times, at)
+        return None
 
 
 class Serve(NamedTuple):

@@ -35,7 +35,7 @@ from .techniques import one_process
 from .techniques.accumulate import windows
 from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
-from .techniques.data_parallel import DistributedDataParallel, backend_all_reduce
+from .techniques.data_parallel import DistributedDataParallel
 from .techniques.guards import recipe as guard
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
@@ -347,6 +347,5 @@ def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], copies):
     copies.lane()  # made there too: torch names a group by how many groups its members have
     if not any(p.requires_grad for stage in stages.values() for p in stage.parameters()):
         return None
-    further = {"alike": True, "all_reduce": backend_all_reduce} | recipe.data_parallel
     return DistributedDataParallel(nn.ModuleList(stages.values()), copies, recipe.bucket_bytes,
-                                   **further)
+                                   **{"alike": True} | recipe.data_parallel)

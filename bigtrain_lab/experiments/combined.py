@@ -119,7 +119,7 @@ class Combined(Layered):
 def nearest(mesh: Mesh) -> Iterator[str]:
     """Meshes of at most 8 ranks: each axis in turn made smaller until it fits."""
     sizes = dict(mesh.axes)
-    for axis, size in sizes.items():
-        room = 8 * size // mesh.size
-        if size > 1 and room:
+    for axis, ranks in sizes.items():
+        room = 8 * ranks // mesh.size
+        if ranks > 1 and room:
             yield f"{axis} = {room}"

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from ..core import Impossible, Scalar, Trace, knob
-from ..core.hardware import Hardware
+from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..data import chosen_text
 from ..explain import bubbles
 from ..models.optimizers import OPTIMIZERS
@@ -22,7 +22,7 @@ from ..runtime.faults import MISTAKES, Astray, Fault
 from ..schedule import Schedule
 from ..techniques.all_reduce import ring_all_reduce
 from ..techniques.bucket_plan import LANE
-from ..techniques.data_parallel import backend_all_reduce
+from ..techniques.reducers import Buckets, FusedCycle, PushPull
 from ..words import duration, size
 from .experiment import MB, Quantity
 from .layered import Layered
@@ -37,6 +37,9 @@ SYMPTOMS = {
 }
 
 
+STRATEGIES = ("buckets", "fused-cycle", "push-pull")
+
+
 class DataParallel(Layered):
     name: ClassVar[str] = "data-parallel"
     question: ClassVar[str] = "Three GPUs: three times faster?"
@@ -46,6 +49,9 @@ class DataParallel(Layered):
 
     replicas: int = knob(3, "copies of the model, each with its share of a batch", low=1, high=8)
     bucket_mb: float = knob(1.0, "gradients that travel in one message", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True)
+    strategy: str = knob("buckets", "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of Horovod's; or pieces, front "
+                         "layers first, each rank being the server of a part of them, as BytePS pushes and pulls", choices=STRATEGIES, more=True)
+    cycle_ms: float = knob(1.0, "time from one fused cycle to the next; on the textbook profile in slots", low=0.001, high=100, step=0.001, unit="ms", logarithmic=True, more=True)
     overlap: bool = knob(True, "send a bucket when it is full, beside the backward; else all of them after it")
     hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles)
     link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s")
@@ -82,6 +88,8 @@ class DataParallel(Layered):
         used = {"none": set(), "short": {"fault_rank"}}
         used = used.get(settings["mistake"], {"fault_rank", "fault_at"})
         alone = {"schedule"} if settings["pipeline"] == 1 else set()
+        alone |= {"buckets": {"cycle_ms"}, "fused-cycle": {"split_parameters"},
+                  "push-pull": {"cycle_ms", "split_parameters", "ring"}}[settings["strategy"]]
         return super().idle_settings(settings) - used | alone
 
     def refuse_mistake(self) -> None:
@@ -98,17 +106,16 @@ class DataParallel(Layered):
     # -- what the settings mean -----------------------------------------------------------------------------
 
     @property
-    def planned_buckets(self) -> dict[str, Any]:
-        return {"split": self.split_parameters, "overlap": self.overlap, "ring": self.ring}
+    def reducing(self) -> dict[str, Any]:
+        """What is sent together, when, and by which messages."""
+        ticks = round(self.cycle_ms * (1000 if self.profile.textbook else TICKS_PER_SECOND / 1000))
+        strategy = {"buckets": Buckets(self.split_parameters), "fused-cycle": FusedCycle(every_ticks=ticks), "push-pull": PushPull()}[self.strategy]
+        all_reduce = ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
+        return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
     @property
     def bucket_bytes(self) -> int:
         return round(self.bucket_mb * MB)
-
-    @property
-    def reduced(self) -> dict[str, Any]:
-        return {"split": self.split_parameters, "overlap": self.overlap,
-                "all_reduce": ring_all_reduce if self.ring else backend_all_reduce}
 
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
@@ -176,6 +183,10 @@ class DataParallel(Layered):
             start, end = max(reduced.values(), key=lambda times: times[1])
             done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= end)
             when = "is full when the backward ends" if start >= done else "waits for those before it"
+            if self.strategy == "fused-cycle":
+                when = f"waits {time(trace.units(max(start - done, 0)))} for its cycle"
+            elif self.strategy == "push-pull" and start >= done:
+                when = "lets those of the front layers go first"
             said.append(f"The last bucket {when}, and takes "
                         f"{time(trace.units(end - max(start, done)))} after it.")
         last = max(p.nbytes for p in self.stages[0].parameters())
@@ -194,8 +205,10 @@ class DataParallel(Layered):
 
 
 def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
-    """Of each bucket of a rank by name: from its first message, or call, to its last."""
+    """Of each bucket of a rank, or several that were fused, by name: from its first message, or
+    call, to its last."""
     times: dict[str, list[int]] = defaultdict(list)
     for event in trace.where(rank=rank, lane=LANE):
-        times[event.name.split(" round ")[0]] += event.start, event.end
+        if not event.name.startswith("cycle"):
+            times[event.name.split(" round ")[0]] += event.start, event.end
     return {name: (min(each), max(each)) for name, each in times.items()}

@@ -77,7 +77,7 @@ class Layered(OnHardware, Pipelined):
         return training(
             self.config, len(self.pieces), self.pieces, self.samples, optimizer, self.seed,
             schedule=self.order, steps=self.steps, replicas=self.replicas, slices=self.slices,
-            bucket_bytes=self.bucket_bytes, data_parallel=self.reduced, **self.further)
+            bucket_bytes=self.bucket_bytes, data_parallel=self.reducing, **self.further)
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         text = chosen_text(self.text)
@@ -92,8 +92,9 @@ class Layered(OnHardware, Pipelined):
         return Recipe.bucket_bytes
 
     @property
-    def reduced(self) -> dict[str, Any]:
-        """Further settings of DistributedDataParallel."""
+    def reducing(self) -> dict[str, Any]:
+        """What is sent together, when, and by which messages: for DistributedDataParallel, and for
+        its plan."""
         return {}
 
     # -- theory ---------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class Layered(OnHardware, Pipelined):
     @property
     def lowered(self) -> Plan:
         plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
-                            slices=self.slices, **self.planned_buckets)
+                            slices=self.slices, **self.reducing)
         if self.slices == 1:
             return plan
         duplicates = self.duplicate_bytes if self.recipe.sequence_parallel else {}
@@ -132,11 +133,6 @@ class Layered(OnHardware, Pipelined):
             found[self.order.rank_of(at, 0)] += sum(
                 p.nbytes for p in stage.parameters() if cut_of(p) is None and p.requires_grad)
         return found
-
-    @property
-    def planned_buckets(self) -> dict[str, Any]:
-        """`reduced` in the words of `with_buckets`."""
-        return {}
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return slice_run(self.config, *self.pieces[number], self.rows, self.optimizer, rehearsal,

@@ -26,7 +26,7 @@ from ..core import Impossible
 from ..plan import SLICES, Message, Together
 from . import frames
 from .group import HOST, Group, Handle, again, is_lost
-from .message import HEADER, Shape, pack, unpack
+from .message import HEADER, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
 
