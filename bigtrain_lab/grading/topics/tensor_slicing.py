@@ -166,6 +166,9 @@ class TensorSlicing(Topic):
          but(TOP, "logits.detach().amax(-1)")),
         ("no_max", "A large logit overflows: subtract the largest of all ranks before exp.", but(TOP, "0 * logits.detach().amax(-1)")),
         ("sums_maxima", "The maxima are added up, so exponentials vanish: all-reduce them with max.", but('"max"', '"sum"')),
+        ("means_maxima", "The maxima are averaged, so an exponential overflows: all-reduce them with max.", but('"max"', '"mean"')),
+        ("one_max", "One maximum for all tokens: a token of small logits underflows, so take each token's own.",
+         but("logits.detach().amax(-1)", "logits.detach().amax().expand(targets.shape).clone()")),
         ("local_ids", "Targets are ids of the whole vocabulary: subtract the first id of your slice.", but(" - self.rank * width", " % width")),
         ("no_mask", "Every rank adds a logit for each target: only the one that has the id adds.", but(FOUND, "found")),
         ("off_by_one", "A slice's first id is nobody's: count it in.", but("(place >= 0)", "(place > 0)")),
@@ -241,7 +244,7 @@ class Sliced(Ranks):
     def backward(self, back, rank=0) -> torch.Tensor:
         shape = self.whole["x"].shape if "x" in self.whole else ()
         if not isinstance(back, torch.Tensor) or back.shape != shape:
-            what = f"shape {[*back.shape]}" if isinstance(back, torch.Tensor) else type(back).__name__
+            what = type(back).__name__ + (f" of {[*back.shape]}" if torch.is_tensor(back) else "")
             raise Refused(f"Rank {rank} returned a {what}: return a tensor of shape {[*shape]}.")
         back.backward(torch.linspace(1, 2, back.numel()).double().view(shape))
         return back.detach()
@@ -294,7 +297,7 @@ def mlp(answer, t: int, share: float, s: int, h: int, seed: int) -> Sliced:
         for (_, part, mask), *_ in filter(None, drops):  # a rank's units are told by their numbers
             at = torch.cdist(part.flatten(0, -2).T, hidden.detach().flatten(0, 1).T).argmin(1)
             inside[..., at] = mask.view(2, s, -1)
-        return (hidden * inside @ B + b) * drops[0][-1][2]
+        return (hidden * inside @ B + b) * drops[0][-1][2].view(x.shape)
 
     return Sliced(answer, t, seed, {name: torch.randn(size, generator=draw).double() for name, size in sizes.items()},
                   "xb", call, truth, 4 * h, (1, 1), drops)
@@ -302,9 +305,10 @@ def mlp(answer, t: int, share: float, s: int, h: int, seed: int) -> Sliced:
 
 def loss(answer, t: int, more: float, s: int, width: int, seed: int) -> Sliced:
     draw = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(2, s, t * width, generator=draw) + more * torch.rand(2, s, 1, generator=draw)
+    logits = 3 * torch.randn(2, s, t * width, generator=draw)
+    logits += more * torch.rand(2, s, t, generator=draw).repeat_interleave(width, -1)
     targets = torch.randint(t * width, (2, s), generator=draw)
     targets[:, :t] = torch.arange(t) * width + torch.tensor([[0], [width - 1]])  # first, last of a slice
     return Sliced(answer, t, seed, {"logits": logits.double()}, "",
-                  lambda own, given, rank: own.loss([*given][0].chunk(t, -1)[rank], targets.clone()),
+                  lambda own, given, rank: own.loss([*given][0].chunk(t, -1)[rank].clone(), targets.clone()),
                   lambda logits: cross_entropy(logits.flatten(0, 1), targets.flatten()), t * width, (3, 0))
