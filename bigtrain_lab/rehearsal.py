@@ -174,8 +174,11 @@ class Part(NamedTuple):
 
     def work(self, kind: str) -> Work:
         """Of a later action of this kind; of a backward that finds no gradients."""
+        return self.usual(kind).work
+
+    def usual(self, kind: str) -> Acted:
         return self.acted[Like(kind, "again" if kind in "FU" else "", kind == "F" and
-                               Like("I") in self.acted)].work
+                               Like("I") in self.acted)]
 
     def joined(self, *others: "Part") -> "Part":
         """With all that these showed."""

@@ -294,6 +294,11 @@ class Group:
         """Tell the rank's other lanes that this thread has come here; returns its lane's time,
         for `after`."""
 
+    def issue(self, signal: str, then: Callable[[int | None], None]) -> None:
+        """Post the signal and call `then` with its time: at once, or when an action has ended
+        whose end is not known yet."""
+        then(self.post(signal))
+
     def after(self, signal: str, by: str, arrived: Callable[[], int | None],
               idle: bool = False) -> None:
         """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import Impossible
-from ..plan import Message, Together
+from ..plan import SLICES, Message, Together
 from . import frames
 from .group import Group, Handle, again, is_lost
 from .message import HEADER, Shape, pack, unpack
@@ -151,6 +151,12 @@ class RecordingGroup(Group):
         self.recorder.mark("signal", signal, now=False)
         return self.recorder.issue()
 
+    def issue(self, signal, then):
+        if self.recorder.lane == "compute" and self.recorder.cut:
+            self.recorder.issue_later(lambda: super(RecordingGroup, self).issue(signal, then))
+        else:
+            super().issue(signal, then)
+
     def after(self, signal, by, arrived, idle=False):
         self.recorder.jitter()
         self.recorder.mark("idle" if idle else "await", signal, *([] if idle else [by]))
@@ -178,9 +184,14 @@ class RecordingGroup(Group):
         if self.size == 1:  # nobody to wait for, and nothing to send
             yield
             return
-        recorder, clock = self.recorder, self.recorder.clock
+        recorder, clock, lane = self.recorder, self.recorder.clock, self.name
         self._call = call if name == kind else f"{name}, {call}"
         recorder.jitter()
+        inside = None
+        if self.axis == SLICES:
+            inside = recorder.call(f"comm:{SLICES}", kind, size_bytes, name)
+        if inside:
+            lane, name = f"comm:{SLICES}", inside
         members = self.members
         if src is not None:
             members = (members[src], *members[:src], *members[src + 1:])
@@ -189,15 +200,16 @@ class RecordingGroup(Group):
         waited = None, 0, name, self._pg.group_name, self.members
         with (recorder.waiting(self.name, *waited),
               super()._together(name, kind, size_bytes, call)):
-            start, end = clock.now(self.name), None
+            start, end = clock.now(lane), None
             latest = self._aside(partial(self._agree, start or 0))
             wall_latest = clock.wall()
             yield
             if clock.modelled:
-                end = latest + clock.cost.collective(kind, size_bytes, members, self.name)
-                clock.lane(self.name).now = end
+                end = latest + clock.cost.collective(kind, size_bytes, members, lane)
+                clock.lane(lane).now = end
+                clock.wait(self.name, end)
         wall_end, rank = clock.wall(), recorder.rank
-        where = rank, self.name, kind, name
+        where = rank, lane, kind, name
         recorder.log.note("span", wall_start, wall_end, *where, start, end, None)
         if arriving := about.arriving(rank):
             other, size = arriving

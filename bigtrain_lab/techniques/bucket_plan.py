@@ -26,11 +26,11 @@ LANE = "comm:dp"
 
 def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
                  bucket_bytes: int, *, split: bool = False, overlap: bool = True,
-                 ring: bool = False) -> Plan:
-    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order), whose gradients
-    are averaged in buckets. `stages`: stage -> its module, on meta or not; `ring`: by the messages
-    of our ring, else by the backend."""
-    mesh = Mesh(dp=replicas, pp=order.ranks)
+                 ring: bool = False, slices: int = 1) -> Plan:
+    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices), whose
+    gradients are averaged in buckets. `stages`: stage -> its module, on meta or not, of one slice;
+    `ring`: by the messages of our ring, else by the backend."""
+    mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
         return plan
