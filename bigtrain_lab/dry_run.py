@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import cache, cached_property, partial
 from itertools import accumulate, count
 from operator import add
@@ -38,9 +39,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .core import MEMORY_KINDS, Alive, Memory, Span, Trace
-from .core.cost import COLLECTIVES
+from .core.cost import COLLECTIVES, Inside
 from .core.peak import placed
-from .plan import collector_paused
+from .plan import SLICES, collector_paused
 from .runtime.balance import APART, Balance, Heights, read, together
 from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
@@ -58,12 +59,24 @@ class Work(NamedTuple):
     moved_bytes: int = 0
     operators: int = 0
 
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(*(own - less for own, less in zip(self, other)))
+
     def seconds(self, hardware, dtype: str, tensors: int = 1) -> float:
         """On this hardware, with products in this format. `tensors`: of an update, in which torch
         on a GPU launches each operator once for all of them (foreach)."""
         together = max(1, tensors) if hardware.launches_ahead else 1
         launched = -(-self.operators // together)
         return hardware.seconds(self.flops, self.moved_bytes, dtype, launched)
+
+
+class Called(NamedTuple):
+    """A collective that an action calls when it has done this work. `bytes`: of the whole tensor."""
+
+    done: Work
+    kind: str
+    bytes: int
+    name: str
 
 
 class Acted(NamedTuple):
@@ -78,6 +91,12 @@ class Acted(NamedTuple):
     inside: tuple[tuple[int, ...], ...]
     early: int
     highest_bytes: int
+    called: tuple[Called, ...] = ()
+
+    def calls(self, time: Callable[[Work], float]) -> tuple[Inside, ...]:
+        """The collectives as a Cost has them; `time` prices work."""
+        whole = Fraction(time(self.work)) or 1
+        return tuple(Inside(Fraction(time(each.done)) / whole, *each[1:]) for each in self.called)
 
 
 @dataclass(frozen=True)
@@ -124,8 +143,10 @@ class DryRun:
     def of_json(cls, text: str) -> "DryRun":
         told = json.loads(text)
         told["actions"] = {
-            name: Acted(Work(*work), before, after, tuple(kinds), tuple(map(tuple, inside)), *rest)
-            for name, (work, before, after, kinds, inside, *rest) in told["actions"].items()}
+            name: Acted(Work(*work), before, after, tuple(kinds), tuple(map(tuple, inside)), *rest,
+                        tuple(Called(Work(*done), *about) for done, *about in called))
+            for name, (work, before, after, kinds, inside, *rest, called)
+            in told["actions"].items()}
         told["alive"] = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
         return cls(**told | {"rises": tuple(map(tuple, told["rises"]))})
 
@@ -181,9 +202,10 @@ class DryRank:
     device = META
 
     def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal", index: int = 0,
-                 size: int = 1, arriving: torch.Tensor | None = None):
+                 size: int = 1, arriving: torch.Tensor | None = None, slices: int = 1):
         self._ledger, self._operators, self._journal = ledger, operators, journal
         self.index, self.size, self._arriving = index, size, arriving
+        self._slices, self._done, self._called = Slices(self, slices), Work(), None
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.sent: dict[str, int] = {}
@@ -200,14 +222,15 @@ class DryRank:
         self._loaded = False
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked
+        self._done, self._called = done, []
         yield
         look = not self._hooked or kind not in "AB" and not in_backward()
         kinds, walls, rows = ledger.end(look=look)
         journal.action = ""
-        work = Work(*(now - was for now, was in zip(self._operators.work(), done)))
+        work, called, self._called = self._operators.work() - done, tuple(self._called), None
         after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
         self.actions[name] = Acted(work, before, after, tuple(kinds), tuple(rows), early,
-                                   journal.highest_now)
+                                   journal.highest_now, called)
         journal.end(name)
 
     def _levels(self, name: str, rows=(), walls=()) -> dict[str, int]:
@@ -234,7 +257,15 @@ class DryRank:
         self._journal.end("")
 
     def group(self, axis: str | None = None) -> Alone:
+        if axis == SLICES:
+            return self._slices
         return Replica(META) if axis == "dp" else Unsent(self, self._arriving)
+
+    def called(self, kind: str, size_bytes: int, name: str) -> None:
+        """A sliced layer calls a collective."""
+        if self._called is not None:
+            done = self._operators.work() - self._done
+            self._called.append(Called(done, kind, size_bytes, name))
 
     def _arrived(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is not None:  # another hook may have taken it
@@ -312,6 +343,40 @@ class Unsent(Alone):
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
         return tensor.div_(self.size) if op == "mean" else tensor
+
+    def broadcast(self, tensor, src=0, name="broadcast"):
+        return tensor
+
+    def differing(self, text, name=""):
+        return []
+
+
+class Slices(Alone):
+    """The ranks among which layers are sliced, of which this is the first: their collectives are
+    noted by `rank`, where there is one, and return what has the right shape."""
+
+    def __init__(self, rank: DryRank | None, size: int):
+        super().__init__(META)
+        self.size, self._of = size, rank
+
+    def _note(self, kind: str, size_bytes: int, name: str) -> None:
+        if self.size > 1 and self._of:
+            self._of.called(kind, size_bytes, name)
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._note("all_reduce", tensor.nbytes, name)
+        return tensor.div_(self.size) if op == "mean" else tensor
+
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
+        parts = self._parts(tensor, name)
+        self._note("reduce_scatter", sum(part.nbytes for part in parts), name)
+        return parts[0].new_empty(parts[0].shape)
+
+    def all_gather(self, tensor, out=None, name="all_gather"):
+        self._note("all_gather", tensor.nbytes * self.size, name)
+        if out is None:
+            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
+        return out
 
     def broadcast(self, tensor, src=0, name="broadcast"):
         return tensor
@@ -438,7 +503,7 @@ class Operators:
                     for t, look in zip(tensors, looks)):
                 self._ways[operator] = CALL
                 return result
-        work = (now - was for now, was in zip(self.work(), before))
+        work = self.work() - before
         self._known[key] = isinstance(result, torch.Tensor), looks, *work
         return result
 

@@ -7,7 +7,7 @@ between ranks follow from what each action needs, so they are derived here and n
 import gc
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 from .collective import Collective, check, sizes
 from .core import Impossible, Mesh
-from .core.cost import port_share
-from .schedule import KINDS, Action, Schedule, Step
+from .core.cost import Inside, port_share
+from .schedule import KINDS, Action, Schedule, Step, name_of
+
+SLICES = "tp"  # the axis along which layers are sliced: its collectives are called inside actions
 
 
 class Message(NamedTuple):
@@ -35,11 +37,14 @@ class Message(NamedTuple):
 
 class Compute(NamedTuple):
     """Occupy the lane for cost.duration(step); `version` is the weight version of the step's
-    first action. `beside`: the plan lets it run while another lane of its rank communicates."""
+    first action. `beside`: the plan lets it run while another lane of its rank communicates.
+    `part`: which of cost.parts(step) this is, where the step calls collectives; None: all of it.
+    The parts are one span of a trace."""
 
     step: Step
     version: int | None = None
     beside: bool = False
+    part: int | None = None
 
 
 class Send(NamedTuple):
@@ -236,6 +241,44 @@ class Plan:
         return Plan(lanes, max(plan.ranks for plan in plans), self.steps)
 
 
+def with_calls(plan: Plan, inside: Mapping[tuple[str, int], tuple[Inside, ...]],
+               mesh: Mesh, before_update: Callable = lambda rank, batch: ()) -> Plan:
+    """The plan of ranks whose actions call collectives of the peers on the axis SLICES: `inside`,
+    as a Cost has them. Each is issued on the lane of the axis, and the action goes on when it ends.
+    `before_update`: (rank, batch) -> operations before its first update of a batch."""
+    lanes, lane = dict(plan.lanes), f"comm:{SLICES}"
+    for rank in range(plan.ranks):
+        peers, ops, calls = mesh.peers(rank, SLICES), [], []
+        batch, was_update = 0, False
+        for op in plan.lanes[rank, "compute"]:
+            if isinstance(op, Compute):
+                if (is_update := op.step[-1].kind == "U") and not was_update:
+                    ops += before_update(rank, batch)
+                    batch += 1
+                was_update = is_update
+            own = called(op.step, inside) if isinstance(op, Compute) else ()
+            for part, call in enumerate(own):
+                name = call_name(op.step, part, call.name)
+                ops += op._replace(part=part), Launch(name), Wait(name + " done")
+                calls += (Wait(name), Together(name, call.kind, call.bytes, peers),
+                          Launch(name + " done"))
+            ops.append(op._replace(part=len(own)) if own else op)
+        lanes[rank, "compute"] = tuple(ops)
+        if calls:
+            lanes[rank, lane] = tuple(calls)
+    return Plan(lanes, plan.ranks, plan.steps)
+
+
+def called(step: Step, inside: Mapping) -> list[Inside]:
+    """The collectives of a step's actions, in order."""
+    return [call for action in step for call in inside.get((action.kind, action.stage), ())]
+
+
+def call_name(step: Step, number: int, name: str) -> str:
+    """Of a step's collective number `number`, which the technique calls `name`."""
+    return f"{name_of(step)}.{number} {name}"
+
+
 def places(sizes: dict[str, int], axes) -> Iterator[dict[str, int]]:
     """The coordinates along these axes, row-major."""
     return (dict(zip(axes, place)) for place in product(*(range(sizes[axis]) for axis in axes)))
@@ -259,7 +302,7 @@ def names(op, rank: int, lane: str) -> Iterator[tuple]:
     """What an operation calls by a name that a plan may use once, each as a tuple that ends with
     the name."""
     match op:
-        case Compute(step):
+        case Compute(step, part=None | 0):
             yield from ((rank, action) for action in step)
         case Send(dst, message):
             yield rank, dst, lane, message

@@ -36,6 +36,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     posted: dict = {}  # message or signal -> its time
     waiting: dict = defaultdict(list)  # message or signal -> the lanes that wait for it
     serving: dict = {}  # lane -> the Serve that it is at, and whose turn it is
+    begun: dict = {}  # lane -> when the step began of which it has done some parts
     counts: dict = defaultdict(dict)  # cycle -> rank -> how many labels the rank has seen
     held: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     events: list = []
@@ -68,7 +69,15 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
             kind = type(op)
             if kind is Compute:
                 step = op.step
-                start, end = lane.compute(cost.duration(step, rank, op.beside))
+                if op.part is None:
+                    start, end = lane.compute(cost.duration(step, rank, op.beside))
+                else:
+                    parts = cost.parts(step, rank, op.beside)
+                    start, end = lane.compute(parts[op.part])
+                    start = begun.setdefault(key, start)
+                    if op.part + 1 < len(parts):
+                        continue
+                    del begun[key]
                 name = name_of(step)
                 events.append(Span(rank, lane_name, kind_of(step), name, start, end, op.version))
                 if cost.changes:

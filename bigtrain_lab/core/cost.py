@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from math import ceil
+from typing import NamedTuple
 
 from .impossible import Impossible
 from .lane import FREE, Link
@@ -39,6 +41,15 @@ def port_share(kind: str, ranks: int) -> Fraction:
     return Fraction(parts * (ranks - 1), ranks) + wholes
 
 
+class Inside(NamedTuple):
+    """A collective of `bytes` that an action calls once this share of its work is done."""
+
+    share: Fraction
+    kind: str
+    bytes: int
+    name: str
+
+
 @dataclass(frozen=True)
 class Cost:
     """Prices by an action's kind and stage.
@@ -55,6 +66,8 @@ class Cost:
     overlap_slowdown  factor on the duration of a step that the plan runs beside a busy lane.
     buses       number of nodes -> Link with the bandwidth that a collective over so many whole nodes reaches; where it is
                 missing, the slowest link of the ring is the bandwidth. `node_size` ranks are on a node.
+    inside      (kind, stage) -> (Inside, ...): collectives that the action calls before it ends, such
+                as those of a sliced layer.
     capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no limit.
     """
 
@@ -71,6 +84,7 @@ class Cost:
     buses: Mapping[int, Link] = field(default_factory=dict)
     node_size: int = 1
     shares: Mapping[str, object] = field(default_factory=dict)
+    inside: Mapping[tuple[str, int], tuple[Inside, ...]] = field(default_factory=dict)
 
     def __post_init__(self):
         given = [exact(share) for share in self.shares.values()]
@@ -106,6 +120,19 @@ class Cost:
                 total = sum(self._price(self._of(a.kind), a.stage) for a in step)
             total *= exact(self.slowdown.get(rank, 1)) * (exact(self.overlap_slowdown) if beside else 1) * self.ticks_per_unit
             self._ticks[key] = -(-total.numerator // total.denominator)
+        return self._ticks[key]
+
+    def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
+        """`duration`, cut where the step calls a collective: one part more than it calls."""
+        key = ("parts", rank, beside, *((a.kind, a.stage) for a in step))
+        if key not in self._ticks:
+            total, own = self.duration(step, rank, beside), [self._price(self._of(a.kind), a.stage) for a in step]
+            done, at = Fraction(0), [0]
+            for action, price in zip(step, own):
+                calls = self.inside.get((action.kind, action.stage), ())
+                at += [ceil(total * (done + price * call.share) / (sum(own) or 1)) for call in calls]
+                done += price
+            self._ticks[key] = tuple(after - before for before, after in zip(at, [*at[1:], total]))
         return self._ticks[key]
 
     def collective(self, kind: str, size_bytes: int, ranks: Iterable[int], lane: str = "compute") -> int:

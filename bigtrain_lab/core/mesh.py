@@ -5,6 +5,7 @@ Source: Shazeer et al. 2018, Mesh-TensorFlow (arXiv:1811.02084), section 3.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from .impossible import Impossible
@@ -42,9 +43,12 @@ class Mesh:
             rank = rank * size + coords[axis]
         return rank
 
-    def peers(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along `axis` only, itself included, in order."""
+    def peers(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along these axes only, itself included, in order."""
         sizes = dict(self.axes)
-        if axis not in sizes:
-            raise Impossible(f"This mesh has no axis {axis!r}: its axes are {', '.join(sizes) or 'none'}.")
-        return tuple(self.rank(**{**self.coords(rank), axis: i}) for i in range(sizes[axis]))
+        for axis in axes:
+            if axis not in sizes:
+                raise Impossible(f"This mesh has no axis {axis!r}: its axes are {', '.join(sizes) or 'none'}.")
+        own = self.coords(rank)
+        return tuple(self.rank(**own | dict(zip(axes, place)))
+                     for place in product(*(range(sizes[axis]) for axis in axes)))

@@ -38,18 +38,25 @@ class Table(nn.Embedding):
         pass
 
 
+class Positions(Table):
+    """A row for each place in a sequence: of a length, its first rows."""
+
+    def forward(self, length: int):
+        return self.weight[:length]
+
+
 class Embedding(nn.Module):
     def __init__(self, config: GPTConfig, path: str):
         super().__init__()
         self.token = Table(config.vocabulary, config.width, dtype=config.dtype)
-        self.position = Table(config.sequence, config.width, dtype=config.dtype)
+        self.position = Positions(config.sequence, config.width, dtype=config.dtype)
         self.dropout = Dropout(config.dropout, f"{path}.dropout")
 
     def forward(self, ids_BS, noise: Noise | None = None):
         length, longest = ids_BS.shape[1], self.position.num_embeddings
         if length > longest:
             raise Impossible(f"{length} tokens are longer than the model's sequence={longest}: take at most {longest}.")
-        return self.dropout(self.token(ids_BS) + self.position.weight[:length], noise)
+        return self.dropout(self.token(ids_BS) + self.position(length), noise)
 
 
 class Attention(nn.Module):
@@ -63,11 +70,11 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
         """Each position sees those before it and itself; with `keep_BT` (True where a token is) all that are kept."""
-        B, S, D = x_BSD.shape
-        H, K = self.heads, D // self.heads
+        qkv = self.qkv(x_BSD)  # of a sliced model, of this rank's heads and of all tokens
+        B, S, _ = qkv.shape
         # One contiguous copy for q, k and v together: the matmuls then save views of it and copy nothing.
-        q_BHSK, k_BHTK, v_BHTK = self.qkv(x_BSD).view(B, S, 3, H, K).permute(2, 0, 3, 1, 4).contiguous()
-        mixed_BSD = self.core(q_BHSK, k_BHTK, v_BHTK, noise, keep_BT).transpose(1, 2).reshape(B, S, D)
+        q_BHSK, k_BHTK, v_BHTK = qkv.view(B, S, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
+        mixed_BSD = self.core(q_BHSK, k_BHTK, v_BHTK, noise, keep_BT).transpose(1, 2).reshape(B, S, -1)
         return self.dropout_out(self.out(mixed_BSD), noise)
 
     def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
@@ -105,6 +112,11 @@ class Block(nn.Module):
     def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), noise, keep_BT)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD), noise)
+
+
+# How tensor slicing cuts the blocks of a model: techniques/sliced_model.py
+BLOCK_SLICES = {"layers.*.attention.qkv": "heads", "layers.*.attention.out": "row",
+                "layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}
 
 
 class Head(nn.Module):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .blocks import Block, Embedding, Linear
+from .blocks import BLOCK_SLICES, Block, Embedding, Linear
 from .config import GPTConfig, require_count
 from .dropout import Noise
 from .gpt import initialise
@@ -68,6 +68,11 @@ class Encoder(nn.Module):
         for block in blocks:
             x_BSD = block(x_BSD, noise, keep_BS)
         return head(x_BSD, marks_B2)
+
+
+def encoder_slices(config: EncoderConfig) -> dict[str, str]:
+    """How techniques/sliced_model.py cuts an encoder. Its head, which reads two tokens, stays whole."""
+    return {"layers.0.token": "vocabulary", **BLOCK_SLICES}
 
 
 def class_loss(logits_BC, labels_B):

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 
-from .blocks import Block, Embedding, Head
+from .blocks import BLOCK_SLICES, Block, Embedding, Head
 from .config import GPTConfig, require_slice
 from .dropout import Noise
 from .seed import normal
@@ -41,6 +41,12 @@ class GPTStage(nn.Module):
         return x
 
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """Paths of the pieces that other stages have."""
+        return [f"layers.{i}" for i in range(self.config.pieces) if not self.first <= i < self.last]
+
+
 class GPT(GPTStage):
     """The whole model: the one stage that has everything."""
 
@@ -53,6 +59,12 @@ def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
     if not config.tied or stages == 1:
         return {}
     return {"embedding": {0: "layers.0.token.weight", stages - 1: f"layers.{config.pieces - 1}.logits.weight"}}
+
+
+def gpt_slices(config: GPTConfig) -> dict[str, str]:
+    """How techniques/sliced_model.py cuts a GPT, or its stages: each block's two pairs of matrices, both tables."""
+    return {"layers.0.token": "vocabulary", "layers.0.position": "sequence", **BLOCK_SLICES,
+            f"layers.{config.pieces - 1}.logits": "vocabulary"}
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         scores_BHTU = q_BHTK @ k_BHUK.transpose(-2, -1) / math.sqrt(q_BHTK.shape[-1])
         if causal:
             scores_BHTU = scores_BHTU + torch.full(scores_BHTU.shape[-2:], -math.inf, dtype=x_BTD.dtype, device=x_BTD.device).triu(1)
-        return self.out((scores_BHTU.softmax(-1) @ v_BHUK).transpose(1, 2).reshape(x_BTD.shape))
+        return self.out((scores_BHTU.softmax(-1) @ v_BHUK).transpose(1, 2).flatten(2))
 
     def by_head(self, x, parts: int):
         return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
@@ -121,6 +121,13 @@ class Translator(nn.Module):
         for layer in self.decoder:
             x_BTD = layer(x_BTD, memory_BSD)
         return self.decoder_norm(x_BTD)
+
+
+def translator_slices(config: TranslatorConfig) -> dict[str, str]:
+    """How techniques/sliced_model.py cuts a translator."""
+    cut = {"source": "vocabulary", "target": "vocabulary", "logits": "vocabulary", "*.attention.qkv": "heads", "*.cross.q": "heads",
+           "*.cross.kv": "heads"}
+    return cut | {"*.out": "row", "*.mlp.up": "column", "*.mlp.down": "row"}
 
 
 def sinusoids(longest: int, width: int) -> torch.Tensor:

@@ -38,11 +38,13 @@ class Clock:
         """The lane's ticks; None when the modelled clock is off."""
         return self._lanes[lane].now if self.modelled else None
 
-    def compute(self, lane: str, step, rank: int, beside: bool = False) -> tuple:
-        """Advance a lane by what the step costs; (start, end) in ticks."""
+    def compute(self, lane: str, step, rank: int, beside: bool = False, part: int | None = None) -> tuple:
+        """Advance a lane by what the step costs, or a part of it; (start, end) in ticks."""
         if not self.modelled:
             return None, None
-        return self._lanes[lane].compute(self.cost.duration(step, rank, beside))
+        if part is None:
+            return self._lanes[lane].compute(self.cost.duration(step, rank, beside))
+        return self._lanes[lane].compute(self.cost.parts(step, rank, beside)[part])
 
     def wait(self, lane: str, until: int | None) -> None:
         """Let the lane not go on before a time that another one has posted."""

@@ -87,6 +87,9 @@ def execute(plan: Plan, rank, work: Work | None = None) -> None:
                          "launch as many.")
     own = {lane: ops for (index, lane), ops in plan.lanes.items() if index == rank.index}
     every = [(lane, op) for lane, ops in own.items() for op in ops]
+    if any(isinstance(op, Compute) and op.part is not None for _, op in every):
+        raise Impossible("This plan has actions that call collectives inside: "
+                         "run the recipe whose layers call them.")
     signals = {op.label: Signal(lane) for lane, op in every if isinstance(op, Launch)}
     for _, op in every:
         if isinstance(op, Wait) and op.label not in signals:
@@ -116,7 +119,7 @@ def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], tog
     left = [*reversed(ops)]
     while left:
         match op := left.pop():
-            case Compute(step, version, beside):
+            case Compute(step, version, beside, None):
                 with group.span(step, version, beside):
                     for action in step:
                         work.compute(action)

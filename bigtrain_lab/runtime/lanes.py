@@ -70,8 +70,9 @@ class LaneRunner:
         Not `timed`: neither the launch nor a wait for it moves a modelled clock, as of a plan,
         which says by itself what waits for what."""
         launched = Launched(self, name, self._count, timed)
-        issued = self.group.post(begin_of(self.name, self._count))
-        self._queue.put((launched, function, issued if timed else 0, torch.is_grad_enabled()))
+        gradients = torch.is_grad_enabled()
+        self.group.issue(begin_of(self.name, self._count), lambda issued: self._queue.put(
+            (launched, function, issued if timed else 0, gradients)))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(self._count,), daemon=True)
             self._thread.start()

@@ -21,16 +21,17 @@ class Rank:
     def __init__(self, index: int, mesh: Mesh, device: torch.device, seed: int = 0, recorder: Recorder | None = None):
         self.index, self.size, self.mesh, self.device, self.seed = index, mesh.size, mesh, device, seed
         self._recorder = recorder
-        self._groups: dict[str | None, Group] = {}  # by axis
+        self._groups: dict[str | tuple | None, Group] = {}  # by axis
         self._some: dict[tuple, Group] = {}  # by ranks and lane
 
-    def group(self, axis: str | None = None, lane: str = "compute") -> Group:
-        """The ranks that differ from this one along the axis only (None: all ranks). Their messages belong to `lane`."""
+    def group(self, axis: str | tuple[str, ...] | None = None, lane: str = "compute") -> Group:
+        """The ranks that differ from this one along the axis, or these axes, only (None: all ranks). Their messages belong to `lane`."""
         if lane != "compute":
             return self.lane(axis, lane).group
         if axis not in self._groups:
-            peers = self.mesh.peers(self.index, axis) if axis is not None else tuple(range(self.size))
-            self._groups[axis] = self._of(peers, "compute", axis or "")
+            axes = (axis,) if isinstance(axis, str) else axis
+            peers = tuple(range(self.size)) if axes is None else self.mesh.peers(self.index, *axes)
+            self._groups[axis] = self._of(peers, "compute", "+".join(axes or ()))
         return self._groups[axis]
 
     def lane(self, axis: str | None = None, name: str = "") -> LaneRunner:

@@ -16,6 +16,7 @@ from ..core import Alive, Impossible
 from ..core.peak import placed
 from ..explain import NOT_FINITE
 from ..formats import Exponents
+from ..plan import call_name, called
 from ..schedule import Action, kind_of, name_of
 from .balance import Heights, read, together
 from .capacity import out_of_memory
@@ -42,6 +43,8 @@ class Recorder:
         self._inside: dict[str, str] = {}  # lane -> its open span
         self._steps: dict[str, tuple] = {}  # lane -> its open span's step, and whether another lane may be busy
         self._ends: dict[str, int] = {}  # lane -> when its open span ends, once something was launched in it
+        self._called = 0  # collectives that the open action has called
+        self._later: list = []  # what is to be launched when the open action has ended
         self.strike = None  # a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
@@ -89,6 +92,34 @@ class Recorder:
             now = self._ends[lane] = now + self.clock.cost.duration(step, self.rank, beside)
         return now
 
+    @property
+    def cut(self) -> bool:
+        """Whether an action is open that calls collectives: others decide when it ends."""
+        step, beside = self._steps.get("compute", ((), False))
+        return bool(step) and self.clock.modelled and len(self.clock.cost.parts(step, self.rank, beside)) > 1
+
+    def issue_later(self, issue) -> None:
+        """Call this when the open action has ended."""
+        self._later.append(issue)
+
+    def call(self, lane: str, kind: str, size_bytes: int, name: str) -> str | None:
+        """The open action calls a collective, which is issued on `lane` when the action's work up to there is done. Returns its name in
+        the trace; None where no action is open that may call one. Impossible where the Cost expects another."""
+        step, beside = self._steps.get("compute", ((), False))
+        clock = self.clock
+        if self.lane != "compute" or not step or clock.modelled and not clock.cost.inside:
+            return None
+        expected = called(step, clock.cost.inside) if clock.modelled else ()
+        number, self._called = self._called, self._called + 1
+        if clock.modelled:
+            own, planned = (kind, size_bytes, name), [each[1:] for each in expected[number:number + 1]]
+            if [own] != planned:
+                raise Impossible(f"Rank {self.rank} calls {kind} of {size_bytes} bytes ({name}) in {name_of(step)}, where its plan has "
+                                 f"{'%s of %s bytes (%s)' % planned[0] if planned else 'no more'}: predict the model that runs.")
+            _, now = clock.compute("compute", step, self.rank, beside, number)
+            clock.wait(lane, now)
+        return call_name(step, number, name)
+
     @contextmanager
     def span(self, step, version: int | None = None, lane: str | None = None, beside: bool = False):
         """Work that occupies the lane (this thread's): a step (tuple of actions), one action, or
@@ -111,6 +142,9 @@ class Recorder:
         clock, log = self.clock, self.log
         self.mark("enter", name, lane=lane)
         self._inside[lane], self._steps[lane] = name, (step, beside)
+        began, last = clock.now(lane), None
+        if main:
+            self._called = 0
         try:
             with meter.begin(name) if meter else nullcontext():
                 wall_start = clock.wall()
@@ -120,10 +154,19 @@ class Recorder:
                 if strike:
                     strike.end(clock.wall() - wall_start)
                 wall_end = clock.wall()
+                if main and self.cut:
+                    last = len(clock.cost.parts(step, self.rank, beside)) - 1
         finally:
+            later, self._later = (self._later, []) if main else ([], self._later)
             del self._inside[lane], self._steps[lane]
             expected = self._ends.pop(lane, None)
-        start, end = clock.compute(lane, step, self.rank, beside)
+        if last is not None and last != self._called:
+            raise Impossible(f"Rank {self.rank} called {self._called} collectives in {name}, and its plan has {last}: "
+                             "predict the model that runs.")
+        start, end = clock.compute(lane, step, self.rank, beside, last)
+        start = start if last is None else began
+        for issue in later:
+            issue()
         if expected is not None and end != expected:
             raise Impossible(f"Rank {self.rank} launches something in span {name} and waits there: what is launched in a span starts "
                              "at its end, so wait after the span.")

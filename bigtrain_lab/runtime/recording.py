@@ -13,6 +13,7 @@ what a rank gets from the one before it; a backend may go other ways. With the c
 header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
 """
 
+import ctypes
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -22,10 +23,10 @@ import torch
 import torch.distributed as dist
 
 from ..core import Impossible
-from ..plan import Message, Together
+from ..plan import SLICES, Message, Together
 from . import frames
-from .group import Group, Handle, again, is_lost
-from .message import HEADER, Shape, pack, unpack
+from .group import HOST, Group, Handle, again, is_lost
+from .message import HEADER, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
 
@@ -44,6 +45,11 @@ class RecordingGroup(Group):
 
     def world_rank(self, rank: int) -> int:
         return self.members[rank]
+
+    def unrecorded(self):
+        group = Group(self._pg)
+        group.device = self.device
+        return group
 
     def isend(self, *message, **named):
         self.recorder.jitter()
@@ -151,6 +157,12 @@ class RecordingGroup(Group):
         self.recorder.mark("signal", signal, now=False)
         return self.recorder.issue()
 
+    def issue(self, signal, then):
+        if self.recorder.lane == "compute" and self.recorder.cut:
+            self.recorder.issue_later(lambda: super(RecordingGroup, self).issue(signal, then))
+        else:
+            super().issue(signal, then)
+
     def after(self, signal, by, arrived, idle=False):
         self.recorder.jitter()
         self.recorder.mark("idle" if idle else "await", signal, *([] if idle else [by]))
@@ -172,15 +184,31 @@ class RecordingGroup(Group):
                 self._note_not_finite(tensor, name)
         return super().all_reduce(tensor, op, name)
 
+    def _transport(self):
+        return self.recorder.aside()
+
+    def _lent(self, tensor):
+        """Torch's thread lets go of what it was handed a moment after the collective has ended, and a ledger would count that moment:
+        so of the host's memory this is a tensor that owns nothing."""
+        if tensor.device != HOST or not tensor.nbytes or not tensor.is_contiguous():
+            return tensor
+        memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+        return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+
     @contextmanager
     def _together(self, name, kind, size_bytes, call, src=None):
         self._on_lane(name)
         if self.size == 1:  # nobody to wait for, and nothing to send
             yield
             return
-        recorder, clock = self.recorder, self.recorder.clock
+        recorder, clock, lane = self.recorder, self.recorder.clock, self.name
         self._call = call if name == kind else f"{name}, {call}"
         recorder.jitter()
+        inside = None
+        if self.axis == SLICES:
+            inside = recorder.call(f"comm:{SLICES}", kind, size_bytes, name)
+        if inside:
+            lane, name = f"comm:{SLICES}", inside
         members = self.members
         if src is not None:
             members = (members[src], *members[:src], *members[src + 1:])
@@ -189,15 +217,17 @@ class RecordingGroup(Group):
         waited = None, 0, name, self._pg.group_name, self.members
         with (recorder.waiting(self.name, *waited),
               super()._together(name, kind, size_bytes, call)):
-            start, end = clock.now(self.name), None
+            start, end = clock.now(lane), None
             latest = self._aside(partial(self._agree, start or 0))
             wall_latest = clock.wall()
-            yield
+            with recorder.aside():
+                yield
             if clock.modelled:
-                end = latest + clock.cost.collective(kind, size_bytes, members, self.name)
-                clock.lane(self.name).now = end
+                end = latest + clock.cost.collective(kind, size_bytes, members, lane)
+                clock.lane(lane).now = end
+                clock.wait(self.name, end)
         wall_end, rank = clock.wall(), recorder.rank
-        where = rank, self.name, kind, name
+        where = rank, lane, kind, name
         recorder.log.note("span", wall_start, wall_end, *where, start, end, None)
         if arriving := about.arriving(rank):
             other, size = arriving

@@ -28,11 +28,11 @@ LANE = "comm:dp"
 
 def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
                  bucket_bytes: int, *, strategy: Buckets = Buckets(), overlap: bool = True,
-                 all_reduce: Callable | None = None) -> Plan:
-    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order), whose gradients
-    are averaged in buckets. `stages`: stage -> its module, on meta or not. `all_reduce`:
-    ring_all_reduce; without it the strategy's."""
-    mesh = Mesh(dp=replicas, pp=order.ranks)
+                 all_reduce: Callable | None = None, slices: int = 1) -> Plan:
+    """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices), whose
+    gradients are averaged in buckets. `stages`: stage -> its module, on meta or not, of one slice.
+    `all_reduce`: ring_all_reduce; without it the strategy's."""
+    mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
         return plan

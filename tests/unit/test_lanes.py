@@ -2,13 +2,15 @@
 
 import time
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh
+from bigtrain_lab.core.cost import Inside
 from bigtrain_lab.explain import not_finite
-from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait, lower
+from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait, lower, with_calls
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.execute import Work, execute
@@ -221,6 +223,52 @@ def test_what_is_launched_within_a_span_starts_at_its_end(tmp_path):
     cost = Cost({"B": 3, "U": 1, "all_reduce": 4}, slowdown={1: "1.5"}, overlap_slowdown="1.25")
     trace = launch(program, 2, mesh=Mesh(dp=2), cost=cost, jitter_s=0.002, directory=tmp_path / "run").wait()
     assert lanes_of(trace) == lanes_of(simulate(Plan(lanes, 2), cost))
+
+
+@pytest.mark.parametrize("links", [False, True], ids=["free", "links"])
+def test_actions_that_call_collectives_are_as_predicted(links, tmp_path):
+    """On two replicas of two slices: an action is one span around its collectives; what it launches leaves at its end."""
+    mesh = Mesh(dp=2, tp=2)
+    inside = {("F", 0): (Inside(Fraction(1, 3), "all_reduce", 80, "attention"), Inside(Fraction(1), "all_gather", 160, "mlp")),
+              ("B", 0): (Inside(Fraction(0), "reduce_scatter", 160, "mlp"), Inside(Fraction(5, 7), "all_reduce", 80, "attention"))}
+    cost = Cost({"F": "1.7", "B": 2, "U": 1}, links=LINKS if links else {}, slowdown={3: 1.5}, inside=inside, shares={"comm:tp": "0.7"})
+
+    def program(rank):
+        slices, lane, ten = rank.group("tp"), rank.lane("dp"), torch.ones(10, dtype=torch.float64)
+        with rank.span((Action("F", 0, 0),)):
+            assert slices.all_reduce(ten.clone(), name="attention").sum() == 20 and len(slices.all_gather(ten, name="mlp")) == 20
+        with rank.span((Action("B", 0, 0),)):
+            assert slices.reduce_scatter(torch.ones(20, dtype=torch.float64), name="mlp").sum() == 20
+            bucket = lane.launch(lambda group: group.all_reduce(ten, name="bucket"), "bucket")
+            slices.all_reduce(ten.clone(), name="attention")
+        bucket.wait()
+        with rank.span((Action("U", 0, 0),)):
+            pass
+
+    lanes = {}
+    for rank in range(4):
+        forward, backward, update = (Compute((Action(kind, 0, 0),)) for kind in "FBU")
+        lanes[rank, "compute"] = forward, backward, Launch("full"), Wait("reduced"), update
+        lanes[rank, "comm:dp"] = Wait("full"), Together("bucket", "all_reduce", 80, mesh.peers(rank, "dp")), Launch("reduced")
+    predicted = simulate(with_calls(Plan(lanes, 4), inside, mesh), cost)
+    modelled = launch(program, 4, mesh=mesh, cost=cost, jitter_s=0.003, directory=tmp_path / "run").wait()
+    assert lanes_of(modelled) == lanes_of(predicted)
+    own = {span.name: span for span in predicted.spans(0)}
+    assert own["0F0"].start <= own["0F0.0 attention"].start <= own["0F0.1 mlp"].end <= own["0F0"].end and own["bucket"].start == own["0B0"].end
+    assert own["0F0.1 mlp"].end == own["0F0"].end and own["0B0.0 mlp"].start == own["0B0"].start
+
+
+@pytest.mark.parametrize("wrong, told", [
+    (lambda group: group.all_reduce(torch.ones(3), name="mlp"), "calls all_reduce of 12 bytes (mlp) in 0F0, where its plan has all_reduce of 8 bytes (mlp)"),
+    (lambda group: None, "called 0 collectives in 0F0, and its plan has 1"),
+    (lambda group: [group.all_reduce(torch.ones(2), name="mlp") for _ in range(2)], "where its plan has no more")], ids=["bytes", "none", "twice"])
+def test_a_run_that_calls_other_collectives_than_its_plan_is_refused(wrong, told):
+    def program(rank):
+        with rank.span((Action("F", 0, 0),)):
+            wrong(rank.group("tp"))
+
+    cost = Cost({"F": 1}, inside={("F", 0): (Inside(Fraction(1, 2), "all_reduce", 8, "mlp"),)})
+    assert told in fails(program, 2, mesh=Mesh(tp=2), cost=cost).diagnosis
 
 
 @pytest.mark.parametrize("mode", [{"record": False}, {"clock": False}, {"cost": {}}], ids=["plain", "measured", "modelled"])

@@ -1,0 +1,304 @@
+"""Tensor slicing: each matrix of a layer lies on several devices, and a pair of them needs one sum.
+
+    Y = gelu(X A) B = sum_r gelu(X A_r) B_r      A is cut by columns, B by rows; rank r has A_r, B_r
+
+    X --f--> X A_0 -> gelu -> (.) B_0 --g--> Y   f copies, and sums the gradients of X in the backward
+     `--f--> X A_1 -> gelu -> (.) B_1 --g--'     g sums, and copies the gradient of Y in the backward
+
+gelu(a) + gelu(b) is not gelu(a + b): so A is cut where each rank has whole sums of X A. The other
+way round, rows then columns, the sums are needed before gelu, and Y must be gathered.
+
+Cost a pair: an all-reduce of Y's values in the forward and one of X's in the backward, which
+nothing hides. Memory: 1/t of the weights, gradients, optimizer state and of what gelu saves, on t
+ranks; X and Y are whole on each.
+Source: Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053), section 3.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..runtime.group import Group
+from .guards import tensor_parallel as guard
+
+# -- what crosses the ranks: each is the transpose of another ---------------------------------------
+#
+#                     forward            backward
+#   copy_to_slices    same               summed        Megatron's f
+#   sum_of_slices     summed             same          Megatron's g
+#   gather_slices     gathered           own part
+#   split_to_slices   own part           gathered
+
+
+def copy_to_slices(x: Tensor, group=None, name: str = "copy") -> Tensor:
+    """x, which all ranks have; in the backward its gradient is the sum of the ranks'."""
+    return crossing(x, group, name, same, summed)
+
+
+def sum_of_slices(x: Tensor, group=None, name: str = "sum") -> Tensor:
+    """The sum of the ranks' x, on each; in the backward the gradient goes to all as it is."""
+    return crossing(x, group, name, summed, same)
+
+
+def gather_slices(x: Tensor, group=None, name: str = "gather", dim: int = -1) -> Tensor:
+    """The ranks' x one after the other; a gradient, the same on all ranks, is cut likewise."""
+    return crossing(x, group, name, partial(gathered, dim=dim), partial(own_part, dim=dim))
+
+
+def split_to_slices(x: Tensor, group=None, name: str = "split", dim: int = -1) -> Tensor:
+    """This rank's part of x, which all ranks have; the parts of its gradient are gathered."""
+    return crossing(x, group, name, partial(own_part, dim=dim), partial(gathered, dim=dim))
+
+
+def crossing(x: Tensor, group, name: str, there: Callable, back: Callable) -> Tensor:
+    """there(x, group, name) in the forward, back(gradient, group, name) in the backward."""
+    group = Group.of(group)
+    if group.size == 1:
+        return x
+    return _Crossing.apply(x, partial(there, group=group, name=f"{name} forward"),
+                           partial(back, group=group, name=f"{name} backward"))
+
+
+class _Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back):
+        ctx.there, ctx.back = there, back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _Crossing.apply(dy, ctx.back, ctx.there), None, None
+
+
+def same(x: Tensor, group: Group, name: str) -> Tensor:
+    return x.view_as(x)
+
+
+def summed(x: Tensor, group: Group, name: str) -> Tensor:
+    return group.all_reduce(x.clone(memory_format=torch.contiguous_format), name=name)
+
+
+def own_part(x: Tensor, group: Group, name: str, dim: int) -> Tensor:
+    guard.refuse_uneven(name, x.shape[dim], group.size)
+    return x.chunk(group.size, dim)[group.rank].clone(memory_format=torch.contiguous_format)
+
+
+def gathered(x: Tensor, group: Group, name: str, dim: int) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] *= group.size
+    whole = x.new_empty(shape)
+    group.all_gather(x, whole.chunk(group.size, dim), name)
+    return whole
+
+
+# -- layers -----------------------------------------------------------------------------------------
+
+
+class ColumnParallelLinear(nn.Module):
+    """x -> f(x) W_r^T + b_r: this rank's part of the outputs.
+
+    x has all `in_features` and is the same on all ranks. `.weight` is (out_features / t, in_features),
+    since torch keeps W transposed. The values are drawn as `drawn` tells, from `seed`.
+    `enter` and `leave` are what x and the result go through: gather_slices makes the result whole.
+    """
+
+    def __init__(self, in_features: int, out_features: int, group=None, bias: bool = True, *,
+                 seed: int | None = None, name: str = "column"):
+        super().__init__()
+        self.group, self.name, self.enter, self.leave = Group.of(group), name, copy_to_slices, None
+        guard.refuse_uneven(f"{name}: out_features", out_features, self.group.size)
+        fill, seed = uniform(in_features), common(seed, self.group)
+        self.weight = drawn((out_features, in_features), Cut(0), self.group, fill, seed, "weight")
+        self.bias = drawn((out_features,), Cut(0), self.group, fill, seed, "bias") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x, self.group, self.name) if self.enter else x
+        y = F.linear(x, self.weight, self.bias)
+        return self.leave(y, self.group, self.name) if self.leave else y
+
+
+class RowParallelLinear(nn.Module):
+    """x_r -> g(x_r W_r^T) + b: the whole result, on each rank.
+
+    x_r is this rank's part of the `in_features`, as a ColumnParallelLinear leaves it. `.weight` is
+    (out_features, in_features / t); `.bias` is whole on each rank, and added once, after the sum.
+    With split_to_slices as `enter` it takes a whole x.
+    """
+
+    def __init__(self, in_features: int, out_features: int, group=None, bias: bool = True, *,
+                 seed: int | None = None, name: str = "row"):
+        super().__init__()
+        self.group, self.name, self.enter, self.leave = Group.of(group), name, None, sum_of_slices
+        guard.refuse_uneven(f"{name}: in_features", in_features, self.group.size)
+        fill, seed = uniform(in_features), common(seed, self.group)
+        self.weight = drawn((out_features, in_features), Cut(1), self.group, fill, seed, "weight")
+        self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x, self.group, self.name) if self.enter else x
+        guard.refuse_width(self, x)
+        y = self.leave(F.linear(x, self.weight), self.group, self.name)
+        return y if self.bias is None else y + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """ids -> rows of a table, of which each rank has the next num_embeddings / t.
+
+    A rank looks its own ids up and has zeros for the others; g sums. The backward is local.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, group=None, *,
+                 seed: int | None = None, name: str = "embedding"):
+        super().__init__()
+        self.group, self.name, self.leave = Group.of(group), name, sum_of_slices
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        guard.refuse_uneven(f"{name}: num_embeddings", num_embeddings, self.group.size)
+        shape, seed = (num_embeddings, embedding_dim), common(seed, self.group)
+        self.weight = drawn(shape, Cut(0), self.group, nn.init.normal_, seed, "weight")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        guard.refuse_outside(self.name, ids, self.num_embeddings)
+        own, mine = own_ids(ids, len(self.weight), self.group)
+        rows = F.embedding(own, self.weight).masked_fill_(~mine.unsqueeze(-1), 0)
+        return self.leave(rows, self.group, self.name)
+
+
+def own_ids(ids: Tensor, rows: int, group: Group) -> tuple[Tensor, Tensor]:
+    """(places in this rank's rows, any place where the id is another rank's; whether it is ours)."""
+    own = ids - group.rank * rows
+    mine = (own >= 0) & (own < rows)
+    return own.clamp_(0, rows - 1), mine
+
+
+# -- the loss ---------------------------------------------------------------------------------------
+
+
+def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group=None,
+                                 ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
+    """torch's cross_entropy, the mean over the targets that count, of logits of which each rank has
+    the next V/t columns: (..., V/t) and (...).
+
+        loss = log sum_v exp(z_v - m) - (z_target - m),   m = max_v z_v
+
+    Three all-reduces of one value a target: m, z_target, and the sum of exponentials. No rank has a
+    whole row of V logits. Label smoothing sends the sum of logits beside z_target.
+    """
+    guard.refuse_smoothing(label_smoothing)
+    group = Group.of(group)
+    guard.refuse_outside("The cross-entropy's targets", targets,
+                         logits_shard.shape[-1] * group.size, ignore_index)
+    return _CrossEntropy.apply(logits_shard, targets, group, ignore_index, label_smoothing)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Shapes: N targets of any dimensions, V the columns of this rank."""
+
+    @staticmethod
+    def forward(ctx, logits_NV, targets_N, group, ignore_index, smoothing):
+        z_NV = logits_NV.float() if logits_NV.itemsize < 4 else logits_NV
+        highest_N = group.all_reduce(z_NV.amax(-1), "max", "cross-entropy: maximum")
+        z_NV = z_NV - highest_N.unsqueeze(-1)
+        at_N, mine_N = own_ids(targets_N, z_NV.shape[-1], group)
+        found = z_NV.gather(-1, at_N.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine_N, 0)
+        if smoothing:
+            found = torch.stack([found, z_NV.sum(-1)])
+        found = group.all_reduce(found, name="cross-entropy: target's logit")
+        p_NV = z_NV.exp_()
+        total_N = group.all_reduce(p_NV.sum(-1), name="cross-entropy: sum of exponentials")
+        p_NV.div_(total_N.unsqueeze(-1))
+        loss_N = total_N.log()
+        if smoothing:
+            mean_N = found[1] / (group.size * z_NV.shape[-1])
+            loss_N = loss_N - smoothing * mean_N - (1 - smoothing) * found[0]
+        else:
+            loss_N = loss_N - found
+        kept_N = targets_N != ignore_index
+        ctx.save_for_backward(p_NV, at_N, mine_N & kept_N, kept_N)
+        ctx.smoothing, ctx.columns, ctx.dtype = smoothing, group.size * z_NV.shape[-1], logits_NV.dtype
+        return loss_N.masked_fill_(~kept_N, 0).sum() / kept_N.sum()
+
+    @staticmethod
+    def backward(ctx, dloss):
+        """softmax - (1 - smoothing) [v is the target] - smoothing / V, over the number of targets."""
+        p_NV, at_N, mine_N, kept_N = ctx.saved_tensors
+        share_N = dloss * kept_N / kept_N.sum()
+        dz_NV = p_NV * share_N.unsqueeze(-1)
+        if ctx.smoothing:
+            dz_NV -= (ctx.smoothing / ctx.columns) * share_N.unsqueeze(-1)
+        target_N = (ctx.smoothing - 1) * share_N * mine_N
+        dz_NV.scatter_add_(-1, at_N.unsqueeze(-1), target_N.unsqueeze(-1))
+        return dz_NV.to(ctx.dtype), None, None, None, None
+
+
+# -- parts of a parameter, and their first values ---------------------------------------------------
+
+ROWS = 64  # of a block that one generator draws
+
+
+class Cut(NamedTuple):
+    """The dimension along which a parameter is cut; each of `blocks` equal blocks on its own: the
+    rows of queries, keys and values are three."""
+
+    dim: int
+    blocks: int = 1
+
+    def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
+        """A rank's part, a copy."""
+        blocks = whole.chunk(self.blocks, self.dim)
+        return torch.cat([block.chunk(ranks, self.dim)[rank] for block in blocks], self.dim)
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        """What the parts of all ranks were cut from."""
+        rows = zip(*(part.chunk(self.blocks, self.dim) for part in parts))
+        return torch.cat([piece for block in rows for piece in block], self.dim)
+
+
+def cut_of(parameter: Tensor) -> Cut | None:
+    """How a parameter is cut; None of a duplicate, which is equal on all ranks."""
+    return getattr(parameter, "cut", None)
+
+
+def cut_parameter(own: Tensor, cut: Cut | None) -> nn.Parameter:
+    parameter = own if isinstance(own, nn.Parameter) else nn.Parameter(own)
+    parameter.cut = cut
+    return parameter
+
+
+def drawn(shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable, seed: int,
+          name: str) -> nn.Parameter:
+    """This rank's part of a parameter whose first values do not depend on the number of ranks.
+
+    Each ROWS rows of the whole have a generator of their own, seeded by (seed, name, number of the
+    block). A rank draws the blocks that its part touches and keeps its part of each: no rank has
+    the whole. fill(tensor, generator=) draws, in the default dtype; on meta nothing is drawn.
+    """
+    rows, own_rows = shape[0], range(shape[0])
+    if cut == Cut(0):
+        own_rows = range(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
+    parts = []
+    for start in range(own_rows.start // ROWS * ROWS, own_rows.stop, ROWS):
+        block = torch.empty(min(ROWS, rows - start), *shape[1:])
+        if not block.is_meta:
+            each = random.Random(f"{seed} {name} {start // ROWS}").getrandbits(63)
+            fill(block, generator=torch.Generator(block.device).manual_seed(each))
+        block = block[max(own_rows.start - start, 0):own_rows.stop - start]
+        parts.append(block if cut in (None, Cut(0)) else cut.part(block, group.rank, group.size))
+    return cut_parameter(torch.cat(parts), cut)
+
+
+def uniform(in_features: int) -> Callable:
+    """nn.Linear's: between -1 / sqrt(in_features) and that."""
+    return partial(nn.init.uniform_, a=-in_features**-0.5, b=in_features**-0.5)
+
+
+def common(seed: int | None, group: Group) -> int:
+    """The seed of a layer; without one a number of rank 0's default generator, for all ranks."""
+    if seed is None:
+        number = torch.randint(2**62, ())
+        seed = 0 if number.is_meta else group.broadcast(number, name="seed of a layer").item()
+    return seed
