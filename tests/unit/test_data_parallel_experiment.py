@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from bigtrain_lab import figures
-from bigtrain_lab.checks import run_differs
+from bigtrain_lab.checks import clocks_differ, run_differs
 from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.plan import Together
 from bigtrain_lab.rates import exposed
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, launch
+from bigtrain_lab.runtime.execute import execute
+from bigtrain_lab.simulate import simulate
 
 SMALL = dict(layers=2, width=16, vocabulary=256, sequence=8, dtype="float64", steps=2)
 
@@ -101,6 +103,13 @@ def test_a_cycle_takes_what_is_ready_on_all_ranks(cycle_ms):
         assert sent == pytest.approx(4 / 3 * sum(sizes[layer] for layer in ready), rel=1e-4)
         free, left = message.end, left[len(ready):]
     assert left == [] and len(lane) == 2 * {0.05: 8, 0.3: 7, 5: 1}[cycle_ms]
+
+
+def test_a_plan_with_cycles_runs_without_a_technique(tmp_path):
+    asked = DataParallel(replicas=2, strategy="fused-cycle", cycle_ms=0.1, **SMALL | {"steps": 1})
+    plan, cost = asked.lowered, asked.cost(memory=False)
+    run = launch(lambda rank: execute(plan, rank), 2, cost=cost, directory=tmp_path / "run")
+    assert clocks_differ(simulate(plan, cost), run.wait()) == []
 
 
 def test_push_pull_lets_the_front_layers_go_first():
