@@ -40,6 +40,9 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
                          "as 'sequence'.")
     for path, way in ways.items():
         refuse_way(module, path, way, group, sequence)
+    if any(hooked(parameter) for path, way in ways.items() if way != "sequence"
+           for parameter in module.get_submodule(path).parameters(recurse=False)):
+        raise Impossible("A parameter that the plan cuts has hooks, which its slices would not have: register hooks on the sliced model.")
     owners = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for parameter in part.parameters(recurse=False):
@@ -48,6 +51,11 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
         if cut and len(cut) < len(paths):
             raise Impossible(f"{' and '.join(paths)} share a weight, and the plan cuts only {cut[0]}: plan both.")
+
+
+def hooked(parameter: Tensor) -> bool:
+    """Torch has no public name for it."""
+    return bool(getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: bool) -> None:
