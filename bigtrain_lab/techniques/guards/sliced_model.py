@@ -64,10 +64,8 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
         if not isinstance(getattr(parent, "heads", None), int):
             raise Impossible(f"The plan cuts {path} by heads, and {type(parent).__name__} does not say how many: give it an attribute heads.")
         refuse_uneven(f"The number of heads of {path.rpartition('.')[0]}", parent.heads, group.size)
-    elif isinstance(whole, nn.Embedding):
-        refuse_uneven(f"The vocabulary of {path}", whole.num_embeddings, group.size)
     elif way != "sequence":
-        features = "in_features" if way.endswith("row") else "out_features"
+        features = "num_embeddings" if isinstance(whole, nn.Embedding) else "in_features" if way.endswith("row") else "out_features"
         what = f"The vocabulary of {path}" if way == "vocabulary" else f"{features} of {path}"
         refuse_uneven(what, getattr(whole, features), group.size)
 
