@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from .core import Impossible, Memory, Scalar, Trace
+from .core import Impossible, Memory, Scalar, Trace, Transfer
 
 
 def last(trace: Trace, name: str) -> float | None:
@@ -38,6 +38,29 @@ def exposed(trace: Trace) -> float:
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin
     return trace.units(max(waits.values(), default=0)) / trace.steps
+
+
+class Axis(NamedTuple):
+    """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it computes nothing; `bytes`: of the
+    rank that sends most."""
+
+    name: str
+    time: float
+    bytes: float
+
+
+def axes(trace: Trace) -> list[Axis]:
+    """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp: the collectives inside actions."""
+    ranks, waits, sent = range(trace.ranks), Counter(), Counter()
+    for rank, begin, end in exposures(trace):
+        waits[rank] += trace.units(end - begin)
+    for event in trace.where(Transfer):
+        sent[event.lane.removeprefix("comm:").replace("compute", "pp"), event.src] += event.bytes
+    called = [sum(s.end - s.start for s in trace.spans(rank) if s.lane == "comm:tp") for rank in ranks]
+    time = {"dp": waits.values(), "pp": [trace.idle(rank) - waits[rank] for rank in ranks],
+            "tp": map(trace.units, called)}
+    return [Axis(name, max(time[name], default=0) / trace.steps,
+                 max(sent[name, rank] for rank in ranks) / trace.steps) for name in time]
 
 
 def reading_rate(trace: Trace) -> float | None:

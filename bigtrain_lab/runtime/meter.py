@@ -2,7 +2,7 @@
 
     activations    distinct storages that autograd packed inside spans and whose graph still lives, less every storage that
                    the program says it holds, inputs and buffers included
-    other kinds    storages of the tensors that the program says it holds (Rank.watch)
+    all kinds      storages of the tensors that the program says it holds (Rank.watch)
 
 A storage counts once, whole, however many views, names or kinds share it; the first kind in core.MEMORY_KINDS' order
 has it. What torch.func's transforms save inside a span is not seen (saved.py says why).
@@ -21,7 +21,7 @@ from .saved import Observer
 
 SILENT_KINDS = ("inputs", "buffers")  # known, hence no activations, but not reported
 READINGS = 32  # inside one span
-HELD_KINDS = (*(kind for kind in MEMORY_KINDS if kind != "activations"), *SILENT_KINDS)
+HELD_KINDS = (*MEMORY_KINDS, *SILENT_KINDS)
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class Meter:
                     self._held.add(address)
                     if kind in sizes:
                         sizes[kind] += size
-        sizes["activations"] = self._activations()
+        sizes["activations"] += self._activations()
         return sizes
 
     def _activations(self) -> int:
@@ -87,8 +87,7 @@ class Meter:
 
     def begin(self, action: str = ""):
         """At a span's start: returns the hooks to be active during it."""
-        self._measure()  # what arrived since the last boundary is held, not an activation
-        self._counted = self._activations()
+        self._counted = self._measure()["activations"]  # what arrived since the last boundary is held
         self._readings = []
         return Observer(self._saved, self._died)
 

@@ -51,7 +51,7 @@ def own_tokens(group: Group, module: nn.Module, given, output: Tensor) -> Tensor
 
 
 @torch.no_grad()
-def sum_duplicates(module: nn.Module, group=None) -> None:
+def sum_duplicates(module: nn.Module, group=None, name: str = "gradients of duplicates") -> None:
     """Add the gradients of the module's duplicates up over the ranks, in one all-reduce: before the update, and before
     gradients are clipped."""
     group, masters = Group.of(group), masters_of([module])
@@ -60,7 +60,7 @@ def sum_duplicates(module: nn.Module, group=None) -> None:
     if group.size == 1 or not homes:
         return
     flat = torch.cat([home.grad.reshape(-1) for home in homes])
-    group.all_reduce(flat, name="gradients of duplicates")
+    group.all_reduce(flat, name=name)
     for home, total in zip(homes, flat.split([home.numel() for home in homes])):
         home.grad.copy_(total.view_as(home.grad))
     note_anew(module, homes)

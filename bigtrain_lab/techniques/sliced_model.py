@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from ..runtime.group import Group
 from .guards import sliced_model as guard
+from .prepared_model import masters_of
 from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
 from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, VocabParallelEmbedding, cut_of, cut_parameter, gather_slices,
                               split_to_slices)
@@ -95,20 +96,34 @@ def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> n
     return made[whole]
 
 
+def count_once(module: nn.Module, group=None) -> None:
+    """Let a norm over all ranks count the duplicates of rank 0 alone: see clip.py. Of half weights, their masters."""
+    masters, first = masters_of([module]), Group.of(group).rank == 0
+    for parameter in module.parameters():
+        if cut_of(parameter) is None:
+            masters.get(parameter, parameter).is_copy = not first
+
+
 def cuts(module: nn.Module) -> dict[str, Cut]:
     """Of each parameter that is cut, by all of its names."""
     named = module.named_parameters(remove_duplicate=False)
     return {name: cut for name, parameter in named if (cut := cut_of(parameter))}
 
 
-@torch.no_grad()
 def whole_state_dict(module: nn.Module, group=None) -> dict[str, Tensor]:
     """The state of the model that was sliced, by its names and in its shapes, on every rank: it loads at any degree."""
-    group, state, cut = Group.of(group), module.state_dict(), cuts(module)
-    for name in cut:
-        parts = [torch.empty_like(state[name]) for _ in range(group.size)]
-        state[name] = cut[name].whole(group.all_gather(state[name].contiguous(), parts, f"whole {name}"))
-    return state
+    cut = cuts(module)
+    return {name: whole_of(own, cut.get(name), group, name)
+            for name, own in module.state_dict().items()}
+
+
+@torch.no_grad()
+def whole_of(own: Tensor, cut: Cut | None, group=None, name: str = "") -> Tensor:
+    """What a rank's part was cut from; every rank calls it. A duplicate is whole."""
+    if cut is None:
+        return own
+    parts = [torch.empty_like(own) for _ in range(Group.of(group).size)]
+    return cut.whole(Group.of(group).all_gather(own.contiguous(), parts, f"whole {name}"))
 
 
 def load_whole_state_dict(module: nn.Module, state: Mapping[str, Tensor], group=None) -> None:

@@ -20,7 +20,7 @@ def refuse_width(layer, x: Tensor) -> None:
 
 def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None) -> None:
     """An id that no rank has would count as zeros."""
-    if ids.is_meta or not ids.numel():
+    if not ids.numel():
         return
     outside = (ids < 0) | (ids >= size)
     if outside.any() and (found := ids[outside & (ids != ignored)] if ignored is not None else ids[outside]).numel():
