@@ -12,25 +12,28 @@ left out. Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3 and 5, co
 weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
 """
 
+from dataclasses import replace
+
 from .config import GPTConfig
 from .encoder import EncoderConfig
 
 
 def gpt_weights(config: GPTConfig) -> int:
-    L, D, V, S = config.layers, config.width, config.vocabulary, config.sequence
-    return 12 * L * D**2 + 13 * L * D + ((2 - config.tied) * V + S + 2) * D
+    """With G of H heads of keys and values (10 + 2 G/H) L D^2 + (11 + 2 G/H) L D in the blocks."""
+    L, D, V, S, H = config.layers, config.width, config.vocabulary, config.sequence, config.heads
+    shared = 2 * L * D * (D + 1) * (config.kv_heads or H) // H
+    return 10 * L * D**2 + 11 * L * D + shared + ((2 - config.tied) * V + S + 2) * D
 
 
 def encoder_weights(config: EncoderConfig) -> int:
     """A head of C classes in place of the output layer."""
-    L, D, V, S, C = config.layers, config.width, config.vocabulary, config.sequence, config.classes
-    return 12 * L * D**2 + 13 * L * D + (V + S + 2) * D + (2 * D + 1) * C
+    return gpt_weights(replace(config, tied=True)) + (2 * config.width + 1) * config.classes
 
 
 def block_flops(config: GPTConfig, batch: int) -> int:
     """Of a forward. The attention is computed in full, its masked half too."""
-    S, D = config.sequence, config.width
-    return 24 * batch * S * D**2 + 4 * batch * S**2 * D
+    S, D, H = config.sequence, config.width, config.heads
+    return (20 * H + 4 * (config.kv_heads or H)) * batch * S * D**2 // H + 4 * batch * S**2 * D
 
 
 def forward_flops(config: GPTConfig, batch: int) -> int:

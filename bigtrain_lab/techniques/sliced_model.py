@@ -6,6 +6,7 @@
     column         a Linear by its outputs; the input is whole, the result stays sliced
     row            a Linear by its inputs, which come sliced; the result is whole
     heads          a Linear by heads: queries, keys and values of a head go to one rank
+    kv heads       the same of keys and values of fewer heads: where these are fewer than the ranks, too, neighbours share one
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
     sequence       with sequence=True: what this module returns is cut to each rank's tokens
     split row      as row, of an input that is whole: each rank takes its part
@@ -29,8 +30,8 @@ from ..runtime.group import Group
 from .guards import sliced_model as guard
 from .prepared_model import masters_of
 from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
-from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, VocabParallelEmbedding, cut_of, cut_parameter, gather_slices,
-                              split_to_slices)
+from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, SharedHeadsLinear, VocabParallelEmbedding, cut_of, cut_parameter,
+                              gather_slices, split_to_slices)
 
 __all__ = ["Cut", "cut_of", "load_whole_state_dict", "sliced", "sum_duplicates", "whole_state_dict"]
 
@@ -51,12 +52,12 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None, sequence: boo
             if sequence:
                 whole.register_forward_hook(partial(own_tokens, group))
             continue
-        setattr(parent, name, own := layer_of(whole, way, path, group, sequence))
+        setattr(parent, name, own := layer_of(whole, way, path, group, sequence, getattr(parent, "kv_heads", 0)))
         for field, each in whole.named_parameters(recurse=False):
             setattr(own, field, part_of(each, cut_of(getattr(own, field)), group, cut))
-    for path in {path.rpartition(".")[0] for path, way in ways.items() if way == "heads"}:
+    for path, field in {(path.rpartition(".")[0], way.replace(" ", "_")) for path, way in ways.items() if way.endswith("heads")}:
         attention = module.get_submodule(path)
-        attention.heads //= group.size
+        setattr(attention, field, max(getattr(attention, field) // group.size, 1))
     for path, dropout in module.named_modules():
         inside = path.endswith("dropout_probabilities")
         if group.size > 1 and (inside or sequence) and hasattr(dropout, "path"):
@@ -64,22 +65,24 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None, sequence: boo
     return module
 
 
-def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool) -> nn.Module:
+def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool, kv_heads: int) -> nn.Module:
     """A sliced layer of the whole one's sizes, without values."""
     with torch.device("meta"):
         if isinstance(whole, nn.Embedding):
             own = VocabParallelEmbedding(whole.num_embeddings, whole.embedding_dim, group, name=path)
         elif way.endswith("row"):
             own = RowParallelLinear(whole.in_features, whole.out_features, group, whole.bias is not None, name=path)
+        elif way == "kv heads" and kv_heads < group.size:
+            own = SharedHeadsLinear(whole.in_features, whole.out_features, kv_heads, group, whole.bias is not None, name=path)
         else:
             own = ColumnParallelLinear(whole.in_features, whole.out_features, group, whole.bias is not None, name=path)
-    if way == "heads":
+    if way.endswith("heads") and not isinstance(own, SharedHeadsLinear):
         for parameter in own.parameters():
-            parameter.cut = Cut(0, whole.out_features // whole.in_features)
+            parameter.cut = Cut(0, 2 if way == "kv heads" else whole.out_features // whole.in_features)
     if sequence and own.leave:
         own.leave = scatter_sum
     elif sequence:
-        own.enter = gather_sequence
+        own.enter, own.share = gather_sequence, None
     if way == "split row":
         own.enter = split_to_slices
     elif way == "column gather":

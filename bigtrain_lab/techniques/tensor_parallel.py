@@ -146,6 +146,33 @@ class RowParallelLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class SharedHeadsLinear(nn.Module):
+    """x -> keys and values of the head that this rank shares with others; `heads` are fewer than t.
+
+    The parameters are whole on each rank, 2 `heads` blocks of rows. f sums their gradients over the
+    ranks, unless `share` is None and sum_duplicates does.
+    """
+
+    def __init__(self, in_features: int, out_features: int, heads: int, group=None, bias: bool = True, *,
+                 seed: int | None = None, name: str = "shared heads"):
+        super().__init__()
+        self.group, self.name, self.heads = Group.of(group), name, heads
+        self.enter, self.leave, self.share = copy_to_slices, None, copy_to_slices
+        fill, seed = uniform(in_features), common(seed, self.group)
+        self.weight = drawn((out_features, in_features), None, self.group, fill, seed, "weight")
+        self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x, self.group, self.name)
+        return F.linear(x, self.own("weight"), None if self.bias is None else self.own("bias"))
+
+    def own(self, field: str) -> Tensor:
+        """The rows of this rank's head."""
+        whole, head = getattr(self, field), self.group.rank * self.heads // self.group.size
+        whole = self.share(whole, self.group, f"{self.name}.{field}") if self.share else whole
+        return Cut(0, 2).part(whole, head, self.heads)
+
+
 class VocabParallelEmbedding(nn.Module):
     """ids -> rows of a table, of which each rank has the next num_embeddings / t.
 

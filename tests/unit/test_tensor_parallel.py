@@ -23,6 +23,7 @@ from bigtrain_lab.techniques.tensor_parallel import (ColumnParallelLinear, RowPa
 SIZES = {"layers": 1, "width": 16, "heads": 8, "sequence": 8, "vocabulary": 32, "dtype": torch.float64}
 B, S, D, V = 2, 8, 16, 32
 CONFIG, TIED, ENCODER = GPTConfig(**SIZES), GPTConfig(**SIZES, tied=True), EncoderConfig(**SIZES)
+GROUPED = GPTConfig(**SIZES, kv_heads=2)
 TRANSLATOR = TranslatorConfig(layers=1, width=D, heads=8, inner=32, vocabulary=V, longest=S, dtype=torch.float64)
 WRONG_WAY = gpt_slices(CONFIG) | {"layers.*.mlp.up": "split row", "layers.*.mlp.down": "column gather"}
 
@@ -69,6 +70,8 @@ CASES = {
     "sequence": (partial(GPT, TIED), gpt_slices(TIED), gpt_case, True),
     "recomputed": (partial(GPT, CONFIG), gpt_slices(CONFIG), partial(gpt_case, forward=lambda model: checkpoint(model, ids())), False),
     "recomputed sequence": (partial(GPT, CONFIG), gpt_slices(CONFIG), partial(gpt_case, forward=lambda model: checkpoint(model, ids())), True),
+    "shared heads": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, False),
+    "shared heads, sequence": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, True),
     "stage": (partial(GPTStage, CONFIG, 1, 2), gpt_slices(CONFIG), stage_case, False),
     "encoder": (partial(Encoder, ENCODER), encoder_slices(ENCODER), encoder_case, False),
     "translator": (partial(Translator, TRANSLATOR), translator_slices(TRANSLATOR), translator_case, False),
@@ -317,6 +320,7 @@ REFUSED = {
     "other stage": (lambda: sliced(GPTStage(CONFIG, 0, 1), BLOCK, Many(2)), "names no module"),
     "way": (lambda: sliced(gpt(), {"layers.1.mlp.up": "rows"}, Many(2)), "by 'rows': choose one of column, row"),
     "kind": (lambda: sliced(gpt(), {"layers.1.mlp": "column"}, Many(2)), "it is a MLP: name a Linear"),
+    "key-value heads": (lambda: sliced(gpt(heads=12, width=24, kv_heads=4), {"*.kv": "kv heads"}, Many(3)), "kv heads .* is 4, .* take 3 or 6"),
     "no heads": (lambda: sliced(gpt(), {"layers.1.mlp.up": "heads"}, Many(2)), "MLP does not say how many"),
     "tied": (lambda: sliced(gpt(tied=True), {"layers.0.token": "vocabulary"}, Many(2)), "layers.2.logits share a weight"),
     "sequence": (lambda: sliced(gpt(), BLOCK, Many(2), True), "says where the sequence is cut"),

@@ -12,7 +12,7 @@ from ...runtime.message import Shape
 from . import by_ranks
 from .tensor_parallel import refuse_uneven
 
-OF_LINEAR = ("column", "row", "heads", "vocabulary", "split row", "column gather")
+OF_LINEAR = ("column", "row", "heads", "kv heads", "vocabulary", "split row", "column gather")
 
 
 def matching(module: nn.Module, pattern: str) -> list[str]:
@@ -60,10 +60,12 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
                          f"{' or an Embedding' * (way == 'vocabulary')}.")
     if way in ("split row", "column gather") and sequence:
         raise Impossible(f"The plan cuts {path} by {way!r}, which needs the whole sequence on each rank: take sequence=False.")
-    if way == "heads":
-        if not isinstance(getattr(parent, "heads", None), int):
-            raise Impossible(f"The plan cuts {path} by heads, and {type(parent).__name__} does not say how many: give it an attribute heads.")
-        refuse_uneven(f"The number of heads of {path.rpartition('.')[0]}", parent.heads, group.size)
+    if way.endswith("heads"):
+        heads = getattr(parent, field := way.replace(" ", "_"), None)
+        if not isinstance(heads, int):
+            raise Impossible(f"The plan cuts {path} by {way}, and {type(parent).__name__} does not say how many: give it an attribute {field}.")
+        if way == "heads" or group.size % heads:
+            refuse_uneven(f"The number of {way} of {path.rpartition('.')[0]}", heads, group.size)
     elif way != "sequence":
         features = "num_embeddings" if isinstance(whole, nn.Embedding) else "in_features" if way.endswith("row") else "out_features"
         what = f"The vocabulary of {path}" if way == "vocabulary" else f"{features} of {path}"
