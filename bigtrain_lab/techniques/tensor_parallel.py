@@ -117,8 +117,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = drawn((out_features,), Cut(0), self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x, self.group, self.name) if self.enter else x
-        y = F.linear(x, self.weight, self.bias)
+        y = F.linear(entered(self, x), self.weight, self.bias)
         return self.leave(y, self.group, self.name) if self.leave else y
 
 
@@ -140,7 +139,7 @@ class RowParallelLinear(nn.Module):
         self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x, self.group, self.name) if self.enter else x
+        x = entered(self, x)
         guard.refuse_width(self, x)
         y = self.leave(F.linear(x, self.weight), self.group, self.name)
         return y if self.bias is None else y + self.bias
@@ -163,14 +162,20 @@ class SharedHeadsLinear(nn.Module):
         self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x, self.group, self.name)
-        return F.linear(x, self.own("weight"), None if self.bias is None else self.own("bias"))
+        bias = None if self.bias is None else self.own("bias")
+        return F.linear(entered(self, x), self.own("weight"), bias)
 
     def own(self, field: str) -> Tensor:
         """The rows of this rank's head."""
         whole, head = getattr(self, field), self.group.rank * self.heads // self.group.size
         whole = self.share(whole, self.group, f"{self.name}.{field}") if self.share else whole
         return Cut(0, 2).part(whole, head, self.heads)
+
+
+def entered(layer: nn.Module, x: Tensor) -> Tensor:
+    """x through `enter`; in the format of half weights, so that no float32 travels that is cast then."""
+    x = x.to(layer.weight.dtype) if layer.weight.itemsize == 2 else x
+    return layer.enter(x, layer.group, layer.name) if layer.enter else x
 
 
 class VocabParallelEmbedding(nn.Module):
