@@ -2,7 +2,8 @@
 
     GPT                 12 L D^2 + 13 L D + (2 V + S + 2) D weights, V once if tied
     block, forward      24 B S D^2 + 4 B S^2 D FLOPs; the backward twice that
-    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; dropout: B H S^2 (z + 1) + 2 B S D more
+    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; dropout: B H S^2 (z + 1) + 2 B S D more;
+                        of t slices (4 + 12/t) B S D z and so on: `block_saved_bytes`
     training, float32   with Adam 16 bytes a weight at the end of a backward; at the loss 12 and
                         three tensors of logits
 
@@ -42,12 +43,37 @@ def forward_flops(config: GPTConfig, batch: int) -> int:
     return config.layers * block_flops(config, batch) + output
 
 
-def block_saved_bytes(config: GPTConfig, batch: int) -> int:
-    """What autograd keeps of a block for its backward, its input among it."""
+def block_saved_bytes(config: GPTConfig, batch: int, slices: int = 1,
+                      sequence: bool = False) -> int:
+    """What autograd keeps of a block for its backward, its input among it: on each of t `slices`,
+    of z bytes a value. Whole on each rank without `sequence`, cut t times by it:
+
+                         values         kept of                                  the paper, z = 2
+        2 B S D z        x, x + attention        inputs of the norms             the same, 4 B S D
+        4 B S z          mean, 1 / deviation     of both norms                   left out
+        2 B S D          keep masks              of both outer dropouts          the same
+
+    Cut in any case:
+
+        12 B S D z / t   q, k, v, mixed, 4 + 4   inside attention, around gelu   the same, 24 B S D / t
+        B H S^2 z / t    probabilities           softmax                         the same, 2 B H S^2 / t
+        B H S^2 (z + 1) / t   the dropped ones, and their keep mask              the same, 3 B H S^2 / t
+
+    Whole on each rank in any case:
+
+        2 B S D z        normed x                inputs of qkv and of mlp.up     with `sequence` cut t times
+
+    So 34 B S D + 5 B H S^2, 10 + 24/t and 34/t of Korthikanti et al. hold at z = 2 but for the
+    statistics of the norms, and for the last line: with the sequence cut, the paper keeps 1/t of
+    what it gathered and gathers it again in the backward. We keep it, and send a fifth less.
+    In float32, z = 4, masks weigh half as much beside values: 66 B S D + 9 B H S^2.
+    """
     S, D, H, z = config.sequence, config.width, config.heads, config.dtype.itemsize
-    hidden, square = batch * S * D, batch * H * S**2
-    dropped = square * (z + 1) + 2 * hidden if config.dropout else 0
-    return (16 * hidden + 4 * batch * S + square) * z + dropped
+    hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1
+    dropped = bool(config.dropout)
+    by_token = 2 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
+    by_head = 12 * hidden * z + square * (z + (z + 1) * dropped)
+    return by_token // cut + by_head // slices + 2 * hidden * z
 
 
 def logits_bytes(config: GPTConfig, batch: int) -> int:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.models import (GPT, Encoder, EncoderConfig, GPTConfig, GPTStage, Noise, Translator, TranslatorConfig, class_loss, cross_entropy,
-                                 encoder_slices, gpt_slices, translator_slices)
+                                 encoder_slices, gpt_slices, saved_bytes, theory, translator_slices)
 from bigtrain_lab.runtime import Ledger, Rank, RankFailed, launch
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.runtime.balance import Balance
@@ -309,6 +309,39 @@ def test_no_rank_holds_a_whole_table_or_whole_logits(tmp_path):
         assert largest.bytes == B * S * config.vocabulary * 8 // rank.size == D * config.vocabulary * 8 // rank.size
 
     launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").wait()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("t, sequence", [(2, False), (4, False), (4, True)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_a_sliced_block_saves_has_the_closed_form(dtype, t, sequence, dropout):
+    config = GPTConfig(**SIZES | {"layers": 3, "dtype": dtype, "dropout": dropout})
+    one, two = (sum(row.bytes for row in saved_bytes(config, 1, last, B, t, sequence)) for last in (2, 3))
+    assert two - one == theory.block_saved_bytes(config, B, t, sequence)
+
+
+def test_ranks_save_and_hold_what_the_dry_run_says(tmp_path):
+    config = GPTConfig(**SIZES | {"layers": 2, "dropout": 0.1})
+
+    def program(rank):
+        found = {}
+        for sequence in (False, True):
+            model = sliced(GPT(config), gpt_slices(config), rank.group("tp"), sequence)
+            tokens = ids(), ids(1)
+            with Ledger(model) as ledger:
+                loss = vocab_parallel_cross_entropy(model(tokens[0], Noise(0, 0, 0)), tokens[1], rank.group("tp"))
+                found[f"activations {sequence}"] = torch.tensor(ledger.now("activations"))
+                loss.backward()
+                found |= {f"{kind} {sequence}": torch.tensor(ledger.now(kind)) for kind in ("weights", "gradients")}
+        return found
+
+    found = launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").result
+    cut = sum(p.nbytes for name, p in GPT(config).named_parameters() if "norm" not in name and "position" not in name
+              and not name.endswith(("out.bias", "down.bias")))
+    weights = 8 * theory.gpt_weights(config) - cut // 2
+    for sequence in (False, True):
+        assert found[f"activations {sequence}"] == sum(row.bytes for row in saved_bytes(config, 0, config.pieces, B, 2, sequence))
+        assert found[f"weights {sequence}"] == found[f"gradients {sequence}"] == weights
 
 
 # -- refusals ---------------------------------------------------------------------------------------
