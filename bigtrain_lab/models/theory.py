@@ -2,8 +2,8 @@
 
     GPT                 12 L D^2 + 13 L D + (2 V + S + 2) D weights, V once if tied
     block, forward      24 B S D^2 + 4 B S^2 D FLOPs; the backward twice that
-    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; dropout: B H S^2 (z + 1) + 2 B S D more;
-                        of t slices (4 + 12/t) B S D z and so on: `block_saved_bytes`
+    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; with dropout
+                        B H S^2 (z + 1) + 2 B S D more; see `block_saved_bytes` for slices
     training, float32   with Adam 16 bytes a weight at the end of a backward; at the loss 12 and
                         three tensors of logits
 
@@ -46,27 +46,23 @@ def forward_flops(config: GPTConfig, batch: int) -> int:
 def block_saved_bytes(config: GPTConfig, batch: int, slices: int = 1,
                       sequence: bool = False) -> int:
     """What autograd keeps of a block for its backward, its input among it: on each of t `slices`,
-    of z bytes a value. Whole on each rank without `sequence`, cut t times by it:
+    of z bytes a value. Where the paper's term differs for z = 2, it stands on the right.
 
-                         values         kept of                                  the paper, z = 2
-        2 B S D z        x, x + attention        inputs of the norms             the same, 4 B S D
-        4 B S z          mean, 1 / deviation     of both norms                   left out
-        2 B S D          keep masks              of both outer dropouts          the same
+    Whole on each rank; with `sequence` cut t times:
+        2 B S D z           x and x + attention, the inputs of the norms
+        4 B S z             both norms' mean and 1 / deviation                  left out
+        2 B S D             keep masks of both outer dropouts
+    Cut t times:
+        12 B S D z          q, k, v, mixed, and 4 + 4 around gelu
+        B H S^2 z           the softmax's probabilities
+        B H S^2 (z + 1)     those that dropout kept, and its keep mask
+    Whole on each rank:
+        2 B S D z           the normed inputs of qkv and of mlp.up              cut by `sequence`
 
-    Cut in any case:
-
-        12 B S D z / t   q, k, v, mixed, 4 + 4   inside attention, around gelu   the same, 24 B S D / t
-        B H S^2 z / t    probabilities           softmax                         the same, 2 B H S^2 / t
-        B H S^2 (z + 1) / t   the dropped ones, and their keep mask              the same, 3 B H S^2 / t
-
-    Whole on each rank in any case:
-
-        2 B S D z        normed x                inputs of qkv and of mlp.up     with `sequence` cut t times
-
-    So 34 B S D + 5 B H S^2, 10 + 24/t and 34/t of Korthikanti et al. hold at z = 2 but for the
-    statistics of the norms, and for the last line: with the sequence cut, the paper keeps 1/t of
-    what it gathered and gathers it again in the backward. We keep it, and send a fifth less.
-    In float32, z = 4, masks weigh half as much beside values: 66 B S D + 9 B H S^2.
+    So 34 B S D + 5 B H S^2, 10 + 24/t and 34/t of Korthikanti et al. hold for z = 2, but for the
+    statistics of the norms and the last line: with the sequence cut, the paper keeps 1/t of what it
+    gathered and gathers it again in the backward; we keep it all, and send a fifth less. In
+    float32, z = 4, a mask is still one byte a value: 66 B S D + 9 B H S^2.
     """
     S, D, H, z = config.sequence, config.width, config.heads, config.dtype.itemsize
     hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1

@@ -384,7 +384,7 @@ REFUSED = {
     "target": (lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 10]), Many(2)), "id 10 is outside"),
     "smoothing": (lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 4]), Many(2), label_smoothing=2), "take 0 up to 1"),
     "fewer": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), GPTStage(CONFIG, 0, 2).state_dict(), Many(2)), "lacks layers.2"),
-    "more": (lambda: load_whole_state_dict(sliced(GPTStage(CONFIG, 0, 2), BLOCK, Many(2)), gpt().state_dict(), Many(2)), "no place in this model for"),
+    "more": (lambda: load_whole_state_dict(sliced(GPTStage(CONFIG, 0, 2), BLOCK, Many(2)), gpt().state_dict(), Many(2)), "has layers.2.*this model does not"),
     "shape": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)), "when it is whole: load"),
 }
 
