@@ -1,5 +1,6 @@
 """A sliced model is the whole one: outputs, gradients and training, at every degree; what travels and what is alive."""
 
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
 from bigtrain_lab.techniques.sliced_model import load_whole_state_dict, sliced, sum_duplicates, whole_state_dict
 from bigtrain_lab.techniques.tensor_parallel import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_of, gather_slices,
-                                                     vocab_parallel_cross_entropy)
+                                                     split_to_slices, vocab_parallel_cross_entropy)
 
 SIZES = {"layers": 1, "width": 16, "heads": 8, "sequence": 8, "vocabulary": 32, "dtype": torch.float64}
 B, S, D, V = 2, 8, 16, 32
@@ -37,11 +38,14 @@ def gpt_loss(logits, group):
     return vocab_parallel_cross_entropy(logits, ids(1), group) if group else cross_entropy(logits, ids(1))
 
 
-def stage_case(model, group):
-    x = torch.randn(B, S, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    y = model(x)
-    (y * torch.arange(D)).sum().backward()
-    return {"output": y, "input's gradient": x.grad}
+def stage_case(model, group, sequence=False):
+    x = torch.randn(B, S, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    own = slice(None)
+    if group and sequence:
+        x, own = split_to_slices(x, group, dim=1), slice(S * group.rank // group.size, S * (group.rank + 1) // group.size)
+    y = model(x.requires_grad_())
+    (y * torch.arange(S * D).view(S, D)[own]).sum().backward()
+    return {name: gather_slices(each, group, dim=1) if group and sequence else each for name, each in (("output", y), ("input's gradient", x.grad))}
 
 
 def gpt_case(model, group, forward=lambda model: model(ids())):
@@ -74,6 +78,7 @@ CASES = {
     "shared heads": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, False),
     "shared heads, sequence": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, True),
     "stage": (partial(GPTStage, CONFIG, 1, 2), gpt_slices(CONFIG), stage_case, False),
+    "stage, sequence": (partial(GPTStage, CONFIG, 1, 2), gpt_slices(CONFIG), partial(stage_case, sequence=True), True),
     "encoder": (partial(Encoder, ENCODER), encoder_slices(ENCODER), encoder_case, False),
     "translator": (partial(Translator, TRANSLATOR), translator_slices(TRANSLATOR), translator_case, False),
 }
@@ -131,8 +136,11 @@ def losses_alike(group):
 
 
 def half_weights_learn_alike(group):
-    """Masters are cut as their weights; with parts of the sequence, too, gradients differ by rounding alone."""
-    config, found = replace(TIED, dtype=torch.float32), []
+    """Masters are cut as their weights; with parts of the sequence, too, gradients differ by some ten roundings to 2^-8 alone. Hidden
+    states travel half."""
+    config, found, sent = replace(TIED, dtype=torch.float32), [], []
+    group = copy(group)
+    group.all_reduce = lambda tensor, *about, **named: sent.append(tensor) or type(group).all_reduce(group, tensor, *about, **named)
     for sequence in (None, False, True):
         mp = MixedPrecision("bf16")
         model = mp.prepare(GPT(config) if sequence is None else sliced(GPT(config), gpt_slices(config), group, sequence))
@@ -144,6 +152,7 @@ def half_weights_learn_alike(group):
         if sequence:
             sum_duplicates(model, group)
         found.append({name: p.grad for name, p in mp.named_parameters()})
+    assert group.size == 1 or {each.dtype for each in sent if each.shape[-1] == D} == {torch.bfloat16}
     for ours in found[1:]:
         alike(ours, own_parts(model, found[0], group), 0.05)
 
