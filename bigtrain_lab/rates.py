@@ -53,13 +53,13 @@ def axes(trace: Trace) -> list[Axis]:
     """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp: the collectives inside actions."""
     ranks, waits, sent = range(trace.ranks), Counter(), Counter()
     for rank, begin, end in exposures(trace):
-        waits[rank] += trace.units(end - begin)
+        waits[rank] += end - begin
     for event in trace.where(Transfer):
         sent[event.lane.removeprefix("comm:").replace("compute", "pp"), event.src] += event.bytes
     called = [sum(s.end - s.start for s in trace.spans(rank) if s.lane == "comm:tp") for rank in ranks]
-    time = {"dp": waits.values(), "pp": [trace.idle(rank) - waits[rank] for rank in ranks],
-            "tp": map(trace.units, called)}
-    return [Axis(name, max(time[name], default=0) / trace.steps,
+    idle = [round(trace.idle(rank) * trace.ticks_per_unit) - waits[rank] for rank in ranks]
+    time = {"dp": waits.values(), "pp": idle, "tp": called}
+    return [Axis(name, trace.units(max(time[name], default=0)) / trace.steps,
                  max(sent[name, rank] for rank in ranks) / trace.steps) for name in time]
 
 

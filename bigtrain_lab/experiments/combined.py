@@ -7,8 +7,10 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import Any, ClassVar, Literal
 
 from ..core import Impossible, Mesh, Scalar, Trace, knob
@@ -35,7 +37,7 @@ class Combined(Layered):
     replicas: int = knob(2, "dp: copies of the model, each with its share of a batch", low=1, high=8)
     pipeline: int = knob(2, "pp: ranks that the layers of a copy are spread over", low=1, high=8)
     slices: int = knob(2, "tp: ranks that share each layer", low=1, high=8)
-    micro_batches: int = knob(4, "micro-batches of a replica whose gradients are added before an update", low=1, high=32)
+    micro_batches: int = knob(8, "micro-batches of a batch, which the replicas share", low=1, high=64)
     hardware: str = knob("v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles)
     schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
@@ -60,6 +62,9 @@ class Combined(Layered):
         if self.ranks > 8:
             raise Impossible(f"{self.replicas} x {self.pipeline} x {self.slices} are {self.ranks} ranks, and this lab "
                              f"launches at most 8: take {' or '.join(nearest(self.mesh))}.")
+        if self.micro_batches % self.replicas:
+            raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
+                             f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
         self.recipe, self.lowered  # noqa: B018  (both raise Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
@@ -68,6 +73,19 @@ class Combined(Layered):
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"schedule"} if settings["pipeline"] == 1 else set()
         return super().idle_settings(settings) | alone | ({"sequence_parallel"} if settings["slices"] == 1 else set())
+
+    @property
+    def own_micro_batches(self) -> int:
+        return self.micro_batches // self.replicas
+
+    def products(self) -> list["Combined"]:
+        """The same training on as many ranks, by every product of the three axes that it allows."""
+        found, ranks = [], range(1, self.ranks + 1)
+        for dp, pp in product(ranks, ranks):
+            if self.ranks % (dp * pp) == 0:
+                with suppress(Impossible):
+                    found.append(self.replace(replicas=dp, pipeline=pp, slices=self.ranks // (dp * pp)))
+        return found
 
     @cached_property
     def profile(self) -> Hardware:
@@ -86,7 +104,7 @@ class Combined(Layered):
 
     def describe(self) -> str:
         return (f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline} x {self.slices} ranks; "
-                f"a batch of {self.replicas} x {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+                f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -102,7 +120,7 @@ class Combined(Layered):
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas; slices report the same one."""
         losses = [e.value for e in trace.where(Scalar, name="loss") if self.mesh.coords(e.rank)["tp"] == 0]
-        losses = losses[-self.replicas * self.micro_batches:]
+        losses = losses[-self.micro_batches:]
         return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:

@@ -60,10 +60,15 @@ class Layered(OnHardware, Pipelined):
                          sequence=self.sequence, vocabulary=self.vocabulary,
                          dtype=getattr(torch, self.dtype))
 
+    @property
+    def own_micro_batches(self) -> int:
+        """Of a replica."""
+        return self.micro_batches
+
     @cached_property
     def order(self) -> Schedule:
         """Of each replica, layer by layer."""
-        order = Schedule.named(self.schedule)(self.pipeline, self.micro_batches)
+        order = Schedule.named(self.schedule)(self.pipeline, self.own_micro_batches)
         return by_layers(order, [range(*piece) for piece in split(self.config, order.stages)])
 
     @property
