@@ -32,7 +32,7 @@ WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "su
 class Combined(Layered):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
-    figures: ClassVar[tuple[str, ...]] = ("overlap", "mesh", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
 
     replicas: int = knob(2, "dp: copies of the model, each with its share of a batch", low=1, high=8)
     pipeline: int = knob(2, "pp: ranks that the layers of a copy are spread over", low=1, high=8)
@@ -91,6 +91,10 @@ class Combined(Layered):
     def profile(self) -> Hardware:
         hardware = super().profile
         return hardware if hardware.textbook else replace(hardware, node_size=self.ranks_per_node)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | {"mesh": dict(self.mesh.axes)}
 
     @property
     def further(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class DistributedDataParallel(nn.Module):
                 break
             self.launched = self.launched or self.lane.launch(self._average, f"batch {self.batch}")
             label = name([self.ready], self.batch)
-            self.signals[label].post(self.group.post(label))
+            self.group.issue(label, self.signals[label].post)
             self.ready += 1
 
     def _average(self, group: Group) -> None:
