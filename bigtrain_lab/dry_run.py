@@ -167,10 +167,10 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
         return followed(program, unobserved, **place)[0]
 
 
-def account(program: Callable, unobserved: bool = False) -> "Account":
+def account(program: Callable, unobserved: bool = False, **place) -> "Account":
     """The same, storage by storage."""
     with collector_paused():
-        return followed(program, unobserved)[1].account()
+        return followed(program, unobserved, **place)[1].account()
 
 
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
