@@ -107,7 +107,8 @@ class Layered(OnHardware, Pipelined):
     @cached_property
     def stages(self) -> dict[int, torch.nn.Module]:
         """What a rank holds of each, on meta."""
-        return {at: on_meta(self.config, at, self.slices) for at in range(self.config.pieces)}
+        slicing = self.further.get("slicing", ())
+        return {at: on_meta(self.config, at, self.slices, slicing) for at in range(self.config.pieces)}
 
     @property
     def weights(self) -> int:
@@ -215,9 +216,9 @@ def by_layers(order: Schedule, layers: list[range]) -> Schedule:
 
 
 @lru_cache(maxsize=64)
-def on_meta(config: GPTConfig, at: int, slices: int) -> GPTStage:
+def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = ()) -> GPTStage:
     """A piece of the model, or its first slice; blocks are alike."""
     if 1 < at < config.pieces - 1:
-        return on_meta(config, 1, slices)
-    stage = built(lambda: GPTStage(config, at, at + 1), META)
-    return sliced(stage, gpt_slices(config), Slices(None, slices)) if slices > 1 else stage
+        return on_meta(config, 1, slices, slicing)
+    stage, plan = built(lambda: GPTStage(config, at, at + 1), META), gpt_slices(config) | dict(slicing)
+    return sliced(stage, plan, Slices(None, slices)) if slices > 1 else stage

@@ -183,9 +183,10 @@ class PipelineExperiment(OnHardware, Pipelined):
         return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
 
 
-def training(config: GPTConfig, stages: int, pieces, data: Callable, optimizer: Callable, seed: int = 0, **order) -> Recipe:
+def training(config: GPTConfig, stages: int, pieces, data: Callable, optimizer: Callable, seed: int = 0, slicing: tuple = (), **order) -> Recipe:
+    """`slicing`: (path, how) of those that are cut otherwise than `gpt_slices` says."""
     return Recipe(model=lambda stage: GPTStage(config, *pieces[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
-                  tied=tied_weights(config, stages), whole_names=True, slicing=gpt_slices(config), **order)
+                  tied=tied_weights(config, stages), whole_names=True, slicing=gpt_slices(config) | dict(slicing), **order)
 
 
 def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE, replicas: int = 1,

@@ -43,16 +43,19 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
     edges = [sorted({end for box in owners for end in box[axis]}) for axis in (0, 1)]
     cells = [[owners[rows, columns] for columns in pairwise(edges[1])] for rows in pairwise(edges[0])]
     right, up = (GAP * each for each in PLACES[matrix])
-    ranks = len(boxes)
-    figure.add_heatmap(
-        x=[right + end / sizes[dims[1]] for end in edges[1]], y=[up + 1 - end / sizes[dims[0]] for end in edges[0]],
-        z=[[own[0] for own in row] for row in cells], zmin=0, zmax=max(1, ranks - 1), showscale=False, xgap=2, ygap=2, opacity=0.75,
-        colorscale=[[rank / max(1, ranks - 1), palette.version(rank)] for rank in range(max(2, ranks))],
-        text=[[label(own, ranks) for own in row] for row in cells], texttemplate="%{text}", hoverinfo="text",
-        hovertext=[[f"{matrix}, {rows[0]}:{rows[1]} of {dims[0]}, {columns[0]}:{columns[1]} of {dims[1]}: on rank{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
-                    for columns, own in zip(pairwise(edges[1]), row)] for rows, row in zip(pairwise(edges[0]), cells)], row=1, col=1)
+    hovers = [[f"{matrix}, {rows[0]}:{rows[1]} of {dims[0]}, {columns[0]}:{columns[1]} of {dims[1]}: on rank{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
+               for columns, own in zip(pairwise(edges[1]), row)] for rows, row in zip(pairwise(edges[0]), cells)]
+    draw_cells(figure, [right + end / sizes[dims[1]] for end in edges[1]], [up + 1 - end / sizes[dims[0]] for end in edges[0]], cells, len(boxes), hovers, row=1, col=1)
     name = f"<b>{matrix}</b>[{dims[0]} {sizes[dims[0]]:,}, {dims[1]} {sizes[dims[1]]:,}]"
     figure.add_annotation(x=right + 0.5, y=up + 1.06, text=name, showarrow=False, font_size=12, row=1, col=1)
+
+
+def draw_cells(figure: go.Figure, x: list, y: list, cells: list[list[list[int]]], ranks: int, hovers: list, numbered: bool = True, **cell) -> None:
+    """Parts between these edges, each in the colour of its first rank, with the numbers of all that hold it."""
+    figure.add_heatmap(
+        x=x, y=y, z=[[own[0] for own in row] for row in cells], zmin=0, zmax=max(1, ranks - 1), showscale=False, xgap=2, ygap=2, opacity=0.75,
+        colorscale=[[rank / max(1, ranks - 1), palette.version(rank)] for rank in range(max(2, ranks))],
+        text=[[label(own, ranks) * numbered for own in row] for row in cells], texttemplate="%{text}", hoverinfo="text", hovertext=hovers, **cell)
 
 
 def label(own: list[int], ranks: int) -> str:

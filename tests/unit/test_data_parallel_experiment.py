@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from bigtrain_lab import figures
-from bigtrain_lab.checks import run_differs
+from bigtrain_lab.checks import clocks_differ, run_differs
 from bigtrain_lab.core import Impossible, Memory
 from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.plan import Together
 from bigtrain_lab.rates import exposed
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, launch
+from bigtrain_lab.runtime.execute import execute
+from bigtrain_lab.simulate import simulate
 
 SMALL = dict(layers=2, width=16, vocabulary=256, sequence=8, dtype="float64", steps=2)
 
@@ -78,6 +80,8 @@ def test_other_strategies_run_as_predicted_send_as_many_bytes_and_learn_the_same
         assert sum(t.bytes for t in cycles) == len(cycles) * round(8 * share)
         assert sum(t.bytes for t in lane if t not in cycles) == pytest.approx(share * gradients, rel=0.01 / replicas)  # chunks are whole elements
         assert len(cycles) >= 2 * asked.steps
+        largest = max(p.nbytes for each in asked.stages.values() for p in each.parameters())
+        assert max(t.bytes for t in lane) <= share * max(asked.bucket_bytes, largest) + 1 and len({t.name for t in lane}) > 3 * asked.steps
         (last,) = [s for s in modelled.spans(rank) if s.name == "0B0"]
         assert min(t.start for t in lane if t.name.startswith("bucket")) < last.end
 
@@ -99,6 +103,13 @@ def test_a_cycle_takes_what_is_ready_on_all_ranks(cycle_ms):
         assert sent == pytest.approx(4 / 3 * sum(sizes[layer] for layer in ready), rel=1e-4)
         free, left = message.end, left[len(ready):]
     assert left == [] and len(lane) == 2 * {0.05: 8, 0.3: 7, 5: 1}[cycle_ms]
+
+
+def test_a_plan_with_cycles_runs_without_a_technique(tmp_path):
+    asked = DataParallel(replicas=2, strategy="fused-cycle", cycle_ms=0.1, **SMALL | {"steps": 1})
+    plan, cost = asked.lowered, asked.cost(memory=False)
+    run = launch(lambda rank: execute(plan, rank), 2, cost=cost, directory=tmp_path / "run")
+    assert clocks_differ(simulate(plan, cost), run.wait()) == []
 
 
 def test_push_pull_lets_the_front_layers_go_first():

@@ -122,14 +122,17 @@ class TensorSlicing(Topic):
              "f is x forward, an all-reduce backward; g the reverse. The loss needs three numbers of each token: "
              "its largest logit, its sum of exponentials, its target's logit.")
     right = {"a class": RIGHT, "closures, every t-th column": CLOSURES,
-             "einsum": but("x @ self.own(A, 1)", 'torch.einsum("bsh,hf->bsf", x, self.own(A, 1))', "1 + self.rank", "7 * self.rank"),
+             "einsum": but("x @ self.own(A, 1)",
+                           'torch.einsum("bsh,hf->bsf", x, self.own(A, 1))', "1 + self.rank", "7 * self.rank"),
              "straight through": but(f"Sum.apply({Y}, self.group)", f"{Y}\n        y = y + (self.group.all_reduce("
                                      "y.detach().clone()) - y).detach()", BACK, "return gradient.clone(), None"),
-             "a module": but("answer:", "answer(torch.nn.Module):", "        self.group,", "        super().__init__()\n        self.group,")}
+             "a module": but("answer:", "answer(torch.nn.Module):",
+                             "        self.group,", "        super().__init__()\n        self.group,")}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
         ("gelu_of_partials", "gelu(p) + gelu(q) is not gelu(p + q): cut A so that no sum stands before GELU.",
          but(GELU, "self.own(x, -1) @ self.own(A) + a / self.size", "self.own(B)", "B")),
-        ("g_forgotten", "Each rank returns its own part of y: add up the parts of all ranks.", but(f"Sum.apply({Y}, self.group)", Y)),
+        ("g_forgotten", "Each rank returns its own part of y: add up the parts of all ranks.",
+         but(f"Sum.apply({Y}, self.group)", Y)),
         ("g_averages", "The parts of y are averaged: they are terms of one product, so add them up.",
          but("(x.clone())", "(x.clone(), 'mean')")),
         ("bias_times_t", "Every rank adds b before the sum, so it counts t times: add it once, after the sum.",
@@ -137,20 +140,24 @@ class TensorSlicing(Topic):
         ("other_units", "A's columns and B's rows are of different hidden units: cut both alike.",
          but("self.own(B)", "B[self.rank::self.size]")),
         ("first_slice", "Every rank computes with the same slice: take that of your rank.", but("[self.rank]", "[0]")),
-        ("f_forgotten", "x's gradient is one rank's share: add up the shares of all ranks.", but("Copy.apply(x, self.group)", "x")),
-        ("f_averages", "x's gradient is the mean of the ranks' shares: add them up.", but("(gradient.clone())", "(gradient.clone(), 'mean')")),
-        ("g_reduces_backward", "Gradients are t times too large: the backward of the sum in the forward is the identity.",
+        ("f_forgotten", "x's gradient is one rank's share: add up the shares of all ranks.",
+         but("Copy.apply(x, self.group)", "x")),
+        ("f_averages", "x's gradient is the mean of the ranks' shares: add them up.",
+         but("(gradient.clone())", "(gradient.clone(), 'mean')")),
+        ("g_reduces_backward", "Gradients are t times too large: g's backward is the identity.",
          but(BACK, f"return {SUMMED}, None")),
         ("g_cuts", "No gradient passes your sum: its backward hands the gradient on.", but(Y, f"({Y}).detach()")),
-        ("bias_on_one", "Only rank 0's b gets a gradient, so copies of b will differ: add b on each rank, after the sum.",
+        ("bias_on_one",
+         "Only rank 0's b gets a gradient, so its copies will differ: let each rank add it, after the sum.",
          but(Y, f"{Y} + b * (self.rank == 0)", "y + b", "y")),
-        ("bias_in_parts", "b's gradient is 1/t of what it should be: add all of b after the sum, not a part before it.",
+        ("bias_in_parts", "b's gradient is 1/t of what it should be: add all of b, after the sum.",
          but(Y, f"{Y} + b / self.size", "y + b", "y")),
         ("sums_weights", "Weights' gradients are summed as in data parallel: a slice has no copy on another rank.",
          but(DROP, f"{DROP}\n        A.register_hook(lambda g: self.group.all_reduce(g.clone()))")),
         ("not_sliced", "Each rank computes the whole layer: use your own columns of A and rows of B.",
          but(MLP, "        return drop(drop(gelu(x @ A + a), 1 + self.rank) @ B + b, 0)\n")),
-        ("row_column", "Right numbers, but 4h-wide rows are summed before GELU: cut A by columns, then B by rows.", but(MLP, ROW_COLUMN)),
+        ("row_column", "Right numbers, but 4h-wide rows are summed before GELU: cut A by columns, then B by rows.",
+         but(MLP, ROW_COLUMN)),
         ("gathers_hidden", "Hidden rows are gathered to their whole width: multiply your part by your rows of B.",
          but(DROP, DROP + JOIN.format("hidden"), f"Sum.apply({Y}, self.group)", "hidden @ B")),
         ("sums_again", "There is an all-reduce more than needed: one forward and one backward are enough.",
@@ -161,27 +168,34 @@ class TensorSlicing(Topic):
          but("b, 0)", "b, self.rank)")),
         ("drops_before_gelu", "The first dropout stands before GELU: drop what GELU returned.",
          but(DROP, "", f"gelu({GELU})", f"gelu(drop({GELU}, 1 + self.rank))")),
-        ("drops_before_bias", "The second dropout is of y without b: add b first.", but("drop(y + b, 0)", "drop(y, 0) + b")),
+        ("drops_before_bias", "The second dropout is of y without b: add b first.",
+         but("drop(y + b, 0)", "drop(y, 0) + b")),
         ("local_max", "Each rank subtracts its own maximum, so exponentials no longer add up: subtract the one of all.",
          but(TOP, "logits.detach().amax(-1)")),
-        ("no_max", "A large logit overflows: subtract the largest of all ranks before exp.", but(TOP, "0 * logits.detach().amax(-1)")),
-        ("sums_maxima", "The maxima are added up, so exponentials vanish: all-reduce them with max.", but('"max"', '"sum"')),
-        ("means_maxima", "The maxima are averaged, so an exponential overflows: all-reduce them with max.", but('"max"', '"mean"')),
+        ("no_max", "A large logit overflows: subtract the largest of all ranks before exp.",
+         but(TOP, "0 * logits.detach().amax(-1)")),
+        ("sums_maxima", "The maxima are added up, so exponentials vanish: all-reduce them with max.",
+         but('"max"', '"sum"')),
+        ("means_maxima", "The maxima are averaged, so an exponential overflows: all-reduce them with max.",
+         but('"max"', '"mean"')),
         ("one_max", "One maximum for all tokens: a token of small logits underflows, so take each token's own.",
          but("logits.detach().amax(-1)", "logits.detach().amax().expand(targets.shape).clone()")),
-        ("local_ids", "Targets are ids of the whole vocabulary: subtract the first id of your slice.", but(" - self.rank * width", " % width")),
+        ("local_ids", "Targets are ids of the whole vocabulary: subtract the first id of your slice.",
+         but(" - self.rank * width", " % width")),
         ("no_mask", "Every rank adds a logit for each target: only the one that has the id adds.", but(FOUND, "found")),
         ("off_by_one", "A slice's first id is nobody's: count it in.", but("(place >= 0)", "(place > 0)")),
         ("unshifted", "The target's logit lacks the maximum that you subtracted elsewhere: subtract it from both.",
          but(FOUND, "(found + top) * mine")),
-        ("own_loss", "Each rank's loss is of its slice alone: add up exponentials over the ranks.", but(f"Sum.apply({TOTAL}, self.group)", TOTAL)),
-        ("mean_of_losses", "A mean of the slices' losses is not the loss: add up exponentials, then take the logarithm.",
+        ("own_loss", "Each rank's loss is of its slice alone: add up exponentials over the ranks.",
+         but(f"Sum.apply({TOTAL}, self.group)", TOTAL)),
+        ("mean_of_losses", "A mean of the slices' losses is not the loss: add up exponentials, then take the log.",
          but(TOTAL, f"{TOTAL}.log()", "(total.log()", "(total / self.size")),
         ("cut_total", "No gradient comes from the sum of exponentials: let it pass.", but(TOTAL, f"{TOTAL}.detach()")),
         ("reduces_logits", "The logits' gradient is t times too large: each rank's is whole already.",
          but(TOTAL, f"Copy.apply({TOTAL}, self.group)", FOUND, f"Copy.apply({FOUND}, self.group)")),
         ("gathers_logits", "Right loss, but whole rows of logits were there: send single numbers of a token.",
-         but(LOSS, JOIN.format("logits") + "        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())\n")),
+         but(LOSS, JOIN.format("logits") +
+             "        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())\n")),
         ("sum_of_tokens", "The loss is a sum over tokens: take the mean.", but(".mean()", ".sum()")))}
 
     @staticmethod
@@ -235,7 +249,8 @@ class Sliced(Ranks):
         self.returned = self.run(play, answer)
         grads = {name: [own[name] * 0 if own[name].grad is None else own[name].grad for own in given]
                  for name in whole}
-        self.used = [[(grad != 0).double().mean() * size for grad in own] for own in grads.values()]
+        self.used = {f"share of {name} that a rank uses": [(grad != 0).double().mean() for grad in own]
+                     for name, own in grads.items() if name in "AaB"}
         self.grads = {name: own if name in copies else [sum(own)] for name, own in grads.items()}
 
     def leaves(self) -> dict:
@@ -252,7 +267,7 @@ class Sliced(Ranks):
     def values(self) -> dict:
         shown = {"first numbers returned": [own.flatten()[:FEW] for own in self.returned]}
         return shown | {f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in own]
-                        for name, own in self.grads.items()} | {"share used, in 1/t": self.used}
+                        for name, own in self.grads.items()} | self.used
 
     def masks(self) -> dict:
         first, last = ({drops[at][0] for drops in self.drops if drops} for at in (0, -1))

@@ -49,6 +49,10 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
          "the sequence is cut first: name the module that adds the positions as 'sequence'."))
     for path, way in ways.items():
         refuse_way(module, path, way, group, sequence)
+    if any(hooked(parameter) for path, way in ways.items() if way != "sequence"
+           for parameter in module.get_submodule(path).parameters(recurse=False)):
+        raise Impossible("A parameter that the plan cuts has hooks, which its slices would not "
+                         "have: register hooks on the sliced model.")
     owners: dict[Tensor, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for parameter in part.parameters(recurse=False):
@@ -58,6 +62,12 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
         if cut and len(cut) < len(paths):
             raise Impossible(f"{' and '.join(paths)} share a weight, and the plan cuts only "
                              f"{cut[0]}: plan both.")
+
+
+def hooked(parameter: Tensor) -> bool:
+    """Torch has no public name for it."""
+    return any(getattr(parameter, name, None)
+               for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: bool) -> None:
