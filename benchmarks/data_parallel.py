@@ -18,7 +18,8 @@ from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.runtime import launch, warm
 from bigtrain_lab.runtime.group import Group
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel, backend_all_reduce
+from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
+from bigtrain_lab.techniques.reducers import backend_all_reduce
 
 from .measure import row
 

@@ -167,10 +167,10 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
         return followed(program, unobserved, **place)[0]
 
 
-def account(program: Callable, unobserved: bool = False) -> "Account":
+def account(program: Callable, unobserved: bool = False, **place) -> "Account":
     """The same, storage by storage."""
     with collector_paused():
-        return followed(program, unobserved)[1].account()
+        return followed(program, unobserved, **place)[1].account()
 
 
 def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Journal"]:
@@ -353,14 +353,14 @@ class Unsent(Alone):
 
 class Slices(Alone):
     """The ranks among which layers are sliced, of which this is the first: their collectives are
-    noted, and return what has the right shape."""
+    noted by `rank`, where there is one, and return what has the right shape."""
 
-    def __init__(self, rank: DryRank, size: int):
+    def __init__(self, rank: DryRank | None, size: int):
         super().__init__(META)
         self.size, self._of = size, rank
 
     def _note(self, kind: str, size_bytes: int, name: str) -> None:
-        if self.size > 1:
+        if self.size > 1 and self._of:
             self._of.called(kind, size_bytes, name)
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
@@ -370,7 +370,7 @@ class Slices(Alone):
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
         parts = self._parts(tensor, name)
         self._note("reduce_scatter", sum(part.nbytes for part in parts), name)
-        return torch.empty_like(parts[0])
+        return parts[0].new_empty(parts[0].shape)
 
     def all_gather(self, tensor, out=None, name="all_gather"):
         self._note("all_gather", tensor.nbytes * self.size, name)

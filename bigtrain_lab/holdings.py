@@ -2,6 +2,8 @@
 
 A rank reports a scalar when a chunk has come: "holds of round 2 chunk 0", the ranks whose gradients it has added up, rank r as
 bit 1 << r; of round 0 what it began with. The messages have the same names.
+
+A rank of a sliced model reports which part of each matrix it holds: "holds of mlp.up.weight [0:64, 0:256] of [256, 256]".
 """
 
 import re
@@ -14,6 +16,7 @@ from .explain import listed
 
 HOLDS = "holds of "
 ROUND = re.compile(r"round (\d{1,6}) chunk (\d{1,4})$")
+PART = re.compile(r"(\S+) \[(\d+):(\d+), (\d+):(\d+)\] of \[(\d+), (\d+)\]$")
 MOST = 8  # ranks of which this is told
 CHUNKS = 64
 
@@ -25,6 +28,32 @@ class Holdings(NamedTuple):
     changes: list[tuple[int, int, int, int]]  # (tick, rank, chunk, holds from then on)
     moves: list[tuple[int, int, int, bool, int, int, int]]  # (src, dst, chunk, reduce, leaves, arrives, holds)
     rounds: list[tuple[int, str]]  # (tick, what happens from then on)
+
+
+class Part(NamedTuple):
+    """Rows `top` to `bottom` and columns `left` to `right` of a matrix, named as its module names it."""
+
+    name: str
+    top: int
+    bottom: int
+    left: int
+    right: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return (f"{self.name} [{self.top}:{self.bottom}, {self.left}:{self.right}] "
+                f"of [{self.height}, {self.width}]")
+
+
+def parts(trace: Trace) -> dict[str, list[tuple[int, Part]]]:
+    """Of each matrix (rank, part), as the ranks reported them."""
+    found = defaultdict(list)
+    for event in trace.where(Scalar):
+        if event.name.startswith(HOLDS) and (told := PART.search(event.name)):
+            part = Part(told[1], *map(int, told.groups()[1:]))
+            found[part.name].append((event.rank, part))
+    return dict(found)
 
 
 def place(name: str) -> tuple[int, int]:

@@ -5,8 +5,9 @@ between ranks follow from what each action needs, so they are derived here and n
 """
 
 import gc
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -91,6 +92,36 @@ class Together(NamedTuple):
         if not share or len(ring) < 2 or (self.kind == "broadcast" and rank == self.ranks[0]):
             return None
         return ring[ring.index(rank) - 1], share
+
+
+class Cycle(NamedTuple):
+    """Ask all `ranks`, by one all-reduce, how many of `labels` each has seen posted, in their
+    order; go on with the operations `then(least)`. A rank asks at a multiple of `every_ticks`: the
+    first at which its lane is free and label number `first` is posted."""
+
+    name: str
+    labels: tuple[str, ...]
+    first: int
+    every_ticks: int
+    ranks: tuple[int, ...]
+    then: Callable[[int], Sequence] = lambda least: ()
+
+    @property
+    def label(self) -> str:
+        return self.labels[self.first]
+
+    @property
+    def request(self) -> Together:
+        return Together(self.name, "all_reduce", 8, self.ranks)
+
+    def asks(self, now: int, times: Sequence[int]) -> tuple[int, int] | None:
+        """(when a rank asks, how many it has seen); None where the `times` of the first labels do
+        not say so yet."""
+        if len(times) > self.first:
+            at = -(-max(now, times[self.first]) // self.every_ticks) * self.every_ticks
+            if times[-1] > at or len(times) == len(self.labels):
+                return at, bisect_right(times, at)
+        return None
 
 
 class Serve(NamedTuple):
@@ -211,13 +242,20 @@ class Plan:
 
 
 def with_calls(plan: Plan, inside: Mapping[tuple[str, int], tuple[Inside, ...]],
-               mesh: Mesh, axis: str = SLICES) -> Plan:
-    """The plan of ranks whose actions call collectives of the peers on this axis: `inside`, as a
-    Cost has them. Each is issued on the lane of the axis, and the action goes on when it ends."""
-    lanes, lane = dict(plan.lanes), f"comm:{axis}"
+               mesh: Mesh, before_update: Callable = lambda rank, batch: ()) -> Plan:
+    """The plan of ranks whose actions call collectives of the peers on the axis SLICES: `inside`,
+    as a Cost has them. Each is issued on the lane of the axis, and the action goes on when it ends.
+    `before_update`: (rank, batch) -> operations before its first update of a batch."""
+    lanes, lane = dict(plan.lanes), f"comm:{SLICES}"
     for rank in range(plan.ranks):
-        peers, ops, calls = mesh.peers(rank, axis), [], []
+        peers, ops, calls = mesh.peers(rank, SLICES), [], []
+        batch, was_update = 0, False
         for op in plan.lanes[rank, "compute"]:
+            if isinstance(op, Compute):
+                if (is_update := op.step[-1].kind == "U") and not was_update:
+                    ops += before_update(rank, batch)
+                    batch += 1
+                was_update = is_update
             own = called(op.step, inside) if isinstance(op, Compute) else ()
             for part, call in enumerate(own):
                 name = call_name(op.step, part, call.name)

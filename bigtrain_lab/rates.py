@@ -4,14 +4,16 @@ A training step is F, B, U and what lies between, a look at the gradients too; a
 and of several the median, which a pause of the machine does not move.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from .core import Impossible, Memory, Scalar, Trace
+from .core import Impossible, Memory, Scalar, Trace, Transfer
 
+CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
 
 def last(trace: Trace, name: str) -> float | None:
     """The last value that was logged under this name; None where there is none."""
@@ -38,6 +40,47 @@ def exposed(trace: Trace) -> float:
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin
     return trace.units(max(waits.values(), default=0)) / trace.steps
+
+
+class Axis(NamedTuple):
+    """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it computes nothing; `bytes`: of the
+    rank that sends most."""
+
+    name: str
+    time: float
+    bytes: float
+
+
+def axes(trace: Trace) -> list[Axis]:
+    """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp: the collectives inside actions."""
+    ranks, waits, sent = range(trace.ranks), Counter(), Counter()
+    for rank, begin, end in exposures(trace):
+        waits[rank] += end - begin
+    for event in trace.where(Transfer):
+        sent[event.lane.removeprefix("comm:").replace("compute", "pp"), event.src] += event.bytes
+    called = [sum(s.end - s.start for s in trace.spans(rank) if s.lane == "comm:tp") for rank in ranks]
+    idle = [round(trace.idle(rank) * trace.ticks_per_unit) - waits[rank] for rank in ranks]
+    time = {"dp": waits.values(), "pp": idle, "tp": called}
+    return [Axis(name, trace.units(max(time[name], default=0)) / trace.steps,
+                 max(sent[name, rank] for rank in ranks) / trace.steps) for name in time]
+
+
+class Called(NamedTuple):
+    """The collectives that a module calls inside forwards (`way` F) or backwards (B): `times` a step, and bytes that a rank sends."""
+
+    module: str
+    way: str
+    times: float
+    bytes: float
+
+
+def called(trace: Trace) -> list[Called]:
+    """Of rank 0, in the order of a step: "1F0.1 layers.1.mlp.down forward" is the second one of layer 1's forward."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for event in trace.transfers(0):
+        if inside := CALLED.match(event.name):
+            found.setdefault((inside[2], inside[1]), []).append(event.bytes)
+    return [Called(*key, len(own) / trace.steps, sum(own) / trace.steps) for key, own in found.items()]
 
 
 def reading_rate(trace: Trace) -> float | None:

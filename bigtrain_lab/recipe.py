@@ -2,10 +2,11 @@
 of them under the lens.
 
     training = model x data x optimizer
-               x {schedule, accumulation, replicas, precision, recompute, clip}
+               x {schedule, slices, accumulation, replicas, precision, recompute, clip}
 
     for each window of micro-batches, replica d of R taking every R-th, from its d-th on:
         F and B of each, in the schedule's order      pipeline.py; one device is one stage
+          the layers of a stage, sliced               tensor_parallel.py, sequence_parallel.py
         replicas sum their gradients meanwhile        data_parallel.py
         the gradient is unscaled and clipped          mixed_precision.py, clip.py
         the optimizers step, weights follow masters   mixed_precision.py
@@ -28,16 +29,20 @@ from .core import Mesh
 from .recompute import Recompute
 from .runtime import Run, launch
 from .runtime.devices import built
+from .runtime.group import Group
 from .schedule import Action, Schedule
 from .techniques import one_process
 from .techniques.accumulate import windows
 from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
-from .techniques.data_parallel import DistributedDataParallel, backend_all_reduce
+from .techniques.data_parallel import DistributedDataParallel
 from .techniques.guards import recipe as guard
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
 from .techniques.pipeline import Pipeline
+from .techniques.sequence_parallel import sum_duplicates
+from .techniques.sliced_model import count_once, cut_of, sliced, whole_of
+from .techniques.tensor_parallel import vocab_parallel_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +65,13 @@ class Recipe:
     ranks          processes of a replica; a schedule of several cuts the model into stages
     schedule       a Schedule, or its name
     replicas       copies of the model that share each window: its micro-batch i goes to replica
-                   i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks)
+                   i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks, tp=slices)
     bucket_bytes   gradients that replicas average in one message
     data_parallel  further settings of DistributedDataParallel, such as {"overlap": False}
+    slices         ranks that share each layer of a stage
+    slicing        module path, or pattern -> how it is cut: see techniques/sliced_model.py
+    sequence_parallel  slices share the sequence too where layers are whole, such as in a norm
+    sliced_loss    (own slice of the output, targets, group) -> scalar mean, in place of `loss`
     precision      level of mixed precision; None: the model's own formats
     scaler         a loss scaler, in place of the level's default
     recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all
@@ -84,6 +93,10 @@ class Recipe:
     replicas: int = 1
     bucket_bytes: int = 25 * 2**20
     data_parallel: Mapping = field(default_factory=dict)
+    slices: int = 1
+    slicing: Mapping[str, str] = field(default_factory=dict)
+    sequence_parallel: bool = False
+    sliced_loss: Callable = vocab_parallel_cross_entropy
     precision: str | Level | None = None
     scaler: DynamicLossScaler | None = None
     recompute: str | Callable | None = None
@@ -104,8 +117,8 @@ class Recipe:
 
     @property
     def mesh(self) -> Mesh:
-        """Where the ranks lie: those of a replica are neighbours."""
-        return Mesh(dp=self.replicas, pp=self.order.ranks)
+        """Where the ranks lie: those of a stage are neighbours, and those of a replica."""
+        return Mesh(dp=self.replicas, pp=self.order.ranks, tp=self.slices)
 
     @property
     def windows(self) -> list[tuple[int, ...]]:
@@ -140,14 +153,15 @@ class Recipe:
     def run(self, **options) -> Run:
         """Start the ranks; options as for `launch`."""
         asked = {"ranks": self.mesh.size, "steps": self.steps, "name": "recipe"}
-        asked |= {"mesh": self.mesh} if self.replicas > 1 else {}
+        asked |= {"mesh": self.mesh} if self.replicas * self.slices > 1 else {}
         return launch(self.program, **asked | options)
 
     def program(self, rank) -> dict[str, np.ndarray]:
-        """What a rank runs: the loop. Returns final weights and the loss of each micro-batch of its
-        replica."""
+        """What a rank runs: the loop. Returns final weights, whole, and the loss of each
+        micro-batch of its replica."""
         trained = train(self, rank)
-        return self.arrays(trained.weights, trained.losses, trained.replica)
+        with rank.aside():
+            return self.arrays(trained.weights, trained.losses, trained.replica)
 
     def reference(self) -> dict[str, np.ndarray]:
         """What `program` returns, of the same training `alone`."""
@@ -213,18 +227,21 @@ class Lens:
 
 class Trained(NamedTuple):
     """What a rank is left with: its stages by number and, where the last stage is, the loss of
-    each micro-batch of its replica."""
+    each micro-batch of its replica. `slices`: the group that shares its layers."""
 
     stages: dict[int, nn.Module]
     precision: MixedPrecision
     losses: list[float]
     replica: int = 0
+    slices: Group | None = None
 
     @property
     def weights(self) -> dict[int, dict[str, Tensor]]:
-        """Of each stage by name: masters, in place of the weights that follow them."""
+        """Of each stage by name: masters, in place of the weights that follow them. All slices ask
+        for them together."""
         masters = self.precision.masters
-        return {number: {name: masters.get(p, p) for name, p in stage.named_parameters()}
+        return {number: {name: whole_of(masters.get(p, p).detach(), cut_of(p), self.slices, name)
+                         for name, p in stage.named_parameters()}
                 for number, stage in self.stages.items()}
 
 
@@ -232,11 +249,19 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     """The loop, on one rank."""
     # What this rank holds: its stages, in the formats of the level, and their optimizers.
     copies, order = rank.group("dp") if recipe.replicas > 1 else None, recipe.order
-    group = rank.group("pp") if copies else rank.group()
+    slices = rank.group("tp") if recipe.slices > 1 else None
+    group = rank.group("pp") if copies or slices else rank.group()
+    replica_ranks = rank.group(("pp", "tp")) if slices else group
     own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == group.rank]
     stages = {stage: built(partial(recipe.model, stage), rank.device) for stage in own}
-    precision = MixedPrecision(recipe.precision, recipe.scaler, None if recipe.scaler else group)
-    precision.prepare(nn.ModuleList(stages.values()))
+    if slices:
+        stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
+                  for stage, module in stages.items()}
+    precision = MixedPrecision(recipe.precision, recipe.scaler,
+                               None if recipe.scaler else replica_ranks)
+    precision.prepare(modules := nn.ModuleList(stages.values()))
+    if slices:
+        count_once(modules, slices)
     optimizers = {stage: [] for stage in own}
     for stage, module in stages.items():
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
@@ -247,7 +272,10 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     samples, losses, waiting = {}, [], []
 
     def loss_fn(output, targets):
-        loss = recipe.loss(output, targets)
+        if slices:
+            loss = recipe.sliced_loss(output, targets, slices)
+        else:
+            loss = recipe.loss(output, targets)
         rank.log("loss", loss.item())
         return loss
 
@@ -260,7 +288,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             for optimizer in chain(*optimizers.values()):
                 precision.unscale_(optimizer)
             if recipe.clip:
-                clip_grad_norm(precision.parameters(), recipe.clip, group)
+                clip_grad_norm(precision.parameters(), recipe.clip, replica_ranks)
         stepped = precision.step(*optimizers[stage])
         for optimizer in optimizers[stage]:
             optimizer.zero_grad()
@@ -269,11 +297,17 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             precision.update()
             lens.updated(number, precision, stepped)
 
+    def whole():
+        if parallel:
+            parallel.finish_gradient_synchronization()
+        if slices and recipe.sequence_parallel:
+            sum_duplicates(modules, slices, f"duplicates of batch {number}")
+
     def pipeline_of(order, after=None):
         updates = {"optimizer": recipe.optimizer} if order.asynchronous else {"update": update}
         return Pipeline(
             stages.values(), order, loss_fn, group, **updates,
-            whole=parallel and parallel.finish_gradient_synchronization,
+            whole=whole,
             scale=precision.scale if precision.scaler else None, forward=recipe.forward,
             context=lambda n: samples[n].context, tied=recipe.tied, after=after,
             span=lens.span or span)
@@ -304,7 +338,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch],
                           recipe.shares(window, replica, batch))
         losses += [loss.item() for loss in pipeline.losses[:len(mine)]]
-    return Trained(stages, precision, losses, replica)
+    return Trained(stages, precision, losses, replica, slices and slices.unrecorded())
 
 
 def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], copies):
@@ -313,6 +347,5 @@ def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], copies):
     copies.lane()  # made there too: torch names a group by how many groups its members have
     if not any(p.requires_grad for stage in stages.values() for p in stage.parameters()):
         return None
-    further = {"alike": True, "all_reduce": backend_all_reduce} | recipe.data_parallel
     return DistributedDataParallel(nn.ModuleList(stages.values()), copies, recipe.bucket_bytes,
-                                   **further)
+                                   **{"alike": True} | recipe.data_parallel)

@@ -11,7 +11,7 @@ each case), then O(actions).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -176,6 +176,10 @@ class Part(NamedTuple):
         """Of a later action of this kind; of a backward that finds no gradients."""
         return self.usual(kind).work
 
+    def message_bytes(self, kind: str) -> int:
+        """Of what a stage sends on after F, or back after B."""
+        return sum(size for site, size in self.sent.items() if site[-1:] == kind and site[:-1].isdigit())
+
     def usual(self, kind: str) -> Acted:
         return self.acted[Like(kind, "again" if kind in "FU" else "", kind == "F" and
                                Like("I") in self.acted)]
@@ -194,7 +198,8 @@ def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int, arri
     order = replace(rehearsal, ranks=stages)
     samples = None if order.asynchronous else recipe.replicas * (order.micro_batches + 1)
     recipe = replace(recipe, schedule=order, steps=2 if samples else 1, samples=samples)
-    run = dry_run(partial(train, recipe), index=stage, size=stages, arriving=arriving)
+    run = dry_run(partial(train, recipe), index=stage, size=stages, arriving=arriving,
+                  slices=recipe.slices)
     work, acted, later = order.whole(stage), {}, {}
     for (action,), (like,), after in zip(work, likes(order, work), [*work[1:], None]):
         if like not in acted:
@@ -307,9 +312,9 @@ class Rehearsed:
                 before = moves.later
         return found
 
-    def looked_into(self, trace: Trace) -> Trace:
-        """The trace with levels inside each action."""
-        own = [rank % len(self._work) for rank in range(trace.ranks)]  # of several replicas: in its
+    def looked_into(self, trace: Trace, place: Callable[[int], int]) -> Trace:
+        """The trace with levels inside each action. `place`: rank of the trace -> of the schedule."""
+        own = [place(rank) for rank in range(trace.ranks)]
         held, to_come = [Counter(self.resident(r)) for r in own], [self.moves(r) for r in own]
 
         def inside(span):

@@ -7,11 +7,13 @@ Source: Kahn 1974, The Semantics of a Simple Language for Parallel Programming; 
 """
 
 from collections import defaultdict, deque
+from dataclasses import replace
+from itertools import takewhile
 
 from .collective import Collective
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .plan import (
-    Compute, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower,
+    Compute, Cycle, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower,
 )
 from .schedule import Action, Schedule, kind_of, name_of
 
@@ -29,12 +31,13 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     elif isinstance(plan, Collective):
         settings = {"collective": getattr(plan, "name", type(plan).__name__), "ranks": plan.ranks}
     plan, cost = lower(plan, steps), Cost.of(cost)
-    lanes = {key: Lane() for key in plan.lanes}
+    lanes, programs = {key: Lane() for key in plan.lanes}, dict(plan.lanes)
     at = dict.fromkeys(plan.lanes, 0)
     posted: dict = {}  # message or signal -> its time
     waiting: dict = defaultdict(list)  # message or signal -> the lanes that wait for it
     serving: dict = {}  # lane -> the Serve that it is at, and whose turn it is
     begun: dict = {}  # lane -> when the step began of which it has done some parts
+    counts: dict = defaultdict(dict)  # cycle -> rank -> how many labels the rank has seen
     held: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     events: list = []
 
@@ -60,7 +63,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     ready = deque(plan.lanes)
     while ready:
         key = ready.popleft()
-        (rank, lane_name), lane, ops = key, lanes[key], plan.lanes[key]
+        (rank, lane_name), lane, ops = key, lanes[key], programs[key]
         for position in range(at[key], len(ops)):
             op = ops[position]
             kind = type(op)
@@ -117,6 +120,22 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     about = op.kind, op.name
                     events.append(Transfer(rank, lane_name, *about, latest, lane.now, *arriving))
                 continue
+            if kind is Cycle:
+                told = counts[op.name, op.ranks]
+                if rank in told:  # and all others: the request has ended
+                    following = op.then(min(told.values()))
+                else:
+                    posts = (posted.get((label, rank)) for label in op.labels)
+                    times = [*takewhile(lambda time: time is not None, posts)]
+                    if (asked := op.asks(lane.now, times)) is None:
+                        what = (op.labels[len(times)], rank)
+                        break
+                    lane.wait(asked[0])
+                    told[rank] = asked[1]
+                    following = op.request, op
+                programs[key], position = (*following, *ops[position + 1:]), 0
+                ready.append(key)
+                break
             if kind is Serve:
                 turns, place = serving.setdefault(key, (op, Turns(op)))[1], None
                 while not turns.over:
@@ -152,11 +171,11 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
         else:
             position = len(ops)
         at[key] = position
-        if position < len(ops):
+        if position < len(ops) and programs[key] is ops:
             waiting[what].append(key)
-    if any(position < len(plan.lanes[key]) for key, position in at.items()):
+    if any(position < len(programs[key]) for key, position in at.items()):
         asked = {key: op.sources[turns.wanted()] for key, (op, turns) in serving.items()}
-        raise Impossible(deadlock(plan, at, asked))
+        raise Impossible(deadlock(replace(plan, lanes=programs), at, asked))
     return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps,
                     settings=settings)
 
@@ -192,8 +211,8 @@ def deadlock(plan: Plan, at: dict, asked: dict) -> str:
                 what = f"rank {on[0]} in {op.name}"
             case Serve():
                 what = f"a request of rank {on[0]} to {op.name}"
-            case Wait(label):
-                what = label + ("" if on else ", which nobody launches before")
+            case Wait() | Cycle():
+                what = op.label + ("" if on else ", which nobody launches before")
         said.append(f"rank {rank} waits{where} for {what}")
     return (f"This plan deadlocks: {'; '.join(said)}. "
             "Change the order so that one of them can go first.")

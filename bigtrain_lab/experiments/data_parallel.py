@@ -8,34 +8,25 @@ exposed.
 
 from collections import defaultdict
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-import torch
-
-from ..core import Impossible, Mesh, Scalar, Trace, knob
-from ..core.hardware import Hardware
+from ..core import Impossible, Scalar, Trace, knob
+from ..core.hardware import TICKS_PER_SECOND, Hardware
 from ..data import chosen_text
-from ..dry_run import META
 from ..explain import bubbles
-from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, split
 from ..models.optimizers import OPTIMIZERS
-from ..plan import Plan
 from ..rates import exposed
-from ..recipe import Recipe
-from ..rehearsal import HALVES, WHOLE, Part, Rehearsal
-from ..runtime.devices import built
+from ..rehearsal import WHOLE
 from ..runtime.faults import MISTAKES, Astray, Fault
-from ..schedule import Action, Schedule, Written
-from ..simulate import simulate
-from ..techniques import one_process
+from ..schedule import Schedule
 from ..techniques.all_reduce import ring_all_reduce
-from ..techniques.bucket_plan import LANE, with_buckets
-from ..techniques.data_parallel import backend_all_reduce
+from ..techniques.bucket_plan import LANE
+from ..techniques.reducers import Buckets, FusedCycle, PushPull
 from ..words import duration, size
 from .experiment import MB, Quantity
-from .on_hardware import OnHardware, profiles
-from .pipeline import slice_run, training
+from .layered import Layered
+from .on_hardware import profiles
 from .pipelined import Pipelined
 
 
@@ -46,13 +37,21 @@ SYMPTOMS = {
 }
 
 
-class DataParallel(OnHardware, Pipelined):
+STRATEGIES = ("buckets", "fused-cycle", "push-pull")
+
+
+class DataParallel(Layered):
     name: ClassVar[str] = "data-parallel"
     question: ClassVar[str] = "Three GPUs: three times faster?"
     figures: ClassVar[tuple[str, ...]] = ("overlap", "memory")
+    slices: ClassVar[int] = 1
+    faultless: ClassVar[dict[str, str]] = {"mistake": "none"}
 
     replicas: int = knob(3, "copies of the model, each with its share of a batch", low=1, high=8)
     bucket_mb: float = knob(1.0, "gradients that travel in one message", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True)
+    strategy: str = knob("buckets", "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of Horovod's; or pieces, front "
+                         "layers first, each rank being the server of a part of them, as BytePS pushes and pulls", choices=STRATEGIES, more=True)
+    cycle_ms: float = knob(1.0, "time from one fused cycle to the next; on the textbook profile in slots", low=0.001, high=100, step=0.001, unit="ms", logarithmic=True, more=True)
     overlap: bool = knob(True, "send a bucket when it is full, beside the backward; else all of them after it")
     hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles)
     link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s")
@@ -89,6 +88,8 @@ class DataParallel(OnHardware, Pipelined):
         used = {"none": set(), "short": {"fault_rank"}}
         used = used.get(settings["mistake"], {"fault_rank", "fault_at"})
         alone = {"schedule"} if settings["pipeline"] == 1 else set()
+        alone |= {"buckets": {"cycle_ms"}, "fused-cycle": {"split_parameters"},
+                  "push-pull": {"cycle_ms", "split_parameters", "ring"}}[settings["strategy"]]
         return super().idle_settings(settings) - used | alone
 
     def refuse_mistake(self) -> None:
@@ -105,45 +106,16 @@ class DataParallel(OnHardware, Pipelined):
     # -- what the settings mean -----------------------------------------------------------------------------
 
     @property
-    def ranks(self) -> int:
-        return self.replicas * self.pipeline
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(dp=self.replicas, pp=self.pipeline)
-
-    @cached_property
-    def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, vocabulary=self.vocabulary,
-                         dtype=getattr(torch, self.dtype))
-
-    @cached_property
-    def order(self) -> Schedule:
-        """Of each replica, layer by layer."""
-        order = Schedule.named(self.schedule)(self.pipeline, self.micro_batches)
-        return by_layers(order, [range(*piece) for piece in split(self.config, order.stages)])
-
-    @property
-    def slices(self) -> list[tuple[int, int]]:
-        """A stage of the order is one piece of the model."""
-        return [(at, at + 1) for at in range(self.config.pieces)]
-
-    @property
-    def buckets(self) -> dict[str, Any]:
-        return {"split": self.split_parameters, "overlap": self.overlap}
+    def reducing(self) -> dict[str, Any]:
+        """What is sent together, when, and by which messages."""
+        ticks = round(self.cycle_ms * (1000 if self.profile.textbook else TICKS_PER_SECOND / 1000))
+        strategy = {"buckets": Buckets(self.split_parameters), "fused-cycle": FusedCycle(every_ticks=ticks), "push-pull": PushPull()}[self.strategy]
+        all_reduce = ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
+        return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
     @property
     def bucket_bytes(self) -> int:
         return round(self.bucket_mb * MB)
-
-    @property
-    def recipe(self) -> Recipe:
-        further = self.buckets | {"all_reduce": ring_all_reduce if self.ring else backend_all_reduce}
-        optimizer = OPTIMIZERS[self.optimizer](self.learning_rate)
-        return training(
-            self.config, len(self.slices), self.slices, self.samples, optimizer, self.seed,
-            schedule=self.order, steps=self.steps, replicas=self.replicas,
-            bucket_bytes=self.bucket_bytes, data_parallel=further)
 
     def program(self, rank) -> dict[str, Any]:
         recipe = self.recipe
@@ -154,13 +126,8 @@ class DataParallel(OnHardware, Pipelined):
             recipe = replace(recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong)
         return recipe.program(rank)
 
-    def samples(self, micro_batch: int) -> one_process.Sample:
-        inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
-        return one_process.Sample(inputs, targets, (Noise(self.seed, 0, micro_batch),))
-
     def describe(self) -> str:
-        weights = sum(p.numel() for each in self.stages.values() for p in each.parameters())
-        return (f"a model of {weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x "
+        return (f"a model of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x "
                 f"{self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
 
     # -- theory ---------------------------------------------------------------------------------------------
@@ -177,49 +144,10 @@ class DataParallel(OnHardware, Pipelined):
         return replace(hardware, node_size=self.ranks_per_node)
 
     @property
-    def stages(self) -> dict[int, torch.nn.Module]:
-        """On meta."""
-        return {at: on_meta(self.config, at) for at in range(self.config.pieces)}
-
-    @property
-    def lowered(self) -> Plan:
-        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
-                            ring=self.ring, **self.buckets)
-
-    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
-        return slice_run(self.config, *self.slices[number], self.rows, self.optimizer, rehearsal,
-                         self.replicas)
-
-    @property
-    def message_bytes(self) -> int:
-        return boundary_bytes(self.config, self.rows)
-
-    def durations(self) -> dict:
-        """Slots on the textbook profile, where all layers are equal, else seconds."""
-        if self.profile.textbook:
-            return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
-        return {kind: [self.seconds(kind, at) for at in range(len(self.slices))]
-                for kind in ("FBIWU" if self.halves else "FBU")}
-
-    def seconds(self, kind: str, layer: int) -> float:
-        part = self.stage_run(layer, HALVES if kind in "IW" else WHOLE)
-        tensors = part.tensors if kind == "U" else 1
-        return part.work(kind).seconds(self.profile, self.dtype, tensors)
-
-    @property
     def facts(self) -> dict[str, Any]:
         """Where a step has one micro-batch, a box is told by its layer."""
         terms = {"terms": {"stage": "layer", "micro_batch": "step"}}
         return super().facts | (terms if self.pipeline == self.micro_batches == 1 else {})
-
-    @cached_property
-    def alone_s(self) -> float:
-        """The step of one replica."""
-        one = self.replace(replicas=1, fault="none", mistake="none")
-        return simulate(one.lowered, one.cost(memory=False)).step_time
-
-    def speed_up(self, trace: Trace) -> float:
-        return self.replicas * self.alone_s / trace.step_time
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -255,6 +183,10 @@ class DataParallel(OnHardware, Pipelined):
             start, end = max(reduced.values(), key=lambda times: times[1])
             done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= end)
             when = "is full when the backward ends" if start >= done else "waits for those before it"
+            if self.strategy == "fused-cycle":
+                when = f"waits {time(trace.units(max(start - done, 0)))} for its cycle"
+            elif self.strategy == "push-pull" and start >= done:
+                when = "lets those of the front layers go first"
             said.append(f"The last bucket {when}, and takes "
                         f"{time(trace.units(end - max(start, done)))} after it.")
         last = max(p.nbytes for p in self.stages[0].parameters())
@@ -273,31 +205,10 @@ class DataParallel(OnHardware, Pipelined):
 
 
 def travels(trace: Trace, rank: int) -> dict[str, tuple[int, int]]:
-    """Of each bucket of a rank by name: from its first message, or call, to its last."""
+    """Of each bucket of a rank, or several that were fused, by name: from its first message, or
+    call, to its last."""
     times: dict[str, list[int]] = defaultdict(list)
     for event in trace.where(rank=rank, lane=LANE):
-        times[event.name.split(" round ")[0]] += event.start, event.end
+        if not event.name.startswith("cycle"):
+            times[event.name.split(" round ")[0]] += event.start, event.end
     return {name: (min(each), max(each)) for name, each in times.items()}
-
-
-def by_layers(order: Schedule, layers: list[range]) -> Schedule:
-    """The schedule with each action cut into those of its stage's layers, which are the stages of
-    the result."""
-    def cut(action: Action):
-        own = layers[action.stage]
-        return [action._replace(stage=layer)
-                for layer in (own if action.kind == "F" else reversed(own))]
-
-    if order.asynchronous:  # which a recipe refuses
-        return order
-    orders = (tuple((each,) for step in steps for action in step for each in cut(action))
-              for steps in order.over(1))
-    return Written(order.ranks, order.micro_batches, tuple(orders), order.name)
-
-
-@lru_cache(maxsize=64)
-def on_meta(config: GPTConfig, at: int) -> GPTStage:
-    """A piece of the model; blocks are alike."""
-    if 1 < at < config.pieces - 1:
-        return on_meta(config, 1)
-    return built(lambda: GPTStage(config, at, at + 1), META)

@@ -14,13 +14,14 @@ import torch
 from ..core import Impossible, knob
 from ..data import chosen_text
 from ..dry_run import META, Work
-from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, require_cuttable, split, tied_weights
+from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_slices, require_cuttable, split, tied_weights
 from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
 from ..recipe import Recipe
 from ..rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
 from ..schedule import Schedule
 from ..techniques import one_process
+from ..techniques.precision_levels import LEVELS
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
@@ -126,6 +127,10 @@ class PipelineExperiment(OnHardware, Pipelined):
     def message_bytes(self) -> int:
         return boundary_bytes(self.config, self.rows)
 
+    @property
+    def messages(self) -> dict[str, int]:
+        return dict.fromkeys("FBI", self.message_bytes)
+
     def durations(self) -> dict:
         """Slots on the textbook profile, where all stages are equal (a chunk costs 1/v of a rank's work), else `times`."""
         if self.profile.textbook:
@@ -178,27 +183,34 @@ class PipelineExperiment(OnHardware, Pipelined):
         return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
 
 
-def training(config: GPTConfig, stages: int, slices, data: Callable, optimizer: Callable, seed: int = 0, **order) -> Recipe:
-    return Recipe(model=lambda stage: GPTStage(config, *slices[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
-                  tied=tied_weights(config, stages), whole_names=True, **order)
+def training(config: GPTConfig, stages: int, pieces, data: Callable, optimizer: Callable, seed: int = 0, slicing: tuple = (), **order) -> Recipe:
+    """`slicing`: (path, how) of those that are cut otherwise than `gpt_slices` says."""
+    return Recipe(model=lambda stage: GPTStage(config, *pieces[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
+                  tied=tied_weights(config, stages), whole_names=True, slicing=gpt_slices(config) | dict(slicing), **order)
 
 
-def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE, replicas: int = 1) -> Part:
-    """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are alike: so many blocks, with or without ends, are run once."""
+def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE, replicas: int = 1,
+              **further) -> Part:
+    """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are alike: so many blocks, with or without ends, are run once.
+    `further`: settings of the Recipe."""
     begins, ends = first == 0, last == config.pieces
     blocks = last - first - begins - ends
     start = 0 if begins else 1 if blocks else 2
-    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, rehearsal, min(replicas, 2))
+    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, rehearsal, min(replicas, 2),
+                     tuple(further.items()))
 
 
 @lru_cache(maxsize=256)
-def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal, replicas: int) -> Part:
-    hidden = torch.empty(rows, config.sequence, config.width, dtype=config.dtype, device=META)
+def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal, replicas: int, further: tuple) -> Part:
+    further = dict(further)
+    length = config.sequence // (further.get("slices", 1) if further.get("sequence_parallel") else 1)
+    level = further.get("precision")
+    hidden = torch.empty(rows, length, config.width, dtype=LEVELS[level].dtype if level else config.dtype, device=META)
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
     def data(number: int) -> one_process.Sample:
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
         return one_process.Sample(inputs, targets, (Noise(0, 0, number),))
 
-    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1), replicas=replicas)
+    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1), replicas=replicas, **further)
     return rehearse(recipe, rehearsal, stage, stages, hidden)

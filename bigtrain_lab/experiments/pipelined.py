@@ -66,8 +66,13 @@ class Pipelined(Experiment):
 
     @property
     @abstractmethod
-    def message_bytes(self) -> int:
-        """The activation of one micro-batch between two stages, and its gradient."""
+    def messages(self) -> dict:
+        """Kind -> bytes of the activation of one micro-batch between two stages, or its gradient;
+        one number a stage where they differ."""
+
+    def place(self, rank: int) -> int:
+        """The schedule's rank that a rank of the run is."""
+        return rank % self.order.ranks
 
     @abstractmethod
     def durations(self) -> dict:
@@ -100,12 +105,11 @@ class Pipelined(Experiment):
     def cost(self, memory: bool = True) -> Cost:
         """`memory`: also what actions do to it; times do without."""
         changes = self.rehearsed.changes() if memory else {}
-        resident = {rank: tuple(self.rehearsed.resident(rank % self.order.ranks).items()) for rank in range(self.ranks if memory else 0)}
+        resident = {rank: tuple(self.rehearsed.resident(self.place(rank)).items()) for rank in range(self.ranks if memory else 0)}
         time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.order.ranks)}
-        messages = dict.fromkeys("FBI", self.message_bytes)
-        return self.misfortune.priced(Cost(self.durations(), messages, changes, resident, capacity_bytes=self.capacity_bytes,
+        return self.misfortune.priced(Cost(self.durations(), self.messages, changes, resident, capacity_bytes=self.capacity_bytes,
                                            **time, **self.profile.prices(self.ranks)))
 
     def planned(self) -> list:
@@ -114,10 +118,10 @@ class Pipelined(Experiment):
         return [[rank, lane, ops] for (rank, lane), ops in plan.lanes.items()]
 
     def predict(self) -> Trace:
-        return self.rehearsed.looked_into(replace(self.simulated(), settings=self.told))
+        return self.rehearsed.looked_into(replace(self.simulated(), settings=self.told), self.place)
 
     def actions(self, rank: int) -> list[str]:
-        return [name_of(step) for step in self.order.over(self.steps)[rank % self.order.ranks]]
+        return [name_of(step) for step in self.order.over(self.steps)[self.place(rank)]]
 
     def simulated(self) -> Trace:
         return simulate(self.lowered, self.cost())

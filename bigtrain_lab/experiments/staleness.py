@@ -53,8 +53,8 @@ class Staleness(Pipelined):
         return layer_run(self.width, self.rows, number > 0, number < self.ranks - 1, rehearsal)
 
     @property
-    def message_bytes(self) -> int:
-        return self.rows * self.width * ITEM
+    def messages(self) -> dict[str, int]:
+        return dict.fromkeys("FBI", self.rows * self.width * ITEM)
 
     def durations(self) -> dict:
         return {"F": 1, "B": 2, "I": 1, "W": 1, "U": Fraction(0)}

@@ -45,22 +45,29 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
     for rank, box in enumerate(boxes):
         owners.setdefault(tuple(map(tuple, box)), []).append(rank)
     rows, columns = (sorted({end for box in owners for end in box[way]}) for way in (0, 1))
-    cells = [[(above, left, owners[above, left]) for left in pairwise(columns)]
-             for above in pairwise(rows)]
-    most = max(1, len(boxes) - 1)
-    figure.add_heatmap(
-        x=[GAP * right + end / sizes[across] for end in columns],
-        y=[GAP * up + 1 - end / sizes[down] for end in rows],
-        z=[[own[0] for *_, own in row] for row in cells], zmin=0, zmax=most, showscale=False,
-        colorscale=[[rank / most, palette.version(rank)] for rank in range(most + 1)],
-        text=[[label(own, len(boxes)) for *_, own in row] for row in cells],
-        texttemplate="%{text}", hoverinfo="text", xgap=2, ygap=2, opacity=0.75,
-        hovertext=[[f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
-                    f"on rank{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
-                    for above, left, own in row] for row in cells], row=1, col=1)
+    cells = [[owners[above, left] for left in pairwise(columns)] for above in pairwise(rows)]
+    hovers = [[f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
+               f"on rank{'s' * (len(owners[above, left]) > 1)} "
+               f"{', '.join(map(str, owners[above, left]))}" for left in pairwise(columns)]
+              for above in pairwise(rows)]
+    draw_cells(figure, [GAP * right + end / sizes[across] for end in columns],
+               [GAP * up + 1 - end / sizes[down] for end in rows], cells, len(boxes), hovers,
+               row=1, col=1)
     figure.add_annotation(
         x=GAP * right + 0.5, y=GAP * up + 1.06, showarrow=False, font_size=12, row=1, col=1,
         text=f"<b>{matrix}</b>[{down} {sizes[down]:,}, {across} {sizes[across]:,}]")
+
+
+def draw_cells(figure: go.Figure, x: list, y: list, cells: list[list[list[int]]], ranks: int,
+               hovers: list, numbered: bool = True, **cell) -> None:
+    """Parts between these edges, each in the colour of its first rank, with the numbers of all that
+    hold it."""
+    most = max(1, ranks - 1)
+    figure.add_heatmap(
+        x=x, y=y, z=[[own[0] for own in row] for row in cells], zmin=0, zmax=most, showscale=False,
+        colorscale=[[rank / most, palette.version(rank)] for rank in range(most + 1)],
+        text=[[label(own, ranks) * numbered for own in row] for row in cells], hovertext=hovers,
+        texttemplate="%{text}", hoverinfo="text", xgap=2, ygap=2, opacity=0.75, **cell)
 
 
 def label(own: list[int], ranks: int) -> str:

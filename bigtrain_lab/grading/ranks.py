@@ -156,10 +156,16 @@ class Group:
                 self._ranks.until(self, "finish", dst, lambda way=way: not way)
 
     def all_reduce(self, tensor, op: str = "sum", name="") -> torch.Tensor:
-        """Replace the tensor on every rank by the sum, or mean, over the ranks; returns it."""
+        """Replace the tensor on every rank by the sum, mean or max over the ranks; returns it."""
+        if op not in ("sum", "mean", "max"):
+            raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         every = self._together(f"all_reduce ({op})", self._tensor(tensor, "reduces"))
-        total = sum(every[rank] for rank in range(self.size))
-        return tensor.detach().copy_(total / self.size if op == "mean" else total)
+        if op == "max":
+            total = torch.stack(list(every.values())).amax(0)
+        else:
+            total = sum(every[rank] for rank in range(self.size))
+        tensor.detach().copy_(total / self.size if op == "mean" else total)
+        return tensor
 
     def broadcast(self, tensor, src: int = 0, name="") -> torch.Tensor:
         """Replace the tensor on every rank by that of rank `src`; returns it."""

@@ -62,20 +62,27 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig, path: str):
         super().__init__()
-        self.heads = config.heads
-        self.qkv = Linear(config.width, 3 * config.width, dtype=config.dtype)
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
+        if self.kv_heads == self.heads:
+            self.qkv = Linear(config.width, 3 * config.width, dtype=config.dtype)
+        else:  # Ainslie et al. 2023 (arXiv:2305.13245)
+            self.q = Linear(config.width, config.width, dtype=config.dtype)
+            self.kv = Linear(config.width, 2 * config.width // self.heads * self.kv_heads, dtype=config.dtype)
         self.out = Linear(config.width, config.width, dtype=config.dtype)
         self.dropout_probabilities = Dropout(config.dropout, f"{path}.dropout_probabilities")
         self.dropout_out = Dropout(config.dropout, f"{path}.dropout_out")
 
     def forward(self, x_BSD, noise: Noise | None = None, keep_BT=None):
         """Each position sees those before it and itself; with `keep_BT` (True where a token is) all that are kept."""
-        qkv = self.qkv(x_BSD)  # of a sliced model, of this rank's heads and of all tokens
-        B, S, _ = qkv.shape
-        # One contiguous copy for q, k and v together: the matmuls then save views of it and copy nothing.
-        q_BHSK, k_BHTK, v_BHTK = qkv.view(B, S, 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
-        mixed_BSD = self.core(q_BHSK, k_BHTK, v_BHTK, noise, keep_BT).transpose(1, 2).reshape(B, S, -1)
-        return self.dropout_out(self.out(mixed_BSD), noise)
+        mixed_BSHK = self.core(*self.projected(x_BSD), noise, keep_BT).transpose(1, 2)
+        return self.dropout_out(self.out(mixed_BSHK.flatten(2)), noise)
+
+    def projected(self, x_BSD):
+        """Queries, keys and values by head; in a sliced model those of this rank, of all tokens."""
+        if hasattr(self, "qkv"):
+            return by_head(self.qkv(x_BSD), 3, self.heads)
+        (q_BHSK,), kv = by_head(self.q(x_BSD), 1, self.heads), by_head(self.kv(x_BSD), 2, self.kv_heads)
+        return q_BHSK, *kv.repeat_interleave(self.heads // self.kv_heads, 2)
 
     def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
         """What grows with the square of the sequence, apart: much to keep for the backward, little to compute again."""
@@ -88,6 +95,11 @@ class Attention(nn.Module):
             unseen.masked_fill_(~keep_BT[:, None, None], -math.inf)
         scores_BHST = scores_BHST + unseen
         return self.dropout_probabilities(scores_BHST.softmax(-1), noise) @ v_BHTK
+
+
+def by_head(x, parts: int, heads: int):
+    """(B, S, parts H K) as (parts, B, H, S, K): one contiguous copy, of which the matmuls then save views and copy nothing."""
+    return x.view(*x.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
 
 class MLP(nn.Module):
@@ -114,9 +126,12 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD), noise)
 
 
-# How tensor slicing cuts the blocks of a model: techniques/sliced_model.py
-BLOCK_SLICES = {"layers.*.attention.qkv": "heads", "layers.*.attention.out": "row",
-                "layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}
+def block_slices(config: GPTConfig) -> dict[str, str]:
+    """How tensor slicing cuts the blocks of a model: techniques/sliced_model.py."""
+    grouped = (config.kv_heads or config.heads) < config.heads
+    projections = {"q": "heads", "kv": "kv heads"} if grouped else {"qkv": "heads"}
+    return {f"layers.*.attention.{name}": way for name, way in projections.items()} | {
+        "layers.*.attention.out": "row", "layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}
 
 
 class Head(nn.Module):

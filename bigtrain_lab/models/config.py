@@ -12,7 +12,8 @@ from bigtrain_lab.core import Impossible
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the weights."""
+    """Sizes of a GPT. `tied` uses the token table as the head's matrix; `dtype` is that of the weights; with fewer `kv_heads`
+    than heads, groups of heads share keys and values."""
 
     layers: int = 4
     width: int = 128
@@ -22,10 +23,16 @@ class GPTConfig:
     dropout: float = 0.0
     tied: bool = False
     dtype: torch.dtype = torch.float32
+    kv_heads: int | None = None
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "sequence", "vocabulary"):
             require_count(name, getattr(self, name))
+        if self.kv_heads is not None:
+            require_count("kv_heads", self.kv_heads)
+            if self.heads % self.kv_heads:
+                raise Impossible(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values equally: "
+                                 f"take {_nearest_divisors(self.heads, self.kv_heads)}.")
         if self.width % self.heads:
             raise Impossible(f"{self.heads} heads cannot share a width of {self.width} equally: "
                              f"take {_nearest_divisors(self.width, self.heads)} heads.")

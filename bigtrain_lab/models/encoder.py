@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .blocks import BLOCK_SLICES, Block, Embedding, Linear
+from .blocks import Block, Embedding, Linear, block_slices
 from .config import GPTConfig, require_count
 from .dropout import Noise
 from .gpt import initialise
@@ -72,7 +72,7 @@ class Encoder(nn.Module):
 
 def encoder_slices(config: EncoderConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts an encoder. Its head, which reads two tokens, stays whole."""
-    return {"layers.0.token": "vocabulary", **BLOCK_SLICES}
+    return {"layers.0.token": "vocabulary", **block_slices(config)}
 
 
 def class_loss(logits_BC, labels_B):

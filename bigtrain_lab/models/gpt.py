@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 
-from .blocks import BLOCK_SLICES, Block, Embedding, Head
+from .blocks import Block, Embedding, Head, block_slices
 from .config import GPTConfig, require_slice
 from .dropout import Noise
 from .seed import normal
@@ -63,7 +63,7 @@ def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
 
 def gpt_slices(config: GPTConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts a GPT, or its stages: each block's two pairs of matrices, both tables."""
-    return {"layers.0.token": "vocabulary", "layers.0.position": "sequence", **BLOCK_SLICES,
+    return {"layers.0.token": "vocabulary", "layers.0.position": "sequence", **block_slices(config),
             f"layers.{config.pieces - 1}.logits": "vocabulary"}
 
 

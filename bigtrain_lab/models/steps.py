@@ -20,13 +20,16 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.dry_run import META, Account, Held, account
 from bigtrain_lab.runtime import owned
+from bigtrain_lab.plan import SLICES
 from bigtrain_lab.schedule import Action
+from bigtrain_lab.techniques.sliced_model import sliced
+from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 
 from .blocks import cross_entropy
 from .config import GPTConfig, require_count, require_floating
 from .dropout import Noise
 from .encoder import Encoder, EncoderConfig
-from .gpt import GPT, GPTStage
+from .gpt import GPT, GPTStage, gpt_slices
 from .optimizers import OPTIMIZERS
 from ..runtime.devices import built
 from .translator import Translator, TranslatorConfig
@@ -106,23 +109,29 @@ def training(make: Callable[[], nn.Module], given: tuple, loss_of: Callable, opt
     return account(program, unobserved=not watched)
 
 
-def saved_bytes(config: GPTConfig, first: int, last: int, batch: int) -> list[Held]:
+def saved_bytes(config: GPTConfig, first: int, last: int, batch: int, slices: int = 1,
+                sequence: bool = False) -> list[Held]:
     """The storages that autograd keeps after the forward of a stage, the slice [first, last) of the
     model's pieces, and of the loss on the last stage; without weights and without what the stage
-    was given."""
+    was given. Of one rank of `slices` that share each layer, and with `sequence` the tokens."""
     require_count("batch", batch)
     x = targets = ids(batch, config.sequence)[0]
     if first:
-        x = torch.empty(batch, config.sequence, config.width, dtype=config.dtype, device=META,
+        tokens = config.sequence // slices if sequence else config.sequence
+        x = torch.empty(batch, tokens, config.width, dtype=config.dtype, device=META,
                         requires_grad=True)
 
     def program(rank):
-        stage = built(lambda: GPTStage(config, first, last), rank.device)
+        stage, group = built(lambda: GPTStage(config, first, last), rank.device), rank.group(SLICES)
+        if slices > 1:
+            stage = sliced(stage, gpt_slices(config), group, sequence)
         rank.watch(lambda: owned.of([stage]) | {"inputs": (x, targets)})
         with rank.span(Action("F", 0, 0)):
             y = stage(x, Noise(0, 0, 0))
-            y = cross_entropy(y, targets) if last == config.pieces else y
-    counted = account(program)
+            if last == config.pieces:
+                y = (vocab_parallel_cross_entropy(y, targets, group) if slices > 1
+                     else cross_entropy(y, targets))
+    counted = account(program, slices=slices)
     end = counted.moments.index(("0F0", "end"))
     return [row for row in counted.rows if row.kind == "activations" and row.born <= end < row.dies]
 

@@ -2,7 +2,8 @@
 
     GPT                 12 L D^2 + 13 L D + (2 V + S + 2) D weights, V once if tied
     block, forward      24 B S D^2 + 4 B S^2 D FLOPs; the backward twice that
-    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; dropout: B H S^2 (z + 1) + 2 B S D more
+    block, saved        (16 B S D + 4 B S + B H S^2) z bytes; with dropout
+                        B H S^2 (z + 1) + 2 B S D more; see `block_saved_bytes` for slices
     training, float32   with Adam 16 bytes a weight at the end of a backward; at the loss 12 and
                         three tensors of logits
 
@@ -12,25 +13,28 @@ left out. Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3 and 5, co
 weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
 """
 
+from dataclasses import replace
+
 from .config import GPTConfig
 from .encoder import EncoderConfig
 
 
 def gpt_weights(config: GPTConfig) -> int:
-    L, D, V, S = config.layers, config.width, config.vocabulary, config.sequence
-    return 12 * L * D**2 + 13 * L * D + ((2 - config.tied) * V + S + 2) * D
+    """With G of H heads of keys and values (10 + 2 G/H) L D^2 + (11 + 2 G/H) L D in the blocks."""
+    L, D, V, S, H = config.layers, config.width, config.vocabulary, config.sequence, config.heads
+    shared = 2 * L * D * (D + 1) * (config.kv_heads or H) // H
+    return 10 * L * D**2 + 11 * L * D + shared + ((2 - config.tied) * V + S + 2) * D
 
 
 def encoder_weights(config: EncoderConfig) -> int:
     """A head of C classes in place of the output layer."""
-    L, D, V, S, C = config.layers, config.width, config.vocabulary, config.sequence, config.classes
-    return 12 * L * D**2 + 13 * L * D + (V + S + 2) * D + (2 * D + 1) * C
+    return gpt_weights(replace(config, tied=True)) + (2 * config.width + 1) * config.classes
 
 
 def block_flops(config: GPTConfig, batch: int) -> int:
     """Of a forward. The attention is computed in full, its masked half too."""
-    S, D = config.sequence, config.width
-    return 24 * batch * S * D**2 + 4 * batch * S**2 * D
+    S, D, H = config.sequence, config.width, config.heads
+    return (20 * H + 4 * (config.kv_heads or H)) * batch * S * D**2 // H + 4 * batch * S**2 * D
 
 
 def forward_flops(config: GPTConfig, batch: int) -> int:
@@ -39,12 +43,33 @@ def forward_flops(config: GPTConfig, batch: int) -> int:
     return config.layers * block_flops(config, batch) + output
 
 
-def block_saved_bytes(config: GPTConfig, batch: int) -> int:
-    """What autograd keeps of a block for its backward, its input among it."""
+def block_saved_bytes(config: GPTConfig, batch: int, slices: int = 1,
+                      sequence: bool = False) -> int:
+    """What autograd keeps of a block for its backward, its input among it: on each of t `slices`,
+    of z bytes a value. Where the paper's term differs for z = 2, it stands on the right.
+
+    Whole on each rank; with `sequence` cut t times:
+        2 B S D z           x and x + attention, the inputs of the norms
+        4 B S z             both norms' mean and 1 / deviation                  left out
+        2 B S D             keep masks of both outer dropouts
+    Cut t times:
+        12 B S D z          q, k, v, mixed, and 4 + 4 around gelu
+        B H S^2 z           the softmax's probabilities
+        B H S^2 (z + 1)     those that dropout kept, and its keep mask
+    Whole on each rank:
+        2 B S D z           the normed inputs of qkv and of mlp.up              cut by `sequence`
+
+    So 34 B S D + 5 B H S^2, 10 + 24/t and 34/t of Korthikanti et al. hold for z = 2, but for the
+    statistics of the norms and the last line: with the sequence cut, the paper keeps 1/t of what it
+    gathered and gathers it again in the backward; we keep it all, and send a fifth less. In
+    float32, z = 4, a mask is still one byte a value: 66 B S D + 9 B H S^2.
+    """
     S, D, H, z = config.sequence, config.width, config.heads, config.dtype.itemsize
-    hidden, square = batch * S * D, batch * H * S**2
-    dropped = square * (z + 1) + 2 * hidden if config.dropout else 0
-    return (16 * hidden + 4 * batch * S + square) * z + dropped
+    hidden, square, cut = batch * S * D, batch * H * S**2, slices if sequence else 1
+    dropped = bool(config.dropout)
+    by_token = 2 * hidden * z + 4 * batch * S * z + 2 * hidden * dropped
+    by_head = 12 * hidden * z + square * (z + (z + 1) * dropped)
+    return by_token // cut + by_head // slices + 2 * hidden * z
 
 
 def logits_bytes(config: GPTConfig, batch: int) -> int:

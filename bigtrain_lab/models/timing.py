@@ -44,7 +44,7 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
 
 def timed_as(config: GPTConfig, batch: int) -> str:
     """What the times of a model's pieces depend on, but for the machine; not the number of blocks."""
-    return (f"width {config.width}, heads {config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, "
+    return (f"width {config.width}, heads {config.heads} on {config.kv_heads or config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, "
             f"dropout {config.dropout}, {config.dtype}, batch {batch}")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .blocks import Linear, Table
+from .blocks import Linear, Table, by_head
 from .config import require_count, require_floating
 from .gpt import initialise
 
@@ -54,16 +54,13 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD, memory_BSD=None, causal: bool = False):
         if memory_BSD is None:
-            q_BHTK, k_BHUK, v_BHUK = self.by_head(self.qkv(x_BTD), 3)
+            q_BHTK, k_BHUK, v_BHUK = by_head(self.qkv(x_BTD), 3, self.heads)
         else:
-            (q_BHTK,), (k_BHUK, v_BHUK) = self.by_head(self.q(x_BTD), 1), self.by_head(self.kv(memory_BSD), 2)
+            (q_BHTK,), (k_BHUK, v_BHUK) = by_head(self.q(x_BTD), 1, self.heads), by_head(self.kv(memory_BSD), 2, self.heads)
         scores_BHTU = q_BHTK @ k_BHUK.transpose(-2, -1) / math.sqrt(q_BHTK.shape[-1])
         if causal:
             scores_BHTU = scores_BHTU + torch.full(scores_BHTU.shape[-2:], -math.inf, dtype=x_BTD.dtype, device=x_BTD.device).triu(1)
         return self.out((scores_BHTU.softmax(-1) @ v_BHUK).transpose(1, 2).flatten(2))
-
-    def by_head(self, x, parts: int):
-        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
 
 class MLP(nn.Module):

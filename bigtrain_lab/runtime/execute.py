@@ -6,6 +6,7 @@ operation, by the simulator's rules.
     Recv           work.receive(message, tensor)
     Launch, Wait   a signal between lanes
     Together       work.together(operation, group)
+    Cycle          an all-reduce of how many signals have come, and the operations that follow
     Serve          work.request(place, number, tensor); answers with work.answer(place, number)
 
 Messages, spans and clocks are those that `simulate` predicts, event for event, whatever the tensors
@@ -18,7 +19,9 @@ from collections.abc import Sequence
 import torch
 
 from ..core import Impossible
-from ..plan import Action, Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Turns, Wait
+from ..plan import (
+    Action, Compute, Cycle, Launch, Message, Plan, Recv, Send, Serve, Together, Turns, Wait,
+)
 from .group import Group
 
 
@@ -96,7 +99,7 @@ def execute(plan: Plan, rank, work: Work | None = None) -> None:
     lanes = {lane: rank.lane(None, lane) for lane in names}
     groups = {lane: runner.group for lane, runner in lanes.items()} | {"compute": rank.group()}
     some = {(lane, tuple(sorted(op.ranks))) for (_, lane), ops in plan.lanes.items() for op in ops
-            if isinstance(op, Together)}
+            if isinstance(op, (Together, Cycle))}
     together = {(lane, ranks): groups[lane] if len(ranks) == rank.size else rank.among(ranks, lane)
                 for lane, ranks in sorted(some) if rank.index in ranks}
     work = work or Work()
@@ -113,8 +116,9 @@ def execute(plan: Plan, rank, work: Work | None = None) -> None:
 
 def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], together: dict) -> None:
     """One lane's operations, in order; `together`: the group of each (lane, ranks)."""
-    for op in ops:
-        match op:
+    left = [*reversed(ops)]
+    while left:
+        match op := left.pop():
             case Compute(step, version, beside, None):
                 with group.span(step, version, beside):
                     for action in step:
@@ -129,9 +133,27 @@ def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], tog
                 group.after(label, signals[label].by, signals[label].arrived)
             case Together(_, _, _, ranks):
                 work.together(op, together[group.name, tuple(sorted(ranks))])
+            case Cycle():
+                least = agreed(op, together[group.name, tuple(sorted(op.ranks))], signals)
+                left += reversed(op.then(least))
             case Serve():
                 serve(op, group, work)
     group.finish()
+
+
+def agreed(op: Cycle, group: Group, signals: dict[str, Signal]) -> int:
+    """How many of the labels all ranks have seen. It needs a modelled clock: what has come by now
+    is a matter of virtual time, never of the wall's."""
+    now, times, asked = group.post(op.name), [], []
+
+    def until() -> int:
+        while not asked:
+            times.append(signals[op.labels[len(times)]].arrived())
+            asked.extend(op.asks(now, times) or ())
+        return asked[0]
+
+    group.after(op.labels[-1], "compute", until)
+    return int(group.all_reduce(torch.tensor([asked[1]]), "min", op.name))
 
 
 def serve(op: Serve, group: Group, work: Work) -> None:

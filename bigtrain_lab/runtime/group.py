@@ -108,6 +108,10 @@ class Group:
             self.lanes[name] = LaneRunner(self._again(name), name)
         return self.lanes[name]
 
+    def unrecorded(self) -> "Group":
+        """The same ranks, for what is no part of a training: no trace tells of it."""
+        return self
+
     # -- messages -------------------------------------------------------------------------------------------
 
     def isend(self, tensor: torch.Tensor, dst: int, name="", site: str = "", tag: int = 0,
@@ -159,7 +163,7 @@ class Group:
         with self._together(name, "all_reduce", tensor.nbytes, call):
             reduction = operation(op)
             if self.size > 1:  # of one rank torch's thread would hold the tensor a moment longer
-                dist.all_reduce(tensor, reduction, group=self._pg)
+                dist.all_reduce(self._lent(tensor), reduction, group=self._pg)
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum",
@@ -169,17 +173,22 @@ class Group:
         does not divide), or a list of tensors, one a rank, of any shapes."""
         parts = self._parts(tensor, "reduce_scatter")
         own, longest = parts[self.rank], max(part.numel() for part in parts)
-        if self._fits(tensor, parts):
-            flat = tensor.detach().view(self.size, longest)
-        else:
-            flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
-            for row, part in zip(flat, parts):
-                row[:part.numel()] = part.detach().reshape(-1)
-        size, reduced = sum(part.nbytes for part in parts), flat.new_empty(longest)
-        with self._together(name, "reduce_scatter", size, f"reduce_scatter ({op}) of {of(parts)}"):
-            dist.reduce_scatter_tensor(reduced, flat.view(-1), operation(op), group=self._pg)
-        reduced = reduced[:own.numel()].view(own.shape).to(own.device)
-        return reduced.div_(self.size) if op == "mean" else reduced
+        own = own.new_empty(own.shape)
+        size, call = sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"
+        with self._transport():
+            if self._fits(tensor, parts):
+                flat, reduced = tensor.detach().view(self.size, longest), own.view(-1)
+            else:
+                flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
+                reduced = flat.new_empty(longest)
+                for row, part in zip(flat, parts):
+                    row[:part.numel()] = part.detach().reshape(-1)
+            with self._together(name, "reduce_scatter", size, call):
+                dist.reduce_scatter_tensor(self._lent(reduced), self._lent(flat.view(-1)),
+                                           operation(op), group=self._pg)
+            if reduced.data_ptr() != own.data_ptr():
+                own.copy_(reduced[:own.numel()].view(own.shape))
+        return own.div_(self.size) if op == "mean" else own
 
     def all_gather(self, tensor: torch.Tensor,
                    out: torch.Tensor | Sequence[torch.Tensor] | None = None, name: str = "all_gather"):
@@ -198,14 +207,14 @@ class Group:
             raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part "
                              f"that is {Shape.of(own)}: give out= one tensor of its shape for each rank.")
         longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
-        mine = as_bytes(tensor).to(self._room_on(tensor))
-        if len(mine) < longest:
-            mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
-        flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
         size = sum(part.nbytes for part in parts)
-        with self._together(name, "all_gather", size, f"all_gather of {of(parts)}"):
-            dist.all_gather_into_tensor(flat, mine, group=self._pg)
-        with torch.no_grad():
+        with self._transport(), torch.no_grad():
+            mine = as_bytes(tensor).to(self._room_on(tensor))
+            if len(mine) < longest:
+                mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
+            flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
+            with self._together(name, "all_gather", size, f"all_gather of {of(parts)}"):
+                dist.all_gather_into_tensor(self._lent(flat), self._lent(mine), group=self._pg)
             for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
                 part.copy_(row[:part.nbytes].view(part.dtype).view(part.shape))
         return out
@@ -215,7 +224,7 @@ class Group:
         call = f"broadcast from rank {src} of {Shape.of(tensor)}"
         with self._together(name, "broadcast", tensor.nbytes, call, src):
             if self.size > 1:
-                dist.broadcast(tensor, group_src=src, group=self._pg)
+                dist.broadcast(self._lent(tensor), group_src=src, group=self._pg)
         return tensor
 
     def barrier(self, name: str = "barrier") -> None:
@@ -337,6 +346,14 @@ class Group:
 
     def _waiting(self, src, way, name, site):
         return self._watching(src, name)
+
+    def _transport(self):
+        """Around what the transport alone needs: no part of what a program holds."""
+        return nullcontext()
+
+    def _lent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the backend is handed in place of a tensor: the same memory."""
+        return tensor
 
     def _together(self, name, kind: str, size_bytes: int, call: str, src: int | None = None):
         return self._watching(None, name)

@@ -13,6 +13,7 @@ what a rank gets from the one before it; a backend may go other ways. With the c
 header, hence no sender's time: a measured Transfer then begins when the receiver begins to wait.
 """
 
+import ctypes
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -24,8 +25,8 @@ import torch.distributed as dist
 from ..core import Impossible
 from ..plan import SLICES, Message, Together
 from . import frames
-from .group import Group, Handle, again, is_lost
-from .message import HEADER, Shape, pack, unpack
+from .group import HOST, Group, Handle, again, is_lost
+from .message import HEADER, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
 
@@ -44,6 +45,11 @@ class RecordingGroup(Group):
 
     def world_rank(self, rank: int) -> int:
         return self.members[rank]
+
+    def unrecorded(self):
+        group = Group(self._pg)
+        group.device = self.device
+        return group
 
     def isend(self, *message, **named):
         self.recorder.jitter()
@@ -178,6 +184,17 @@ class RecordingGroup(Group):
                 self._note_not_finite(tensor, name)
         return super().all_reduce(tensor, op, name)
 
+    def _transport(self):
+        return self.recorder.aside()
+
+    def _lent(self, tensor):
+        """Torch's thread lets go of what it was handed a moment after the collective has ended, and a ledger would count that moment:
+        so of the host's memory this is a tensor that owns nothing."""
+        if tensor.device != HOST or not tensor.nbytes or not tensor.is_contiguous():
+            return tensor
+        memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+        return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+
     @contextmanager
     def _together(self, name, kind, size_bytes, call, src=None):
         self._on_lane(name)
@@ -203,7 +220,8 @@ class RecordingGroup(Group):
             start, end = clock.now(lane), None
             latest = self._aside(partial(self._agree, start or 0))
             wall_latest = clock.wall()
-            yield
+            with recorder.aside():
+                yield
             if clock.modelled:
                 end = latest + clock.cost.collective(kind, size_bytes, members, lane)
                 clock.lane(lane).now = end

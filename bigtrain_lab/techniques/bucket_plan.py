@@ -10,26 +10,28 @@ Cost: O(operations). Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.157
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 from torch import nn
 
 from ..core import Mesh
 from ..pipelined_ring import pipelined_ring
-from ..plan import Compute, Launch, Plan, Together, Wait, lower, moved
+from ..plan import Compute, Launch, Plan, Together, Wait, lower, lower_collective, moved
 from ..schedule import Schedule
-from .data_parallel import Bucket, buckets_of
+from .all_reduce import ring_all_reduce
+from .reducers import Bucket, Buckets, OneServerARank, name, push_pull
 
 LANE = "comm:dp"
 
 
 def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
-                 bucket_bytes: int, *, split: bool = False, overlap: bool = True,
-                 ring: bool = False, slices: int = 1) -> Plan:
+                 bucket_bytes: int, *, strategy: Buckets = Buckets(), overlap: bool = True,
+                 all_reduce: Callable | None = None, slices: int = 1) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices), whose
-    gradients are averaged in buckets. `stages`: stage -> its module, on meta or not, of one slice;
-    `ring`: by the messages of our ring, else by the backend."""
+    gradients are averaged in buckets. `stages`: stage -> its module, on meta or not, of one slice.
+    `all_reduce`: ring_all_reduce; without it the strategy's."""
     mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
@@ -40,12 +42,16 @@ def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int
                if order.rank_of(stage, 0) == mesh.coords(rank)["pp"]}
         learnt = [(stage, p) for stage, module in own.items() for p in module.parameters()
                   if p.requires_grad][::-1]
-        buckets = buckets_of([p for _, p in learnt], bucket_bytes, split)
+        buckets = strategy.pieces([p for _, p in learnt], bucket_bytes, timed=True)
         homes = [{learnt[member][0] for member in bucket.members} for bucket in buckets]
         peers = mesh.peers(rank, "dp")
         lanes[rank, "compute"] = tuple(waiting(ops, order, homes, overlap))
-        lanes[rank, LANE] = tuple(op for batch in range(steps)
-                                  for op in reducing(batch, buckets, peers, rank if ring else None))
+        ops = []
+        for batch in range(steps if buckets else 0):
+            send = partial(messages, buckets, batch, rank, peers, all_reduce or strategy.all_reduce)
+            ops += strategy.program(batch, buckets, bucket_bytes, True, peers, send)
+            ops.append(Launch(whole(batch)))
+        lanes[rank, LANE] = tuple(ops)
     return Plan(lanes, mesh.size, steps)
 
 
@@ -61,36 +67,30 @@ def waiting(ops: Sequence, order: Schedule, homes: Sequence[set[int]], overlap: 
             batch, to_launch, done = now, [*enumerate(homes)], Counter()
             summed, under_way = not homes, False
         if not summed and any(action.kind == "U" for action in op.step):
-            yield from (Launch(name(bucket, batch)) for bucket, _ in to_launch)
+            yield from (Launch(name([bucket], batch)) for bucket, _ in to_launch)
             yield Wait(whole(batch))
             summed, under_way, to_launch = True, False, []
         yield op._replace(beside=under_way)
         done.update(action.stage for action in op.step if action.kind in "BW")
         while overlap and to_launch and all(
                 done[stage] == order.micro_batches for stage in to_launch[0][1]):
-            yield Launch(name(to_launch.pop(0)[0], batch))
+            yield Launch(name([to_launch.pop(0)[0]], batch))
             under_way = True
 
 
-def reducing(batch: int, buckets: Sequence[Bucket], peers: tuple[int, ...],
-             of: int | None) -> Iterator:
-    """What the lane of communication does in one batch. `of`: the rank that sends the messages of
-    our ring; None: all ranks call the backend's all-reduce."""
-    for k, bucket in enumerate(buckets):
-        elements, each_bytes = bucket.stop - bucket.start, bucket.kind[0].itemsize
-        yield Wait(name(k, batch))
-        if of is None:
-            yield Together(name(k, batch), "all_reduce", elements * each_bytes, peers)
-            continue
-        place = peers.index(of), len(peers)
-        for part in chain(*pipelined_ring(*place, elements, each_bytes, name(k, batch))):
-            yield moved(part.op, peers)
-    if buckets:
-        yield Launch(whole(batch))
-
-
-def name(bucket: int, batch: int) -> str:
-    return f"bucket {bucket} of batch {batch}"
+def messages(buckets: Sequence[Bucket], batch: int, rank: int, peers: tuple[int, ...],
+             all_reduce: Callable, numbers: Sequence[int]) -> list:
+    """How a rank and its peers average these buckets."""
+    first, label = buckets[numbers[0]], name(numbers, batch)
+    tensor = buckets[numbers[-1]].stop - first.start, first.kind[0].itemsize
+    place, ranks = peers.index(rank), len(peers)
+    if all_reduce is ring_all_reduce:
+        parts = chain(*pipelined_ring(place, ranks, *tensor, label))
+        return [moved(part.op, peers) for part in parts]
+    if all_reduce is push_pull:
+        plan = lower_collective(OneServerARank(ranks), *tensor, label)
+        return [moved(op, peers) for op in plan.lanes[place, "compute"]]
+    return [Together(label, "all_reduce", tensor[0] * tensor[1], peers)]
 
 
 def whole(batch: int) -> str:

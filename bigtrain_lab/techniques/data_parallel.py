@@ -23,10 +23,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ..plan import Together
+from ..runtime.execute import Signal, Work, run
 from ..runtime.group import Group
 from ..runtime.message import as_bytes
 from .guards import data_parallel as guard
 from .prepared_model import masters_of, note_anew
+from .reducers import Bucket, Buckets, name
 
 
 class DistributedDataParallel(nn.Module):
@@ -38,10 +41,12 @@ class DistributedDataParallel(nn.Module):
         optimizer.step()
 
     group         None (torch's default group), a ProcessGroup, or a Group
-    bucket_bytes  the most bytes of a bucket; a larger parameter has one of its own
+    bucket_bytes  the most bytes of a message; a larger parameter has one of its own
+    strategy      what is sent together and when: Buckets(), Buckets(split=True) which cuts a
+                  parameter where its bucket is full, FusedCycle(every_ticks) or PushPull()
     all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place, such as
-                  ring_all_reduce; without it the backend's own
-    split         cut a parameter where its bucket is full
+                  ring_all_reduce; without it the strategy's, which is the backend's own or
+                  push_pull
     backwards     how many backward passes make one gradient: a parameter is ready at its last one
     overlap       launch a bucket when it is full; else all of them at the end
     allow_unused  a parameter that a rank did not use counts as zeros there, and its `.grad` stays
@@ -54,23 +59,27 @@ class DistributedDataParallel(nn.Module):
     """
 
     def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
-                 all_reduce: Callable | None = None, split: bool = False, backwards: int = 1,
-                 overlap: bool = True, allow_unused: bool = False, alike: bool = False):
+                 strategy: Buckets = Buckets(), all_reduce: Callable | None = None,
+                 backwards: int = 1, overlap: bool = True, allow_unused: bool = False,
+                 alike: bool = False):
         super().__init__()
         self.module, self.group = module, Group.of(group)
-        guard.refuse(module, self.group, bucket_bytes, backwards, split)
+        guard.refuse(module, self.group, bucket_bytes, backwards, strategy)
         if alike:
             guard.refuse_unlike(module, self.group)
         else:
             broadcast([*module.parameters(), *module.buffers()], self.group)
-        self.all_reduce, self.backwards = all_reduce or backend_all_reduce, backwards
+        self.all_reduce, self.backwards = all_reduce or strategy.all_reduce, backwards
         self.overlap, self.allow_unused = overlap, allow_unused
         learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         masters = masters_of([module])
         self.gradients = [Gradient(name, masters.get(p, p)) for name, p in reversed(learnt.items())]
-        self.buckets = buckets_of([each.home for each in self.gradients], bucket_bytes, split)
-        place(self.gradients, self.buckets)
+        self.timed = self.group.post("data parallel") is not None
+        homes = [each.home for each in self.gradients]
+        self.strategy, self.bucket_bytes = strategy, bucket_bytes
+        self.buckets = strategy.pieces(homes, bucket_bytes, self.timed)
+        self.flats = place(self.gradients, self.buckets)
         self.lane, self.syncing, self.batch = self.group.lane(), True, -1
         self._begin()
         for each in self.gradients:
@@ -80,7 +89,8 @@ class DistributedDataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def _begin(self) -> None:
-        self.batch, self.launched = self.batch + 1, []
+        self.batch, self.launched, self.ready = self.batch + 1, None, 0
+        self.signals = {name([k], self.batch): Signal("compute") for k in range(len(self.buckets))}
         for each in self.gradients:
             each.count, each.used = 0, False
         for bucket in self.buckets:
@@ -98,19 +108,31 @@ class DistributedDataParallel(nn.Module):
         if self.overlap and gradient.count == self.backwards:
             for bucket in gradient.buckets:
                 bucket.missing -= 1
-            self._launch(lambda bucket: not bucket.missing)
+            self._announce(lambda bucket: not bucket.missing)
 
-    def _launch(self, ready: Callable) -> None:
-        """Launch buckets up to the first that is not ready: in one order on all ranks."""
-        for number, bucket in enumerate(self.buckets[len(self.launched):], len(self.launched)):
-            if not ready(bucket):
+    def _announce(self, full: Callable) -> None:
+        """Tell the lane of buckets up to the first that is not full: in one order on all ranks."""
+        for bucket in self.buckets[self.ready:]:
+            if not full(bucket):
                 break
-            name = f"bucket {number} of batch {self.batch}"
-            average = partial(self._average, bucket.flat, name)
-            self.launched.append(self.lane.launch(average, name))
+            self.launched = self.launched or self.lane.launch(self._average, f"batch {self.batch}")
+            label = name([self.ready], self.batch)
+            self.group.issue(label, self.signals[label].post)
+            self.ready += 1
 
-    def _average(self, flat: Tensor, name: str, group: Group) -> None:
-        self.all_reduce(flat, group, "mean", name)
+    def _average(self, group: Group) -> None:
+        """On the lane: carry out the program of the strategy."""
+        ranks, work = tuple(range(group.size)), Averages(self.all_reduce)
+
+        def send(numbers):
+            first, last = self.buckets[numbers[0]], self.buckets[numbers[-1]]
+            label, flat = name(numbers, self.batch), self.flats[first.kind][first.start:last.stop]
+            work.flats[label] = flat
+            return [Together(label, "all_reduce", flat.nbytes, ranks)]
+
+        program = self.strategy.program(self.batch, self.buckets, self.bucket_bytes, self.timed,
+                                        ranks, send)
+        run(program, group, work, self.signals, {(group.name, ranks): group})
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
@@ -122,9 +144,8 @@ class DistributedDataParallel(nn.Module):
             each.keep()
             if not self.allow_unused:  # all ranks will meet it, and only then ask each other
                 each.buckets[0].flat[0] = torch.nan
-        self._launch(lambda bucket: True)
-        for launched in self.launched:
-            launched.wait()
+        self._announce(lambda bucket: True)
+        self.launched.wait()
         note_anew(self.module, [each.home for each in self.gradients])
         batch = self.batch
         self._begin()
@@ -147,17 +168,14 @@ class DistributedDataParallel(nn.Module):
             self.syncing = before
 
 
-@dataclass(eq=False)
-class Bucket:
-    """Elements start to stop of the flat tensor of a kind (dtype, device), with gradients
-    `members` in them, which are counted from the last parameter."""
+class Averages(Work):
+    """What a lane does with the flat tensor of each name."""
 
-    kind: tuple[torch.dtype, torch.device]
-    start: int
-    stop: int
-    members: list[int]
-    flat: Tensor | None = None
-    missing: int = 0  # members that are not ready
+    def __init__(self, all_reduce: Callable):
+        self.all_reduce, self.flats = all_reduce, {}
+
+    def together(self, op, group):
+        self.all_reduce(self.flats.pop(op.name), group, "mean", op.name)
 
 
 @dataclass(eq=False)
@@ -180,36 +198,13 @@ class Gradient:
             self.home.grad = self.view
 
 
-def buckets_of(parameters: Sequence[Tensor], bucket_bytes: int, split: bool) -> list[Bucket]:
-    """Buckets of the gradients of these parameters, given in the order in which gradients come;
-    in the order in which they fill."""
-    filling: dict[tuple, Bucket] = {}  # kind -> the bucket that has room
-    buckets = []
-    for number, parameter in enumerate(parameters):
-        kind, left = (parameter.dtype, parameter.device), parameter.numel()
-        most = max(bucket_bytes // parameter.itemsize, 1)
-        while True:
-            bucket = filling.get(kind)
-            size = bucket.stop - bucket.start if bucket else 0
-            if bucket is None or size and size + (1 if split else left) > most:
-                start = bucket.stop if bucket else 0
-                filling[kind] = bucket = Bucket(kind, start, start, [])
-                buckets.append(bucket)
-                size = 0
-            taken = min(left, most - size) if split else left
-            bucket.stop += taken
-            bucket.members.append(number)
-            if not (left := left - taken):
-                break
-    return sorted(buckets, key=lambda bucket: bucket.members[-1])
-
-
-def place(gradients: list[Gradient], buckets: list[Bucket]) -> None:
-    """Make the flat tensors, and each gradient a view of its part."""
+def place(gradients: list[Gradient], buckets: list[Bucket]) -> dict[tuple, Tensor]:
+    """Make the flat tensors by kind, and each gradient a view of its part."""
+    flats = {}
     for kind in dict.fromkeys(bucket.kind for bucket in buckets):
         own = [each for each in gradients if (each.home.dtype, each.home.device) == kind]
         sizes = [each.home.numel() for each in own]
-        flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
+        flats[kind] = flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
         for each, part in zip(own, flat.split(sizes)):
             each.view = part.view(each.home.shape)
         for bucket in buckets:
@@ -217,6 +212,7 @@ def place(gradients: list[Gradient], buckets: list[Bucket]) -> None:
                 bucket.flat = flat[bucket.start:bucket.stop]
                 for number in bucket.members:
                     gradients[number].buckets.append(bucket)
+    return flats
 
 
 @torch.no_grad()
@@ -229,8 +225,3 @@ def broadcast(tensors: Sequence[Tensor], group: Group) -> None:
     group.broadcast(flat, name="parameters and buffers")
     for tensor, part in zip(tensors, flat.split([tensor.nbytes for tensor in tensors])):
         tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
-
-
-def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:
-    """The backend's own all-reduce: a choice for `all_reduce`."""
-    return group.all_reduce(tensor, op, name)

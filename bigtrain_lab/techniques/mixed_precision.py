@@ -106,6 +106,7 @@ class MixedPrecision:
 
     def _give_master(self, weight: nn.Parameter) -> None:
         self.masters[weight] = master = nn.Parameter(weight.detach().to(torch.float32, copy=True))
+        vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
         weight.register_post_accumulate_grad_hook(partial(to_master, master=master, note=self._arrivals.note))
         if weight.grad is not None:
             to_master(weight, master, self._arrivals.note)

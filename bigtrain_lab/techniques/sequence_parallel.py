@@ -1,4 +1,4 @@
-"""Sequence parallelism: what slicing leaves whole on every rank, norms, dropout and residual, is cut along the sequence.
+"""Sequence parallelism: norms, dropout and residual, which slicing leaves whole, are cut by tokens.
 
     all-reduce = reduce-scatter + all-gather        so the same bytes travel, and between the two
                                                     each rank has 1/t of the tokens
@@ -42,7 +42,7 @@ def tokens_gathered(x: Tensor, group: Group, name: str) -> Tensor:
 
 def tokens_summed(x: Tensor, group: Group, name: str) -> Tensor:
     guard.refuse_uneven(f"{name}: the sequence", x.shape[SEQUENCE], group.size)
-    return group.reduce_scatter(x.chunk(group.size, SEQUENCE), name=name)
+    return group.reduce_scatter(torch.cat(x.chunk(group.size, SEQUENCE)), name=name)
 
 
 def own_tokens(group: Group, module: nn.Module, given, output: Tensor) -> Tensor:
@@ -51,16 +51,16 @@ def own_tokens(group: Group, module: nn.Module, given, output: Tensor) -> Tensor
 
 
 @torch.no_grad()
-def sum_duplicates(module: nn.Module, group=None) -> None:
-    """Add the gradients of the module's duplicates up over the ranks, in one all-reduce: before the update, and before
-    gradients are clipped."""
+def sum_duplicates(module: nn.Module, group=None, name: str = "gradients of duplicates") -> None:
+    """Add the gradients of the module's duplicates up over the ranks, in one all-reduce: before the
+    update, and before gradients are clipped."""
     group, masters = Group.of(group), masters_of([module])
     homes = [masters.get(p, p) for p in module.parameters() if cut_of(p) is None]
     homes = [home for home in homes if home.grad is not None]
     if group.size == 1 or not homes:
         return
     flat = torch.cat([home.grad.reshape(-1) for home in homes])
-    group.all_reduce(flat, name="gradients of duplicates")
+    group.all_reduce(flat, name=name)
     for home, total in zip(homes, flat.split([home.numel() for home in homes])):
         home.grad.copy_(total.view_as(home.grad))
     note_anew(module, homes)

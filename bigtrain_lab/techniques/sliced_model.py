@@ -6,6 +6,7 @@
     column         a Linear by its outputs; the input is whole, the result stays sliced
     row            a Linear by its inputs, which come sliced; the result is whole
     heads          a Linear by heads: queries, keys and values of a head go to one rank
+    kv heads       the same of fewer heads of keys and values; if fewer than ranks, neighbours share
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
     sequence       with sequence=True: what this module returns is cut to each rank's tokens
     split row      as row, of an input that is whole: each rank takes its part
@@ -16,7 +17,7 @@ process. Dropout on probabilities of attention draws another mask on each rank, 
 heads; elsewhere all ranks draw the same, with sequence=True each for its own tokens.
 
 Cost: none beside that of tensor_parallel.py. Memory: each rank builds the whole model once.
-Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; the plan as in torch's parallelize_module.
+Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; a plan as in torch's parallelize_module.
 """
 
 from collections.abc import Mapping
@@ -27,15 +28,19 @@ from torch import Tensor, nn
 
 from ..runtime.group import Group
 from .guards import sliced_model as guard
+from .prepared_model import masters_of
 from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
-from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, VocabParallelEmbedding, cut_of, cut_parameter, gather_slices,
+from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, SharedHeadsLinear,
+                              VocabParallelEmbedding, cut_of, cut_parameter, gather_slices,
                               split_to_slices)
 
 __all__ = ["Cut", "cut_of", "load_whole_state_dict", "sliced", "sum_duplicates", "whole_state_dict"]
 
 
-def sliced(module: nn.Module, plan: Mapping[str, str], group=None, sequence: bool = False) -> nn.Module:
-    """The module, with the submodules that the plan names cut in place; every rank calls it, with the same values.
+def sliced(module: nn.Module, plan: Mapping[str, str], group=None,
+           sequence: bool = False) -> nn.Module:
+    """The module, with the submodules that the plan names cut in place; every rank calls it, with
+    the same values. `sequence`: what is not cut by the plan is cut along the sequence.
 
     Impossible, on every rank, where the plan or the sizes do not fit, or the ranks' differ.
     """
@@ -50,12 +55,14 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None, sequence: boo
             if sequence:
                 whole.register_forward_hook(partial(own_tokens, group))
             continue
-        setattr(parent, name, own := layer_of(whole, way, path, group, sequence))
+        own = layer_of(whole, way, path, group, sequence, getattr(parent, "kv_heads", 0))
+        setattr(parent, name, own)
         for field, each in whole.named_parameters(recurse=False):
             setattr(own, field, part_of(each, cut_of(getattr(own, field)), group, cut))
-    for path in {path.rpartition(".")[0] for path, way in ways.items() if way == "heads"}:
+    by_heads = [(path, way) for path, way in ways.items() if way.endswith("heads")]
+    for path, field in {(path.rpartition(".")[0], way.replace(" ", "_")) for path, way in by_heads}:
         attention = module.get_submodule(path)
-        attention.heads //= group.size
+        setattr(attention, field, max(getattr(attention, field) // group.size, 1))
     for path, dropout in module.named_modules():
         inside = path.endswith("dropout_probabilities")
         if group.size > 1 and (inside or sequence) and hasattr(dropout, "path"):
@@ -63,22 +70,26 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None, sequence: boo
     return module
 
 
-def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool) -> nn.Module:
+def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool,
+             kv_heads: int) -> nn.Module:
     """A sliced layer of the whole one's sizes, without values."""
+    kind = RowParallelLinear if way.endswith("row") else ColumnParallelLinear
+    if way == "kv heads" and kv_heads < group.size:
+        kind = partial(SharedHeadsLinear, kv_heads)
     with torch.device("meta"):
         if isinstance(whole, nn.Embedding):
-            own = VocabParallelEmbedding(whole.num_embeddings, whole.embedding_dim, group, name=path)
-        elif way.endswith("row"):
-            own = RowParallelLinear(whole.in_features, whole.out_features, group, whole.bias is not None, name=path)
+            own = VocabParallelEmbedding(*whole.weight.shape, group, name=path)
         else:
-            own = ColumnParallelLinear(whole.in_features, whole.out_features, group, whole.bias is not None, name=path)
-    if way == "heads":
+            own = kind(whole.in_features, whole.out_features, group, whole.bias is not None,
+                       name=path)
+    if way.endswith("heads") and kind is ColumnParallelLinear:
         for parameter in own.parameters():
-            parameter.cut = Cut(0, whole.out_features // whole.in_features)
+            blocks = 2 if way == "kv heads" else whole.out_features // whole.in_features
+            parameter.cut = Cut(0, blocks)
     if sequence and own.leave:
         own.leave = scatter_sum
     elif sequence:
-        own.enter = gather_sequence
+        own.enter, own.share = gather_sequence, None
     if way == "split row":
         own.enter = split_to_slices
     elif way == "column gather":
@@ -90,9 +101,20 @@ def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool
 def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> nn.Parameter:
     """This rank's part of a parameter; the same one for the same whole."""
     if whole not in made:
-        own = cut.part(whole, group.rank, group.size) if cut else whole
-        made[whole] = cut_parameter(nn.Parameter(own, whole.requires_grad) if cut else whole, cut)
+        own = whole
+        if cut:
+            own = nn.Parameter(cut.part(whole, group.rank, group.size), whole.requires_grad)
+        made[whole] = cut_parameter(own, cut)
     return made[whole]
+
+
+def count_once(module: nn.Module, group=None) -> None:
+    """Let a norm over all ranks count the duplicates of rank 0 alone: see clip.py. Of half weights,
+    their masters."""
+    masters, first = masters_of([module]), Group.of(group).rank == 0
+    for parameter in module.parameters():
+        if cut_of(parameter) is None:
+            masters.get(parameter, parameter).is_copy = not first
 
 
 def cuts(module: nn.Module) -> dict[str, Cut]:
@@ -101,18 +123,28 @@ def cuts(module: nn.Module) -> dict[str, Cut]:
     return {name: cut for name, parameter in named if (cut := cut_of(parameter))}
 
 
-@torch.no_grad()
 def whole_state_dict(module: nn.Module, group=None) -> dict[str, Tensor]:
-    """The state of the model that was sliced, by its names and in its shapes, on every rank: it loads at any degree."""
-    group, state, cut = Group.of(group), module.state_dict(), cuts(module)
-    for name in cut:
-        parts = [torch.empty_like(state[name]) for _ in range(group.size)]
-        state[name] = cut[name].whole(group.all_gather(state[name].contiguous(), parts, f"whole {name}"))
-    return state
+    """The state of the model that was sliced, by its names and in its shapes, on every rank: it
+    loads at any degree."""
+    cut = cuts(module)
+    return {name: whole_of(own, cut.get(name), group, name)
+            for name, own in module.state_dict().items()}
+
+
+@torch.no_grad()
+def whole_of(own: Tensor, cut: Cut | None, group=None, name: str = "") -> Tensor:
+    """What a rank's part was cut from; every rank calls it. A duplicate is whole."""
+    if cut is None:
+        return own
+    parts = [torch.empty_like(own) for _ in range(Group.of(group).size)]
+    return cut.whole(Group.of(group).all_gather(own.contiguous(), parts, f"whole {name}"))
 
 
 def load_whole_state_dict(module: nn.Module, state: Mapping[str, Tensor], group=None) -> None:
-    """Load a state that was saved whole, at this degree or another. Impossible where it is another model's."""
+    """Load a state that was saved whole, at this degree or another. Impossible where it is another
+    model's."""
     group, cut = Group.of(group), cuts(module)
     guard.refuse_state(module.state_dict(), state, cut, group.size)
-    module.load_state_dict({name: cut[name].part(value, group.rank, group.size) if name in cut else value for name, value in state.items()})
+    module.load_state_dict({
+        name: cut[name].part(value, group.rank, group.size) if name in cut else value
+        for name, value in state.items()})

@@ -2,8 +2,8 @@
 
     Y = gelu(X A) B = sum_r gelu(X A_r) B_r      A is cut by columns, B by rows; rank r has A_r, B_r
 
-    X --f--> X A_0 -> gelu -> (.) B_0 --g--> Y   f copies, and sums the gradients of X in the backward
-     `--f--> X A_1 -> gelu -> (.) B_1 --g--'     g sums, and copies the gradient of Y in the backward
+    X --f--> X A_0 -> gelu -> (.) B_0 --g--> Y   f copies, and sums X's gradients in the backward
+     `--f--> X A_1 -> gelu -> (.) B_1 --g--'     g sums, and copies Y's gradient in the backward
 
 gelu(a) + gelu(b) is not gelu(a + b): so A is cut where each rank has whole sums of X A. The other
 way round, rows then columns, the sums are needed before gelu, and Y must be gathered.
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from ..runtime.group import Group
 from .guards import tensor_parallel as guard
 
-# -- what crosses the ranks: each is the transpose of another ---------------------------------------
+# -- what crosses the ranks: each is the transpose of another -------------------------------------
 #
 #                     forward            backward
 #   copy_to_slices    same               summed        Megatron's f
@@ -89,21 +89,17 @@ def own_part(x: Tensor, group: Group, name: str, dim: int) -> Tensor:
 
 
 def gathered(x: Tensor, group: Group, name: str, dim: int) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] *= group.size
-    whole = x.new_empty(shape)
-    group.all_gather(x, whole.chunk(group.size, dim), name)
-    return whole
+    return torch.cat(group.all_gather(x.contiguous(), name=name).chunk(group.size), dim)
 
 
-# -- layers -----------------------------------------------------------------------------------------
+# -- layers ---------------------------------------------------------------------------------------
 
 
 class ColumnParallelLinear(nn.Module):
     """x -> f(x) W_r^T + b_r: this rank's part of the outputs.
 
-    x has all `in_features` and is the same on all ranks. `.weight` is (out_features / t, in_features),
-    since torch keeps W transposed. The values are drawn as `drawn` tells, from `seed`.
+    x has all `in_features` and is the same on all ranks. `.weight` is (out_features / t,
+    in_features), since torch keeps W transposed. `drawn` draws the values from `seed`.
     `enter` and `leave` are what x and the result go through: gather_slices makes the result whole.
     """
 
@@ -117,8 +113,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = drawn((out_features,), Cut(0), self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x, self.group, self.name) if self.enter else x
-        y = F.linear(x, self.weight, self.bias)
+        y = F.linear(entered(self, x), self.weight, self.bias)
         return self.leave(y, self.group, self.name) if self.leave else y
 
 
@@ -140,10 +135,43 @@ class RowParallelLinear(nn.Module):
         self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x, self.group, self.name) if self.enter else x
+        x = entered(self, x)
         guard.refuse_width(self, x)
         y = self.leave(F.linear(x, self.weight), self.group, self.name)
         return y if self.bias is None else y + self.bias
+
+
+class SharedHeadsLinear(nn.Module):
+    """x -> keys and values of the head that this rank shares with others; `heads` are fewer than t.
+
+    The parameters are whole on each rank, 2 `heads` blocks of rows. f sums their gradients over the
+    ranks, unless `share` is None and sum_duplicates does.
+    """
+
+    def __init__(self, heads: int, in_features: int, out_features: int, group=None,
+                 bias: bool = True, *, seed: int | None = None, name: str = "shared heads"):
+        super().__init__()
+        self.group, self.name, self.heads = Group.of(group), name, heads
+        self.enter, self.leave, self.share = copy_to_slices, None, copy_to_slices
+        fill, seed = uniform(in_features), common(seed, self.group)
+        self.weight = drawn((out_features, in_features), None, self.group, fill, seed, "weight")
+        self.bias = drawn((out_features,), None, self.group, fill, seed, "bias") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.own("bias")
+        return F.linear(entered(self, x), self.own("weight"), bias)
+
+    def own(self, field: str) -> Tensor:
+        """The rows of this rank's head."""
+        whole, head = getattr(self, field), self.group.rank * self.heads // self.group.size
+        whole = self.share(whole, self.group, f"{self.name}.{field}") if self.share else whole
+        return Cut(0, 2).part(whole, head, self.heads)
+
+
+def entered(layer: nn.Module, x: Tensor) -> Tensor:
+    """x through `enter`; cast before to the format of half weights: half the bytes travel."""
+    x = x.to(layer.weight.dtype) if layer.weight.itemsize == 2 else x
+    return layer.enter(x, layer.group, layer.name) if layer.enter else x
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -159,7 +187,7 @@ class VocabParallelEmbedding(nn.Module):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         guard.refuse_uneven(f"{name}: num_embeddings", num_embeddings, self.group.size)
         shape, seed = (num_embeddings, embedding_dim), common(seed, self.group)
-        self.weight = drawn(shape, Cut(0), self.group, torch.Tensor.normal_, seed, "weight")
+        self.weight = drawn(shape, Cut(0), self.group, nn.init.normal_, seed, "weight")
 
     def forward(self, ids: Tensor) -> Tensor:
         guard.refuse_outside(self.name, ids, self.num_embeddings)
@@ -169,13 +197,13 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def own_ids(ids: Tensor, rows: int, group: Group) -> tuple[Tensor, Tensor]:
-    """(places in this rank's rows, any place where the id is another rank's; whether it is ours)."""
+    """(places in this rank's rows, any where the id is another rank's; whether it is ours)."""
     own = ids - group.rank * rows
     mine = (own >= 0) & (own < rows)
     return own.clamp_(0, rows - 1), mine
 
 
-# -- the loss ---------------------------------------------------------------------------------------
+# -- the loss -------------------------------------------------------------------------------------
 
 
 def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group=None,
@@ -219,12 +247,13 @@ class _CrossEntropy(torch.autograd.Function):
             loss_N = loss_N - found
         kept_N = targets_N != ignore_index
         ctx.save_for_backward(p_NV, at_N, mine_N & kept_N, kept_N)
-        ctx.smoothing, ctx.columns, ctx.dtype = smoothing, group.size * z_NV.shape[-1], logits_NV.dtype
+        ctx.smoothing, ctx.dtype = smoothing, logits_NV.dtype
+        ctx.columns = group.size * z_NV.shape[-1]
         return loss_N.masked_fill_(~kept_N, 0).sum() / kept_N.sum()
 
     @staticmethod
     def backward(ctx, dloss):
-        """softmax - (1 - smoothing) [v is the target] - smoothing / V, over the number of targets."""
+        """softmax - (1 - smoothing) [v is the target] - smoothing / V, over the targets' number."""
         p_NV, at_N, mine_N, kept_N = ctx.saved_tensors
         share_N = dloss * kept_N / kept_N.sum()
         dz_NV = p_NV * share_N.unsqueeze(-1)
@@ -235,7 +264,7 @@ class _CrossEntropy(torch.autograd.Function):
         return dz_NV.to(ctx.dtype), None, None, None, None
 
 
-# -- parts of a parameter, and their first values ---------------------------------------------------
+# -- parts of a parameter, and their first values -------------------------------------------------
 
 ROWS = 64  # of a block that one generator draws
 
@@ -293,7 +322,7 @@ def drawn(shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable,
 
 def uniform(in_features: int) -> Callable:
     """nn.Linear's: between -1 / sqrt(in_features) and that."""
-    return partial(torch.Tensor.uniform_, **dict(zip(("a", "b"), (-in_features**-0.5, in_features**-0.5))))
+    return partial(nn.init.uniform_, a=-in_features**-0.5, b=in_features**-0.5)
 
 
 def common(seed: int | None, group: Group) -> int:

@@ -8,12 +8,12 @@ from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.runtime import launch
 
 from .ingredients import refusal, shown, tolerance, training
-from .training import all_trained, alone, ranks_of
+from .training import all_trained, alone, mesh_of
 
 
 def trained(directory) -> dict[tuple[str, ...], dict[str, np.ndarray]]:
     """pair -> what its training on ranks gave; one launch for each number of ranks."""
-    results, sizes = {}, {pair: ranks_of(training(pair)) for pair in shown()}
+    results, sizes = {}, {pair: mesh_of(training(pair)).size for pair in shown()}
     for ranks in sorted(set(sizes.values())):
         own = [pair for pair, size in sizes.items() if size == ranks]
         run = launch(partial(all_trained, trainings=list(map(training, own))), ranks, directory=directory / f"{ranks} ranks")
@@ -33,11 +33,11 @@ def differences(results) -> list[str]:
     for pair, result in results.items():
         what, chosen = " with ".join(pair), training(pair)
         if sentence := refusal(pair):
-            if any(str(found) != sentence for found in result.values()) or len(result) != ranks_of(chosen):
+            if any(str(found) != sentence for found in result.values()) or len(result) != mesh_of(chosen).size:
                 wrong.append(f"{what}: must be refused by {sentence!r}, and gave {result}")
             continue
         matters = {kind: name for kind, name in chosen.items()
-                   if kind != "recompute" and (kind != "pipeline" or name == "pipedream"
+                   if kind not in ("recompute", "slices") and (kind != "pipeline" or name == "pipedream"
                                                or "frozen" in chosen)}  # its first stage is
         key = tuple(sorted(matters.items()))
         if key not in references:

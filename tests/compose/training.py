@@ -1,4 +1,4 @@
-"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks; `replicated`, by a Recipe."""
+"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks; `by_recipe`, on replicas and slices."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bigtrain_lab.core import Impossible, Mesh
-from bigtrain_lab.models import GPTConfig, GPTStage, split, tied_weights
+from bigtrain_lab.models import GPTConfig, GPTStage, gpt_slices, split, tied_weights
 from bigtrain_lab.recipe import Recipe, train
 from bigtrain_lab.runtime import Group
 from bigtrain_lab.runtime.rank import Rank
@@ -21,6 +21,7 @@ from bigtrain_lab.techniques.checkpoint import checkpoint_sequential
 from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.pipeline import Pipeline
+from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 
 RANKS, MICRO_BATCHES, ROWS = 2, 4, 2
 IGNORED = -100  # a target that cross_entropy leaves out
@@ -51,7 +52,7 @@ class Setting:
         self.chosen = chosen
         self.schedule = Schedule.named(chosen["pipeline"])(RANKS, MICRO_BATCHES)
         self.level = LEVELS.get(chosen.get("precision"))
-        self.config = GPTConfig(layers=4, width=16, heads=2, sequence=6, vocabulary=11,
+        self.config = GPTConfig(layers=4, width=16, heads=2, sequence=6, vocabulary=12,
                                 tied="weights" in chosen,
                                 dtype=torch.float32 if self.level else torch.float64)
         self.slices = split(self.config, self.schedule.stages)
@@ -116,9 +117,11 @@ def named(name: str) -> str:
     return "layers." + name.partition("layers.")[2]
 
 
-def found(setting: Setting, model, mp, losses, fired) -> dict[str, np.ndarray]:
+def found(setting: Setting, model, mp, losses, fired, whole=None) -> dict[str, np.ndarray]:
+    """`whole`: the weights of a model that is sliced."""
     masters = {} if mp is None else mp.masters
-    weights = {named(name): masters.get(p, p).detach() for name, p in model.named_parameters()}
+    named_weights = model.named_parameters() if whole is None else whole.items()
+    weights = {named(name): masters.get(p, p).detach() for name, p in named_weights}
     weights = {name: (p.float() if mp else p.clone()).numpy() for name, p in weights.items()}
     if setting.config.tied and isinstance(model, GPTStage):  # it has one where the stages have two
         embedding, output = tied_weights(setting.config, 2)["embedding"].values()
@@ -234,10 +237,11 @@ def piped(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]
     return train_late if schedule.asynchronous else train
 
 
-def replicated(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]]:
-    """The same by a Recipe, on two replicas of two stages each."""
+def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]]:
+    """The same by a Recipe: replicas, of two stages each, whose layers may be sliced."""
     setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
-    rank = Rank(rank.index, Mesh(dp=2, pp=RANKS), rank.device)  # its groups are its own
+    mesh = mesh_of(chosen)
+    replicas, rank = dict(mesh.axes)["dp"], Rank(rank.index, mesh, rank.device)  # its groups are its own
     calls = [call for window in setting.windows for call in window]
 
     def model(stage):
@@ -253,34 +257,40 @@ def replicated(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.nda
     def weights(window):
         return token_weighted([int((sample.targets != IGNORED).sum()) for sample in window])
 
+    def sliced_loss(shard, targets, group):
+        mean = vocab_parallel_cross_entropy(shard, targets, group, IGNORED)
+        return mean * (targets != IGNORED).sum() if accumulates else mean
+
     recipe = Recipe(
         model=model, data=data, loss=setting.loss_fn, optimizer=setting.optimizer,
-        schedule=replace(setting.schedule, micro_batches=MICRO_BATCHES // 2 * (1 + accumulates)),
+        schedule=replace(setting.schedule, micro_batches=MICRO_BATCHES // replicas * (1 + accumulates)),
         steps=len(setting.windows), samples=MICRO_BATCHES * len(calls) if accumulates else None,
-        weights=weights if accumulates else None, replicas=2, bucket_bytes=1000,
-        precision=setting.level, scaler=setting.scaler(rank.group("pp")),
+        weights=weights if accumulates else None, replicas=replicas, bucket_bytes=1000,
+        slices=dict(mesh.axes)["tp"], slicing=gpt_slices(setting.config), sliced_loss=sliced_loss,
+        precision=setting.level, scaler=setting.scaler(rank.group(("pp", "tp"))),
         clip=CLIP if "clipping" in chosen else None,
         tied=tied_weights(setting.config, setting.schedule.stages))
 
     def run():
         trained = train(recipe, rank)
         own = torch.tensor(trained.losses, dtype=torch.float64)
-        losses = rank.group("dp").all_gather(own).view(2, -1).T.reshape(-1, MICRO_BATCHES)
+        losses = rank.group("dp").all_gather(own).view(replicas, -1).T.reshape(-1, MICRO_BATCHES)
         shares = torch.full_like(losses, 1 / MICRO_BATCHES)
         if accumulates and len(own):
             shares = torch.tensor([each for window in setting.windows
                                    for each in setting.weights(window)], dtype=shares.dtype).view_as(shares)
+        whole = {name: weight for stage in trained.weights.values() for name, weight in stage.items()}
         rank.finish()
         stages = torch.nn.ModuleList(trained.stages.values())
-        both = Counter({name: 2 * count for name, count in fired.items()})  # each replica has half
+        both = Counter({name: replicas * count for name, count in fired.items()})  # each replica has its share
         return found(setting, stages, setting.level and trained.precision,
-                     (losses * shares).sum(1).tolist() if len(own) else [], both)
+                     (losses * shares).sum(1).tolist() if len(own) else [], both, whole)
 
     return run
 
 
-def ranks_of(chosen: Mapping[str, str]) -> int:
-    return RANKS * (1 + ("replicas" in chosen))
+def mesh_of(chosen: Mapping[str, str]) -> Mesh:
+    return Mesh(dp=1 + ("replicas" in chosen), pp=RANKS, tp=1 + ("slices" in chosen))
 
 
 def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
@@ -288,10 +298,11 @@ def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarra
     results = {}
     for number, chosen in enumerate(trainings):
         try:
-            train = (replicated if "replicas" in chosen else piped)(chosen, rank)
+            train = (piped if mesh_of(chosen).size == RANKS else by_recipe)(chosen, rank)
+            own = train()
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue
-        results |= {f"{number} {name}": array for name, array in train().items()
+        results |= {f"{number} {name}": array for name, array in own.items()
                     if name != "scale" or rank.index == 0}
     return results

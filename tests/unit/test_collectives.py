@@ -51,6 +51,7 @@ FORMS = {
     "halving-doubling": (halving_rounds, halving_bytes, None),
     "broadcast": (lambda n: ceil(log2(n)), lambda n, r: tree_bytes(n, r, False), lambda n, r: r > 0),
     "tree": (lambda n: 2 * ceil(log2(n)), lambda n, r: tree_bytes(n, r, True), None),
+    "push-pull": (lambda n: 2 * (n > 1), lambda n, r: 2 * (n - 1) / n, None),
     "star": (lambda n: 2 * (n > 1), lambda n, r: n - 1 if r == 0 else 1, None),
 }
 
@@ -88,6 +89,7 @@ def test_times_are_those_of_the_papers():
     for n in (4, 64):
         assert seconds("ring", n, 93_250_000) == pytest.approx(2 * (n - 1) * alpha + 2 * (n - 1) / n * size / rate, rel=1e-6)
         assert seconds("star", n + 1, 93_250_000) == pytest.approx(2 * alpha + 2 * n * size / rate, rel=1e-9)  # n workers
+        assert seconds("push-pull", n, 93_250_000) == pytest.approx(2 * alpha + 2 * (n - 1) / n * size / rate, rel=1e-6)
     assert seconds("ring", 64, 1024) == pytest.approx(0.63e-3, rel=2e-3)
     assert seconds("halving-doubling", 64, 1024) == pytest.approx(12 * alpha + 2 * 63 / 64 * 4096 / rate, rel=1e-5)  # each message is rounded up to 1 ps
     for n in (4, 5, 8):  # both directions at once: each port as busy as a ring's, half the latency

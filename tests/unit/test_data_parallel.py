@@ -1,8 +1,9 @@
 """Data parallel ranks learn what one process learns from all samples; their buckets leave while the backward goes on."""
 
 import copy
+import threading
 from contextlib import nullcontext
-from itertools import chain
+from functools import partial
 
 import pytest
 import torch
@@ -10,16 +11,17 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh
-from bigtrain_lab.pipelined_ring import pipelined_ring
 from bigtrain_lab.plan import Compute, Launch, Plan, Together, Wait
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
-from bigtrain_lab.techniques.data_parallel import DistributedDataParallel, backend_all_reduce, buckets_of
+from bigtrain_lab.techniques.bucket_plan import messages
+from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
+from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull, backend_all_reduce, buckets_of
 
 from .test_group import lanes_of
 
@@ -72,7 +74,11 @@ def equal(gradients, expected):
 OPTIONS = {
     "alone": (1, {}, {"cost": {"B": 3, "U": 1}}),
     "plain, kept gradients": (2, {"all_reduce": ring_all_reduce}, {"record": False}),
-    "ring, split": (4, {"all_reduce": ring_all_reduce, "split": True}, {"cost": {"B": 3, "U": 1}}),
+    "ring, split": (4, {"all_reduce": ring_all_reduce, "strategy": Buckets(split=True)}, {"cost": {"B": 3, "U": 1}}),
+    "fused cycle": (2, {"strategy": FusedCycle(every_ticks=700), "bucket_bytes": 400}, {"cost": {"B": 3, "U": 1}}),
+    "push-pull": (4, {"strategy": PushPull()}, {"cost": {"B": 3, "U": 1}}),
+    "push-pull, no clock": (2, {"strategy": PushPull()}, {"record": False}),
+    "fused cycle, no clock": (2, {"strategy": FusedCycle(), "overlap": False}, {"record": False}),
     "backend, one bucket": (2, {"bucket_bytes": 2**20, "backwards": 2}, {"cost": {"B": 3, "U": 1}}),
     "accumulated, at the end": (2, {"all_reduce": backend_all_reduce, "overlap": False}, {"clock": False}),
 }
@@ -117,31 +123,35 @@ def test_ranks_learn_what_one_process_learns(case, tmp_path):
     if "cost" not in mode:
         return
     learnt = [p for p in trained.parameters() if p.requires_grad][::-1]
-    buckets = buckets_of(learnt, options["bucket_bytes"], options.get("split", False))
+    strategy, most_bytes = options.get("strategy", Buckets()), options["bucket_bytes"]
+    buckets = strategy.pieces(learnt, most_bytes, timed=True)
     state, everyone = sum(t.nbytes for t in (*trained.parameters(), *trained.buffers())), tuple(range(ranks))
     lanes = {}
     for rank in range(ranks):
         lanes[rank, "compute"], lanes[rank, "comm:dp"] = [Together("parameters and buffers", "broadcast", state, everyone)], []
         for step in range(STEPS):
             work = [Compute((Action("B", 0, pieces * step + piece),)) for piece in range(pieces)]
-            lanes[rank, "compute"] += [*work, Launch(f"B{step}"), Wait(f"mean {step}"), Compute((Action("U", 0, step),))]
-            lanes[rank, "comm:dp"].append(Wait(f"B{step}"))
-            for number, bucket in enumerate(buckets):
-                name, elements = f"bucket {number} of batch {step}", bucket.stop - bucket.start
-                ring = [part.op for part in chain(*pipelined_ring(rank, ranks, elements, 8, name))] if ranks > 1 else []
-                lanes[rank, "comm:dp"] += ring if "all_reduce" in options else [Together(name, "all_reduce", 8 * elements, everyone)]
-            lanes[rank, "comm:dp"].append(Launch(f"mean {step}"))
+            ready = [Launch(f"bucket {number} of batch {step}") for number in range(len(buckets))]
+            lanes[rank, "compute"] += [*work, *ready, Wait(f"mean {step}"), Compute((Action("U", 0, step),))]
+            send = partial(messages, buckets, step, rank, everyone, options.get("all_reduce", strategy.all_reduce))
+            lanes[rank, "comm:dp"] += [*strategy.program(step, buckets, most_bytes, True, everyone, send), Launch(f"mean {step}")]
     plan = Plan({key: tuple(ops) for key, ops in lanes.items()}, ranks)
     assert lanes_of(run.trace("modelled")) == lanes_of(simulate(plan, cost["cost"]))
-    assert len(buckets) == {"alone": 2, "ring, split": 4, "backend, one bucket": 1}[case]
+    assert len(buckets) == {"alone": 2, "ring, split": 4, "backend, one bucket": 1, "fused cycle": 3, "push-pull": 4}[case]
 
 
 def test_a_bucket_is_reduced_before_the_backward_ends(tmp_path):
     """Surely, on any machine: the last gradient of the backward waits for it. Seen in the trace."""
     def program(rank):
-        model = DistributedDataParallel(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), rank.group("dp"), 1, all_reduce=ring_all_reduce)
+        reduced = threading.Event()
+
+        def all_reduce(*call):
+            ring_all_reduce(*call)
+            reduced.set()
+
+        model = DistributedDataParallel(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), rank.group("dp"), 1, all_reduce=all_reduce)
         x = model.module[0](torch.ones(2, 4))
-        x.register_hook(lambda gradient: model.launched[0].wait() and None)
+        x.register_hook(lambda gradient: reduced.wait() and None)
         with rank.span((Action("B", 0, 0),)):
             model.module[2](model.module[1](x)).sum().backward()
         model.finish_gradient_synchronization()
@@ -209,9 +219,9 @@ def test_modules_that_differ_are_told_to_every_rank(mode, tmp_path):
         "parameter 1.weight, float32 of shape (2, 3)": lambda odd: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2 + odd)),
         "parameter bias, float32 of shape (3,)": lambda odd: nn.Linear(3, 3, bias=not odd),
         "parameter weight, float32 of shape (3, 3)": lambda odd: nn.Linear(3, 3).requires_grad_(not odd) if not odd else frozen(nn.Linear(3, 3)),
-        "buckets of 1024 bytes": lambda odd: nn.Linear(2, 2),
+        "buckets of 1024 bytes by Buckets(split=False)": lambda odd: nn.Linear(2, 2),
     }
-    others = ["parameter 1.weight, float32 of shape (3, 3)", "nothing more", "parameter weight, float32 of shape (3, 3), frozen", "buckets of 1025 bytes"]
+    others = ["parameter 1.weight, float32 of shape (3, 3)", "nothing more", "parameter weight, float32 of shape (3, 3), frozen", "buckets of 1025 bytes by Buckets(split=False)"]
 
     def frozen(layer):
         layer.weight.requires_grad_(False)

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from bigtrain_lab import figures
-from bigtrain_lab.checks import run_differs
+from bigtrain_lab.checks import clocks_differ, run_differs
 from bigtrain_lab.core import Impossible, Memory
-from bigtrain_lab.experiments.data_parallel import DataParallel
+from bigtrain_lab.experiments.data_parallel import DataParallel, travels
 from bigtrain_lab.plan import Together
 from bigtrain_lab.rates import exposed
-from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime import RankFailed, launch
+from bigtrain_lab.runtime.execute import execute
+from bigtrain_lab.simulate import simulate
 
 SMALL = dict(layers=2, width=16, vocabulary=256, sequence=8, dtype="float64", steps=2)
 
@@ -61,6 +63,60 @@ def test_replicas_of_a_pipeline_run_as_predicted_and_as_one_process(tmp_path):
     assert run_differs(asked, run) == [] and run.replicas == []
     assert asked.predict().where(Memory).events == modelled.where(Memory).events
     assert "exposed" in figures.figure("overlap", modelled).layout.title.text
+
+
+@pytest.mark.parametrize("strategy, replicas, further", [("fused-cycle", 4, {"cycle_ms": 0.1, "bucket_mb": 0.02}), ("push-pull", 3, {"bucket_mb": 0.01}),
+                                                         ("fused-cycle", 2, {"cycle_ms": 0.05, "fault": "straggler", "ring": True})])
+def test_other_strategies_run_as_predicted_send_as_many_bytes_and_learn_the_same(strategy, replicas, further, tmp_path):
+    asked = DataParallel(replicas=replicas, strategy=strategy, **SMALL | further)
+    run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
+    modelled = run.wait()
+    assert run_differs(asked, run) == [] and run.replicas == []
+    gradients = asked.steps * sum(p.nbytes for each in asked.stages.values() for p in each.parameters())
+    share = 2 * (replicas - 1) / replicas
+    for rank in range(replicas):
+        lane = [t for t in modelled.transfers(rank) if t.lane == "comm:dp"]
+        cycles = [t for t in lane if t.name.startswith("cycle")]
+        assert sum(t.bytes for t in cycles) == len(cycles) * round(8 * share)
+        assert sum(t.bytes for t in lane if t not in cycles) == pytest.approx(share * gradients, rel=0.01 / replicas)  # chunks are whole elements
+        assert len(cycles) >= 2 * asked.steps
+        largest = max(p.nbytes for each in asked.stages.values() for p in each.parameters())
+        assert max(t.bytes for t in lane) <= share * max(asked.bucket_bytes, largest) + 1 and len({t.name for t in lane}) > 3 * asked.steps
+        (last,) = [s for s in modelled.spans(rank) if s.name == "0B0"]
+        assert min(t.start for t in lane if t.name.startswith("bucket")) < last.end
+
+
+@pytest.mark.parametrize("cycle_ms", [0.05, 0.3, 5])
+def test_a_cycle_takes_what_is_ready_on_all_ranks(cycle_ms):
+    """And no more: by the times of the backward, with a straggler among the ranks. All bytes leave in the order of the layers."""
+    asked = DataParallel(strategy="fused-cycle", cycle_ms=cycle_ms, bucket_mb=100, fault="straggler", steps=1)
+    trace, ticks = asked.predict(), round(cycle_ms * 1e9)
+    done = {layer: max(s.end for s in trace.spans() if s.name == f"{layer}B0") for layer in range(asked.config.pieces)}
+    sizes = {layer: sum(p.nbytes for p in module.parameters()) for layer, module in asked.stages.items()}
+    lane = [s for s in trace.spans(1) if s.lane == "comm:dp"]  # of the straggler: a request, a message, and so on
+    free, left = 0, sorted(sizes, reverse=True)
+    for request, message in zip(lane[::2], lane[1::2], strict=True):
+        at = -(-max(free, done[left[0]]) // ticks) * ticks
+        ready = [layer for layer in left if done[layer] <= at]
+        (sent,) = {t.bytes for t in trace.transfers(1) if t.name == message.name}
+        assert (request.name[:5], request.start, message.start) == ("cycle", at, request.end)
+        assert sent == pytest.approx(4 / 3 * sum(sizes[layer] for layer in ready), rel=1e-4)
+        free, left = message.end, left[len(ready):]
+    assert left == [] and len(lane) == 2 * {0.05: 8, 0.3: 7, 5: 1}[cycle_ms]
+
+
+def test_a_plan_with_cycles_runs_without_a_technique(tmp_path):
+    asked = DataParallel(replicas=2, strategy="fused-cycle", cycle_ms=0.1, **SMALL | {"steps": 1})
+    plan, cost = asked.lowered, asked.cost(memory=False)
+    run = launch(lambda rank: execute(plan, rank), 2, cost=cost, directory=tmp_path / "run")
+    assert clocks_differ(simulate(plan, cost), run.wait()) == []
+
+
+def test_push_pull_lets_the_front_layers_go_first():
+    """All is ready at once: the pieces go from the first layer to the last. Beside the backward none waits for one that is not ready."""
+    for overlap in (False, True):
+        order = [int(name.split()[1]) for name in travels(DataParallel(strategy="push-pull", overlap=overlap, link_gb_s=0.5, steps=1).predict(), 0)]
+        assert (order == sorted(order, reverse=True)) != overlap and order[1:] == sorted(order[1:], reverse=True)
 
 
 def test_a_backward_in_halves_is_priced_on_hardware_too():

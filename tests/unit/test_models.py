@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models import (GPT, Dropout, GPTConfig, GPTStage, MLPStage, Noise, cross_entropy, layered_mlp, tied_weights,
+from bigtrain_lab.models import (GPT, Dropout, GPTConfig, GPTStage, MLPStage, Noise, cross_entropy, layered_mlp, theory, tied_weights,
                                  split)
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
@@ -59,6 +59,18 @@ def test_attention_equals_torchs_own():
     q, k, v = attention.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert close(attention(x), attention.out(expected.transpose(1, 2).flatten(2)))
+
+
+def test_heads_that_share_keys_and_values_equal_torchs_own():
+    config = GPTConfig(layers=1, width=24, heads=6, kv_heads=2, sequence=7, vocabulary=11, dtype=torch.float64)
+    attention = GPTStage(config, 1, 2).layers["1"].attention
+    x = torch.randn(2, 7, 24, dtype=config.dtype, generator=torch.Generator().manual_seed(0))
+    q, (k, v) = attention.q(x).unflatten(-1, (6, 4)).transpose(1, 2), attention.kv(x).unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    assert close(attention(x), attention.out(expected.transpose(1, 2).flatten(2)))
+    assert sum(p.numel() for p in GPT(config).parameters()) == theory.gpt_weights(config)
+    with pytest.raises(Impossible, match="6 heads cannot share 4 heads of keys and values equally: take 3 or 6"):
+        replace(config, kv_heads=4)
 
 
 def test_the_mlp_is_gpt_2s():

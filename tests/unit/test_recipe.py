@@ -18,6 +18,7 @@ from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.bucket_plan import with_buckets
+from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull
 
 from .test_group import lanes_of
 
@@ -74,12 +75,14 @@ def test_replicas_are_plain_training(changes, tmp_path):
     assert run.replicas == [] and differ(run.result, recipe.reference()) == []
 
 
-@pytest.mark.parametrize("schedule, further", [("1f1b", {"ring": True}), ("zb-h1", {"split": True}), ("1f1b", {"overlap": False})])
+@pytest.mark.parametrize("schedule, further", [
+    ("1f1b", {"all_reduce": ring_all_reduce}), ("zb-h1", {"strategy": Buckets(split=True)}), ("1f1b", {"overlap": False}),
+    ("zb-h1", {"strategy": FusedCycle(every_ticks=5000)}), ("1f1b", {"strategy": PushPull()})])
 def test_replicas_of_a_pipeline_are_as_predicted(schedule, further, tmp_path):
     """Event for event, with masters and recompute; replicas are equal to the bit."""
     recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16",
                      recompute="sqrt", schedule=schedule, ranks=2, samples=None, replicas=2, bucket_bytes=150,
-                     data_parallel={"all_reduce": ring_all_reduce} if "ring" in further else further)
+                     data_parallel=further)
     cost = Cost({"F": 3, "B": 4, "I": 3, "W": 2, "U": 1}, dict.fromkeys("FBI", 64), overlap_slowdown="1.25", slowdown={1: 2},
                 links={(a, b): Link(100, 10 + a, 2) for a in range(4) for b in range(4)})
     run = recipe.run(cost=cost, jitter_s=0.001, directory=tmp_path / "run")

@@ -14,7 +14,7 @@ from . import by_ranks
 from . import refuse as refuse_any
 
 
-def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool) -> None:
+def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, strategy) -> None:
     """Also where the ranks' modules or settings differ."""
     parameters = dict(module.named_parameters())
     lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedTensorMixin)]
@@ -27,7 +27,7 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, split: bool
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to average."))
-    lines = [f"buckets of {bucket_bytes} bytes{' that split parameters' * split}",
+    lines = [f"buckets of {bucket_bytes} bytes by {strategy}",
              *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
                for name, p in parameters.items()),
              *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers())]

@@ -15,7 +15,7 @@ def refuse(recipe) -> None:
     for name in ("model", "data", "loss", "optimizer"):
         if not callable(getattr(recipe, name)):
             raise Impossible(f"{name} is {getattr(recipe, name)!r}: give a function (the docstring of Recipe says of what).")
-    for name in ("steps", "micro_batches", "ranks", "replicas", "bucket_bytes", *(["samples"] if recipe.samples is not None else [])):
+    for name in ("steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes", *(["samples"] if recipe.samples is not None else [])):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
             raise Impossible(f"{name} is {value!r}: give a whole number of at least 1.")
@@ -25,6 +25,10 @@ def refuse(recipe) -> None:
         named(recipe.recompute)
     elif not (recipe.recompute is None or isinstance(recipe.recompute, Recompute) or callable(recipe.recompute)):
         raise Impossible(f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function (stage, x, *context) -> output.")
+    if recipe.slices > 1 and not recipe.slicing:
+        raise Impossible(f"slices is {recipe.slices}, and slicing does not say how layers are cut: give a plan such as gpt_slices(config).")
+    if recipe.sequence_parallel and recipe.slices == 1:
+        raise Impossible("sequence_parallel shares the sequence among slices, and slices is 1: take 2 or more, or leave it out.")
     precision, order = MixedPrecision(recipe.precision, recipe.scaler), recipe.order
     if isinstance(recipe.schedule, Schedule):
         for name in ("ranks", "micro_batches"):
@@ -32,7 +36,7 @@ def refuse(recipe) -> None:
                 raise Impossible(f"{name} is {getattr(recipe, name)} and the schedule has {getattr(recipe.schedule, name)}: leave {name} out.")
     if order.asynchronous:
         given = [name for name, value in (("clip", recipe.clip), ("weights", recipe.weights), ("samples", recipe.samples), ("tied", recipe.tied),
-                                          ("replicas", recipe.replicas > 1),
+                                          ("replicas", recipe.replicas > 1), ("slices", recipe.slices > 1),
                                           ("precision", precision.masters or precision.scaler or precision.level.masters)) if value]
         if given:
             raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of a whole window for {given[0]}: leave "

@@ -1,4 +1,5 @@
-"""What cannot be sliced, or would be sliced wrongly: refused in a sentence that says what to change."""
+"""What cannot be sliced, or would be sliced wrongly: refused in a sentence that says what to
+change."""
 
 from torch import Tensor
 
@@ -14,17 +15,19 @@ def refuse_uneven(what: str, size: int, ranks: int) -> None:
 
 def refuse_width(layer, x: Tensor) -> None:
     if x.shape[-1] != layer.weight.shape[1]:
-        raise Impossible(f"{layer.name} got {x.shape[-1]} features and holds the rows of {layer.weight.shape[1]}: give it what a "
-                         "column-parallel layer of the same group leaves sliced, or plan it as 'split row'.")
+        raise Impossible(f"{layer.name} got {x.shape[-1]} features and holds the rows of "
+                         f"{layer.weight.shape[1]}: give it what a column-parallel layer of the "
+                         "same group leaves sliced, or plan it as 'split row'.")
 
 
 def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None) -> None:
-    """An id that no rank has would count as zeros."""
-    if ids.is_meta or not ids.numel():
-        return
+    """An id that no rank has would count as zeros. A dry run looks too: it takes up memory."""
     outside = (ids < 0) | (ids >= size)
-    if outside.any() and (found := ids[outside & (ids != ignored)] if ignored is not None else ids[outside]).numel():
-        raise Impossible(f"{what}: id {int(found[0])} is outside the vocabulary of {size}: take ids from 0 to {size - 1}.")
+    if ignored is not None:
+        outside &= ids != ignored
+    if outside.any():
+        raise Impossible(f"{what}: id {int(ids[outside][0])} is outside the vocabulary of {size}: "
+                         f"take ids from 0 to {size - 1}.")
 
 
 def refuse_smoothing(smoothing: float) -> None:

@@ -1,0 +1,147 @@
+"""Data, pipeline and tensor parallel are one training, and any product of them gives one loss.
+
+A GPT on Mesh(dp, pp, tp): copies of the model share the batch, the ranks of a copy its layers, and
+neighbours each layer. The axis that talks most is the last one, inside a node. All go through the
+one loop of recipe.py, with accumulation, mixed precision and recompute switched on or off.
+Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import product
+from typing import Any, ClassVar, Literal
+
+from ..core import Impossible, Mesh, Scalar, Trace, knob
+from ..core.hardware import Hardware
+from ..core.peak import readings
+from ..data import chosen_text
+from ..models.optimizers import OPTIMIZERS
+from ..rates import axes
+from ..schedule import Schedule
+from ..words import duration, size
+from .experiment import Quantity
+from .layered import Layered
+from .on_hardware import profiles
+from .pipelined import Pipelined
+
+WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "sums inside layers"}
+
+
+class Combined(Layered):
+    name: ClassVar[str] = "combined"
+    question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
+    figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
+
+    replicas: int = knob(2, "dp: copies of the model, each with its share of a batch", low=1, high=8)
+    pipeline: int = knob(2, "pp: ranks that the layers of a copy are spread over", low=1, high=8)
+    slices: int = knob(2, "tp: ranks that share each layer", low=1, high=8)
+    micro_batches: int = knob(8, "micro-batches of a batch, which the replicas share", low=1, high=64)
+    hardware: str = knob("v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles)
+    schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
+    precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
+    recompute: bool = knob(False, "keep the input of each layer, and compute the rest again in the backward", more=True)
+    sequence_parallel: bool = knob(False, "cut norms and the residual along the sequence, where slices duplicate them", more=True)
+    ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
+    steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
+    layers: int = knob(8, "transformer blocks", low=1, high=24, more=True)
+    width: int = knob(64, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    heads: int = knob(8, "attention heads; they divide the width", low=1, high=32, more=True)
+    vocabulary: int = knob(256, "words; the text's bytes are the first 256", low=256, high=32768, logarithmic=True, more=True)
+    sequence: int = knob(32, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
+    optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
+    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    text: str = knob("", "path of a text file; empty: Python's own help", more=True)
+    seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        if self.ranks > 8:
+            raise Impossible(f"{self.replicas} x {self.pipeline} x {self.slices} are {self.ranks} ranks, and this lab "
+                             f"launches at most 8: take {' or '.join(nearest(self.mesh))}.")
+        if self.micro_batches % self.replicas:
+            raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
+                             f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
+        self.recipe, self.lowered  # noqa: B018  (both raise Impossible)
+        if self.text:
+            chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
+
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        alone = {"schedule"} if settings["pipeline"] == 1 else set()
+        return super().idle_settings(settings) | alone | ({"sequence_parallel"} if settings["slices"] == 1 else set())
+
+    @property
+    def own_micro_batches(self) -> int:
+        return self.micro_batches // self.replicas
+
+    def products(self) -> list["Combined"]:
+        """The same training on as many ranks, by every product of the three axes that it allows."""
+        found, ranks = [], range(1, self.ranks + 1)
+        for dp, pp in product(ranks, ranks):
+            if self.ranks % (dp * pp) == 0:
+                with suppress(Impossible):
+                    found.append(self.replace(replicas=dp, pipeline=pp, slices=self.ranks // (dp * pp)))
+        return found
+
+    @cached_property
+    def profile(self) -> Hardware:
+        hardware = super().profile
+        return hardware if hardware.textbook else replace(hardware, node_size=self.ranks_per_node)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | {"mesh": dict(self.mesh.axes)}
+
+    @property
+    def further(self) -> dict[str, Any]:
+        return {"precision": None if self.precision == "none" else self.precision,
+                "recompute": "keep-none" if self.recompute else None,
+                "sequence_parallel": self.sequence_parallel and self.slices > 1}
+
+    @property
+    def format(self) -> str:
+        return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
+
+    def describe(self) -> str:
+        return (f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline} x {self.slices} ranks; "
+                f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        unit = "slot" if self.profile.textbook else "s"
+        of = {axis: at for at, axis in enumerate(("dp", "pp", "tp"))}
+        return (
+            Quantity("step time", unit, lambda t: t.step_time),
+            *(Quantity(f"{axis}: {WHAT[axis]}, a step", unit, lambda t, at=at: axes(t)[at].time) for axis, at in of.items()),
+            *(Quantity(f"{axis}: bytes sent a rank and step", "B", lambda t, at=at: axes(t)[at].bytes) for axis, at in of.items()),
+            Quantity("peak memory, rank 0", "B", lambda t: max((read.bytes for read in readings(t, 0)), default=0)),
+            Quantity("loss, last batch", "", self.last_loss, exact=False))
+
+    def last_loss(self, trace: Trace) -> float | None:
+        """Of the last batch, of all replicas; slices report the same one."""
+        losses = [e.value for e in trace.where(Scalar, name="loss") if self.mesh.coords(e.rank)["tp"] == 0]
+        losses = losses[-self.micro_batches:]
+        return sum(losses) / len(losses) if losses else None
+
+    def explain(self, trace: Trace) -> list[str]:
+        said = super(Pipelined, self).explain(trace)
+        if trace.settings.get("unfinished"):
+            return said
+        for axis in axes(trace):
+            if dict(self.mesh.axes)[axis.name] > 1:
+                said.append(f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a step of "
+                            f"{duration(trace.step_time, trace.unit)}, and a rank sends {size(round(axis.bytes))}.")
+        return said
+
+
+def nearest(mesh: Mesh) -> Iterator[str]:
+    """Meshes of at most 8 ranks: each axis in turn made smaller until it fits."""
+    sizes = dict(mesh.axes)
+    for axis, ranks in sizes.items():
+        room = 8 * ranks // mesh.size
+        if ranks > 1 and room:
+            yield f"{axis} = {room}"

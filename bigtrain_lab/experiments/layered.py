@@ -1,0 +1,224 @@
+"""What every experiment does whose actions are layers of a GPT, on a mesh of ranks: predict each
+layer by its dry run, and run the recipe.
+
+A layer for an action lets other lanes begin inside a stage: a gradient travels when its layer's
+backward ends.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import torch
+
+from ..core import Cost, Mesh, Trace
+from ..data import chosen_text
+from ..dry_run import META, Slices
+from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
+from ..models.optimizers import OPTIMIZERS
+from ..plan import SLICES, Plan, Together, with_calls
+from ..recipe import Recipe
+from ..rehearsal import HALVES, WHOLE, Part, Rehearsal
+from ..runtime.devices import built
+from ..schedule import Action, Schedule, Written
+from ..simulate import simulate
+from ..techniques import one_process
+from ..techniques.bucket_plan import with_buckets
+from ..techniques.sliced_model import cut_of, sliced
+from .on_hardware import OnHardware
+from .pipeline import slice_run, training
+from .pipelined import Pipelined
+
+
+LAYER = re.compile(r"^layers\.\d+\.")
+
+
+class Layered(OnHardware, Pipelined):
+    """Needs the fields `replicas`, `pipeline`, `slices` (ranks along each axis), `schedule`,
+    `micro_batches`, `steps`, the model's sizes, `rows`, `optimizer`, `learning_rate`, `dtype`,
+    `text` and `seed`."""
+
+    further: ClassVar[Mapping[str, Any]] = {}  # settings of a Recipe that change what a layer does
+
+    @property
+    def ranks(self) -> int:
+        return self.mesh.size
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(dp=self.replicas, pp=self.pipeline, tp=self.slices)
+
+    def place(self, rank: int) -> int:
+        return self.mesh.coords(rank)["pp"]
+
+    @cached_property
+    def config(self) -> GPTConfig:
+        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads,
+                         sequence=self.sequence, vocabulary=self.vocabulary,
+                         dtype=getattr(torch, self.dtype))
+
+    @property
+    def own_micro_batches(self) -> int:
+        """Of a replica."""
+        return self.micro_batches
+
+    @cached_property
+    def order(self) -> Schedule:
+        """Of each replica, layer by layer."""
+        order = Schedule.named(self.schedule)(self.pipeline, self.own_micro_batches)
+        return by_layers(order, [range(*piece) for piece in split(self.config, order.stages)])
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """A stage of the order is one piece of the model."""
+        return [(at, at + 1) for at in range(self.config.pieces)]
+
+    @property
+    def recipe(self) -> Recipe:
+        optimizer = OPTIMIZERS[self.optimizer](self.learning_rate)
+        return training(
+            self.config, len(self.pieces), self.pieces, self.samples, optimizer, self.seed,
+            schedule=self.order, steps=self.steps, replicas=self.replicas, slices=self.slices,
+            bucket_bytes=self.bucket_bytes, data_parallel=self.reducing, **self.further)
+
+    def samples(self, micro_batch: int) -> one_process.Sample:
+        text = chosen_text(self.text)
+        inputs, targets = text.batch(self.seed, 0, micro_batch, self.rows, self.sequence)
+        return one_process.Sample(inputs, targets, (Noise(self.seed, 0, micro_batch),))
+
+    # -- how replicas average their gradients ---------------------------------------------------------
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Gradients that travel in one message."""
+        return Recipe.bucket_bytes
+
+    @property
+    def reducing(self) -> dict[str, Any]:
+        """What is sent together, when, and by which messages: for DistributedDataParallel, and for
+        its plan."""
+        return {}
+
+    # -- theory ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> dict[int, torch.nn.Module]:
+        """What a rank holds of each, on meta."""
+        slicing = self.further.get("slicing", ())
+        return {at: on_meta(self.config, at, self.slices, slicing) for at in range(self.config.pieces)}
+
+    @property
+    def weights(self) -> int:
+        """Parameters of the whole model."""
+        return sum(parameter.numel() for at in range(self.config.pieces)
+                   for parameter in on_meta(self.config, at, 1).parameters())
+
+    @property
+    def lowered(self) -> Plan:
+        plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
+                            slices=self.slices, **self.reducing)
+        if self.slices == 1:
+            return plan
+        duplicates = self.duplicate_bytes if self.recipe.sequence_parallel else {}
+
+        def before_update(rank: int, batch: int) -> list:
+            size = duplicates.get(self.place(rank))
+            name = f"duplicates of batch {batch}"
+            peers = self.mesh.peers(rank, SLICES)
+            return [Together(name, "all_reduce", size, peers)] if size else []
+        return with_calls(plan, self.inside, self.mesh, before_update)
+
+    @property
+    def duplicate_bytes(self) -> dict[int, int]:
+        """The schedule's rank -> bytes of the gradients that its slices have parts of."""
+        found = Counter()
+        for at, stage in self.stages.items():
+            found[self.order.rank_of(at, 0)] += sum(
+                p.nbytes for p in stage.parameters() if cut_of(p) is None and p.requires_grad)
+        return found
+
+    def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
+        return slice_run(self.config, *self.pieces[number], self.rows, self.optimizer, rehearsal,
+                         self.replicas, slices=self.slices, **self.further)
+
+    @property
+    def messages(self) -> dict[str, list[int]]:
+        parts = [self.stage_run(at, WHOLE) for at in range(len(self.pieces))]
+        return {kind: [part.message_bytes(kind.replace("I", "B")) for part in parts]
+                for kind in "FBI"}
+
+    def durations(self) -> dict:
+        """Slots on the textbook profile, where all layers are equal, else seconds."""
+        if self.profile.textbook:
+            return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
+        return {kind: [self.seconds(kind, at) for at in range(len(self.pieces))]
+                for kind in ("FBIWU" if self.halves else "FBU")}
+
+    def seconds(self, kind: str, layer: int) -> float:
+        part = self.stage_run(layer, HALVES if kind in "IW" else WHOLE)
+        return self.time(part.work(kind), part.tensors if kind == "U" else 1)
+
+    def time(self, work, tensors: int = 1) -> float:
+        """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
+        if self.profile.textbook:
+            return work.flops
+        return work.seconds(self.profile, self.format, tensors)
+
+    @property
+    def format(self) -> str:
+        """Of the products."""
+        return self.dtype
+
+    @cached_property
+    def inside(self) -> dict:
+        """The collectives that the slices of each layer call, as a Cost has them."""
+        found = {}
+        for at in range(len(self.pieces)):
+            for kind in "FBIW" if self.halves else "FB":
+                part = self.stage_run(at, HALVES if kind in "IW" else WHOLE)
+                calls = part.usual(kind).calls(self.time)  # of a block in the place of all blocks
+                found[kind, at] = tuple(
+                    call._replace(name=LAYER.sub(f"layers.{at}.", call.name)) for call in calls)
+        return found
+
+    def cost(self, memory: bool = True) -> Cost:
+        priced = super().cost(memory)
+        return replace(priced, inside=self.inside) if self.slices > 1 else priced
+
+    @cached_property
+    def alone_s(self) -> float:
+        """The step of one replica."""
+        one = self.replace(replicas=1, fault="none", **self.faultless)
+        return simulate(one.lowered, one.cost(memory=False)).step_time
+
+    faultless: ClassVar[Mapping[str, str]] = {}  # settings without a mistake
+
+    def speed_up(self, trace: Trace) -> float:
+        return self.replicas * self.alone_s / trace.step_time
+
+
+def by_layers(order: Schedule, layers: list[range]) -> Schedule:
+    """The schedule with each action cut into those of its stage's layers, which are the stages of
+    the result."""
+    def cut(action: Action):
+        own = layers[action.stage]
+        return [action._replace(stage=layer)
+                for layer in (own if action.kind == "F" else reversed(own))]
+
+    if order.asynchronous:  # which a recipe refuses
+        return order
+    orders = (tuple((each,) for step in steps for action in step for each in cut(action))
+              for steps in order.over(1))
+    return Written(order.ranks, order.micro_batches, tuple(orders), order.name)
+
+
+@lru_cache(maxsize=64)
+def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = ()) -> GPTStage:
+    """A piece of the model, or its first slice; blocks are alike."""
+    if 1 < at < config.pieces - 1:
+        return on_meta(config, 1, slices, slicing)
+    stage, plan = built(lambda: GPTStage(config, at, at + 1), META), gpt_slices(config) | dict(slicing)
+    return sliced(stage, plan, Slices(None, slices)) if slices > 1 else stage

@@ -1,0 +1,166 @@
+"""What replicas send together, when, and by which messages: three strategies for one mean.
+
+    buckets       a bucket leaves when it is full, first in first out                  (PyTorch)
+    fused cycle   at each cycle, what is ready on all ranks leaves, fused              (Horovod)
+    push-pull     when the lane is free, the piece leaves that the next forward needs
+                  first; rank k sums the k-th part of it, and all pull it from there   (BytePS)
+
+A strategy cuts the gradients into pieces, numbered as they come: those of the last layer first.
+Its program is a plan's operations, which the simulator and the real lane both carry out. A cycle
+is one request a rank: an all-reduce of how many pieces it has ready by now. So what is sent follows
+from virtual time alone. Gradients that come one after the other lie side by side: fused ones need
+no copies into a buffer. Without a modelled clock there is no virtual time: pieces are then fused by
+size alone, and leave as they come.
+
+Cost: 2 (N-1)/N S bytes a rank, whatever the strategy, and 16 (N-1)/N a cycle. Small messages pay
+the latency often; in a long cycle gradients wait.
+Source: Li et al. 2020, PyTorch Distributed (arXiv:2006.15704), section 3.2; Sergeev and Del Balso
+2018, Horovod (arXiv:1802.05799), Tensor Fusion; Jiang et al. 2020, BytePS (OSDI). BytePS's workers
+need no request, since its servers take what comes first; here nobody receives from any source.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..collectives.push_pull import PushPull as OneServerARank
+from ..plan import Cycle, Wait, lower_collective
+from ..runtime.execute import run
+from ..runtime.group import Group
+from ..runtime.moves import Chunks
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Elements start to stop of the flat tensor of a kind (dtype, device), with gradients
+    `members` in them, which are counted from the last parameter."""
+
+    kind: tuple[torch.dtype, torch.device]
+    start: int
+    stop: int
+    members: list[int]
+    flat: Tensor | None = None
+    missing: int = 0  # members that are not ready
+
+
+def backend_all_reduce(tensor: Tensor, group: Group, op: str, name: str) -> Tensor:
+    """The backend's own all-reduce: a choice for `all_reduce`."""
+    return group.all_reduce(tensor, op, name)
+
+
+@torch.no_grad()
+def push_pull(tensor: Tensor, group=None, op: str = "sum", name: str = "push_pull") -> Tensor:
+    """Replace the tensor on every rank by the sum, or mean, over the ranks, of which each is the
+    server of one part: a choice for `all_reduce`."""
+    group = Group.of(group)
+    collective = OneServerARank(group.size)
+    plan = lower_collective(collective, tensor.numel(), tensor.itemsize, name)
+    work = Chunks(collective, group.rank, tensor)
+    run(plan.lanes[group.rank, "compute"], group, work, {}, {})
+    work.store(tensor)
+    return tensor.div_(group.size) if op == "mean" else tensor
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Of at most so many bytes; a larger parameter has one of its own, or is `split`."""
+
+    split: bool = False
+    every_ticks: ClassVar[int] = 0
+    all_reduce = staticmethod(backend_all_reduce)  # by which messages, where nothing else is asked
+
+    def pieces(self, parameters: Sequence[Tensor], most_bytes: int, timed: bool) -> list[Bucket]:
+        """Of the gradients of these parameters, given in the order in which gradients come, in
+        which the pieces are full. `timed`: there is virtual time."""
+        return buckets_of(parameters, most_bytes, self.split)
+
+    def program(self, batch: int, pieces: Sequence[Bucket], most_bytes: int, timed: bool,
+                ranks: tuple[int, ...], send: Callable[[list[int]], Sequence]) -> list:
+        """What the lane does in a batch. `send`: numbers of pieces that lie side by side -> the
+        operations that average them."""
+        if not (timed and self.every_ticks):
+            return [op for k in range(len(pieces)) for op in (Wait(name([k], batch)), *send([k]))]
+        labels = tuple(name([k], batch) for k in range(len(pieces)))
+
+        def cycles(left: list[int], number: int) -> list:
+            def then(least: int) -> list:
+                leaving = self.leaving([k for k in left if k < least], pieces, most_bytes)
+                gone = {*chain(*leaving)}
+                return [*chain(*map(send, leaving)),
+                        *cycles([k for k in left if k not in gone], number + 1)]
+
+            about = f"cycle {number} of batch {batch}", labels
+            return [Cycle(*about, left[0], self.every_ticks, ranks, then)] if left else []
+
+        return cycles([*range(len(pieces))], 0)
+
+
+@dataclass(frozen=True)
+class FusedCycle(Buckets):
+    """At each multiple of `every_ticks` of the modelled clock, what is ready leaves in messages of
+    at most so many bytes; a larger gradient has one of its own."""
+
+    every_ticks: int = 1
+
+    def pieces(self, parameters, most_bytes, timed):
+        return buckets_of(parameters, 1 if timed else most_bytes, False)
+
+    def leaving(self, ready: list[int], pieces: Sequence[Bucket], most_bytes: int):
+        """What of the ready pieces leaves in this cycle: the pieces of each message."""
+        fused: list[list[int]] = []
+        for k in ready:
+            start, end = (pieces[fused[-1][0]], pieces[fused[-1][-1]]) if fused else (None, None)
+            if (fused and (end.kind, end.stop) == (pieces[k].kind, pieces[k].start)
+                    and (pieces[k].stop - start.start) * end.kind[0].itemsize <= most_bytes):
+                fused[-1].append(k)
+            else:
+                fused.append([k])
+        return fused
+
+
+@dataclass(frozen=True)
+class PushPull(Buckets):
+    """Pieces of so many bytes, cut from gradients; small neighbours share one. Of those that are
+    ready that of the front layer leaves first."""
+
+    split: bool = True
+    every_ticks: ClassVar[int] = 1
+    all_reduce = staticmethod(push_pull)
+
+    def leaving(self, ready, pieces, most_bytes):
+        return [[max(ready)]]
+
+
+def name(numbers: Sequence[int], batch: int) -> str:
+    """Of the message of these pieces."""
+    first, last = numbers[0], numbers[-1]
+    which = f"bucket {first}" if first == last else f"buckets {first} to {last}"
+    return f"{which} of batch {batch}"
+
+
+def buckets_of(parameters: Sequence[Tensor], bucket_bytes: int, split: bool) -> list[Bucket]:
+    """Buckets of the gradients of these parameters, given in the order in which gradients come;
+    in the order in which they fill."""
+    filling: dict[tuple, Bucket] = {}  # kind -> the bucket that has room
+    buckets = []
+    for number, parameter in enumerate(parameters):
+        kind, left = (parameter.dtype, parameter.device), parameter.numel()
+        most = max(bucket_bytes // parameter.itemsize, 1)
+        while True:
+            bucket = filling.get(kind)
+            size = bucket.stop - bucket.start if bucket else 0
+            if bucket is None or size and size + (1 if split else left) > most:
+                start = bucket.stop if bucket else 0
+                filling[kind] = bucket = Bucket(kind, start, start, [])
+                buckets.append(bucket)
+                size = 0
+            taken = min(left, most - size) if split else left
+            bucket.stop += taken
+            bucket.members.append(number)
+            if not (left := left - taken):
+                break
+    return sorted(buckets, key=lambda bucket: bucket.members[-1])

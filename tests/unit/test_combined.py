@@ -1,0 +1,81 @@
+"""All axes at once: every product of data, pipeline and tensor parallel on 8 ranks is one training, as predicted."""
+
+from itertools import product
+
+import pytest
+
+from bigtrain_lab import figures
+from bigtrain_lab.checks import run_differs
+from bigtrain_lab.core import Impossible, Memory, Mesh
+from bigtrain_lab.experiments.combined import Combined
+from bigtrain_lab.rates import axes
+from bigtrain_lab.recipe import Recipe
+
+from .test_group import lanes_of
+
+SMALL = dict(layers=2, micro_batches=2, width=16, heads=8, vocabulary=256, sequence=8, dtype="float64", steps=2)
+PRODUCTS = [sizes for sizes in product((1, 2, 4, 8), repeat=3) if sizes[0] * sizes[1] * sizes[2] == 8]
+
+
+@pytest.mark.parametrize("number, sizes", [*enumerate(PRODUCTS)], ids=["x".join(map(str, sizes)) for sizes in PRODUCTS])
+def test_every_product_of_the_axes_runs_as_predicted_and_as_one_process(number, sizes, tmp_path):
+    """With recompute and sequence parallelism in turn: clock, bytes, memory inside actions, weights and losses of all ranks."""
+    replicas, pipeline, slices = sizes
+    asked = Combined(replicas=replicas, pipeline=pipeline, slices=slices, schedule=("gpipe", "1f1b")[number % 2], recompute=number % 3 == 1,
+                     sequence_parallel=slices > 1 and number % 2 == 0,
+                     **SMALL | {"layers": max(2, pipeline), "micro_batches": max(2, replicas)})
+    run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
+    modelled, predicted = run.wait(), asked.predict()
+    assert run_differs(asked, run) == [] and run.replicas == []
+    assert lanes_of(modelled) == lanes_of(predicted) and predicted.step_time == modelled.step_time
+    assert predicted.where(Memory).events == modelled.where(Memory).events
+    costs = {axis.name: axis for axis in axes(modelled)}
+    assert [name for name, size in asked.mesh.axes if size > 1] == [name for name in ("dp", "pp", "tp") if costs[name].bytes]
+
+
+def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
+    asked = Combined(hardware="a100-nvlink", precision="bf16", recompute=True, **SMALL | {"dtype": "float32"})
+    modelled = asked.run(directory=tmp_path / "run").wait()
+    assert lanes_of(modelled) == lanes_of(asked.predict()) and modelled.where(Memory).events == asked.predict().where(Memory).events
+
+
+def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes():
+    def called(action, **changes):
+        trace = Combined(replicas=1, pipeline=1, slices=4, **SMALL | changes).predict()
+        own = [span for span in trace.spans(0) if span.name.startswith(f"{action}.")]
+        return [span.kind for span in own], sum(t.bytes for t in trace.transfers(0) if t.name.startswith(f"{action}."))
+
+    for action in ("1F0", "1B0"):
+        kinds, sent = called(action)
+        shards, sharded = called(action, sequence_parallel=True)
+        assert kinds == ["all_reduce"] * 2 and sorted(shards) == ["all_gather"] * 2 + ["reduce_scatter"] * 2 and sent == sharded
+    assert called("3F0")[0] == ["all_reduce"] * 3  # the loss
+
+
+@pytest.mark.parametrize("changes, told", [
+    ({"slices": 4}, "2 x 2 x 4 are 16 ranks, and this lab launches at most 8: take dp = 1 or pp = 1 or tp = 2."),
+    ({"replicas": 1, "slices": 4, "heads": 2, "width": 16}, "take 4"),
+    ({"replicas": 4, "pipeline": 1, "slices": 2, "micro_batches": 6}, "6 micro-batches cannot be shared equally by 4 replicas: take 8 micro-batches."),
+    ({"replicas": 1, "pipeline": 8, "slices": 1, "layers": 4}, "8 stages need at least 8 layers")])
+def test_what_does_not_fit_is_one_sentence(changes, told):
+    with pytest.raises(Impossible, match=told.replace("(", r"\(")):
+        Combined(**changes)
+
+
+def test_a_recipe_says_how_its_layers_are_cut():
+    parts = dict.fromkeys(("model", "data", "loss", "optimizer"), lambda *_: None)
+    with pytest.raises(Impossible, match="slices is 2, and slicing does not say how"):
+        Recipe(slices=2, **parts)
+    with pytest.raises(Impossible, match="sequence_parallel shares the sequence among slices, and slices is 1"):
+        Recipe(sequence_parallel=True, **parts)
+    assert Recipe(slices=2, slicing={"up": "column"}, replicas=3, **parts).mesh == Mesh(dp=3, pp=1, tp=2)
+
+
+def test_the_cube_names_each_rank_and_what_each_axis_costs():
+    asked = Combined(**SMALL)
+    drawn = figures.figure("mesh", asked.predict())
+    *lines, ranks = drawn.data
+    assert [line.name[:6] for line in lines] == ["dp = 2", "pp = 2", "tp = 2"] and ranks.text == tuple(map(str, range(8)))
+    assert [len(line.x) for line in lines] == [12] * 3 and ranks.hovertext[5] == "rank 5: dp 1, pp 0, tp 1"
+    with pytest.raises(Impossible, match="tells no mesh"):
+        figures.figure("mesh", asked.replace().simulated())
