@@ -156,6 +156,8 @@ class TensorSlicing(Topic):
          but(DROP, f"{DROP}\n        A.register_hook(lambda g: self.group.all_reduce(g.clone()))")),
         ("not_sliced", "Each rank computes the whole layer: use your own columns of A and rows of B.",
          but(MLP, "        return drop(drop(gelu(x @ A + a), 1 + self.rank) @ B + b, 0)\n")),
+        ("computes_all", "Each rank computes all hidden units and keeps its own: multiply by your own columns only.",
+         but(GELU, "x @ A + a", "drop(hidden,", "drop(self.own(hidden, -1),")),
         ("row_column", "Right numbers, but 4h-wide rows are summed before GELU: cut A by columns, then B by rows.",
          but(MLP, ROW_COLUMN)),
         ("gathers_hidden", "Hidden rows are gathered to their whole width: multiply your part by your rows of B.",
