@@ -1,4 +1,4 @@
-"""Lessons 05 and 06: their exercises can be solved, and the solutions run on real ranks."""
+"""Lessons 05, 06 and 14: their exercises can be solved, and the solutions run on real ranks."""
 
 import pytest
 
@@ -7,7 +7,8 @@ from tests.notebooks.test_notebooks import NOTEBOOKS, read, solved
 
 LESSONS = {
     "05_ring_all_reduce": ("ring-all-reduce", "my_ring", "sums of four ranks: [ 6. 10. 14. 18.], ranks that differ: 0\n"),
-    "06_data_parallel": ("data-parallel", "MyDataParallel", "gradient [1. 1. 1. 1.], ranks that differ: 0\n")}
+    "06_data_parallel": ("data-parallel", "MyDataParallel", "gradient [1. 1. 1. 1.], ranks that differ: 0\n"),
+    "14_all_together": ("all-together", "my_clip", "norm 6.0, ranks that differ: 0\n")}
 
 
 @pytest.mark.slow
