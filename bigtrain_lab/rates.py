@@ -12,6 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from .core import Impossible, Memory, Scalar, Trace, Transfer
+from .core.cost import COLLECTIVES
 
 CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
 
@@ -52,13 +53,14 @@ class Axis(NamedTuple):
 
 
 def axes(trace: Trace) -> list[Axis]:
-    """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp: the collectives inside actions."""
+    """dp: the wait for gradients; pp: all other waits of the compute lane, bubbles among them; tp: the collectives inside actions, and
+    those on the compute lane, of what slices have parts of."""
     ranks, waits, sent = range(trace.ranks), Counter(), Counter()
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin
     for event in trace.where(Transfer):
-        sent[event.lane.removeprefix("comm:").replace("compute", "pp"), event.src] += event.bytes
-    called = [sum(s.end - s.start for s in trace.spans(rank) if s.lane == "comm:tp") for rank in ranks]
+        sent[axis_of(event), event.src] += event.bytes
+    called = [sum(s.end - s.start for s in trace.spans(rank) if s.kind in COLLECTIVES and axis_of(s) == "tp") for rank in ranks]
     idle = [round(trace.idle(rank) * trace.ticks_per_unit) - waits[rank] for rank in ranks]
     time = {"dp": waits.values(), "pp": idle, "tp": called}
     return [Axis(name, trace.units(max(time[name], default=0)) / trace.steps,
@@ -81,6 +83,13 @@ def called(trace: Trace) -> list[Called]:
         if inside := CALLED.match(event.name):
             found.setdefault((inside[2], inside[1]), []).append(event.bytes)
     return [Called(*key, len(own) / trace.steps, sum(own) / trace.steps) for key, own in found.items()]
+
+
+def axis_of(event) -> str:
+    """The axis whose ranks a message or a collective joins."""
+    if event.lane == "compute":
+        return "tp" if event.kind in COLLECTIVES else "pp"
+    return event.lane.removeprefix("comm:")
 
 
 def reading_rate(trace: Trace) -> float | None:

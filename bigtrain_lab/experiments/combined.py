@@ -20,6 +20,7 @@ from ..data import chosen_text
 from ..models.optimizers import OPTIMIZERS
 from ..rates import axes
 from ..schedule import Schedule
+from ..techniques.checkpoint import checkpoint
 from ..words import duration, size
 from .experiment import Quantity
 from .layered import Layered
@@ -99,7 +100,7 @@ class Combined(Layered):
     @property
     def further(self) -> dict[str, Any]:
         return {"precision": None if self.precision == "none" else self.precision,
-                "recompute": "keep-none" if self.recompute else None,
+                "recompute": checkpoint if self.recompute else None,
                 "sequence_parallel": self.sequence_parallel and self.slices > 1}
 
     @property

@@ -116,7 +116,7 @@ class Layered(OnHardware, Pipelined):
         return sum(parameter.numel() for at in range(self.config.pieces)
                    for parameter in on_meta(self.config, at, 1).parameters())
 
-    @property
+    @cached_property
     def lowered(self) -> Plan:
         plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
                             slices=self.slices, **self.reducing)

@@ -1,12 +1,13 @@
 """Are data, column, row and 2-D slicing all one idea?
 
-One product, Y[n, f] = X[n, d] W[d, f], forward and backward, under a layout: which dimension is split along which axis of the
-ranks. The collectives follow from the names of the dimensions (techniques/mesh_tensor.py), on real ranks as in the prediction.
-All values are whole numbers, so small that every sum is exact in float32, in whatever order.
+One product, Y[n, f] = X[n, d] W[d, f], forward and backward, under a layout: a dimension is split
+along an axis of the ranks, or two along two. The collectives follow from the names of dimensions
+(techniques/mesh_tensor.py), on real ranks as in the prediction. All values are whole numbers, so
+small that every sum is exact in float32, in whatever order.
 """
 
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
@@ -24,13 +25,13 @@ from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
 
 PRODUCT = "n d, d f -> n f"
-MATRICES = {"X": "n d", "W": "d f", "Y": "n f"}
-MADE = {"Y": "F", "dX": "I", "dW": "W"}  # each product's result -> the kind of its action
-LAYOUTS = {  # -> the dimensions that are split, along the first axis of the ranks and along the second
-    "split-n": ("n",), "split-f": ("f",), "split-d": ("d",), "split-n-f": ("n", "f"), "split-n-d": ("n", "d"),
-    "split-d-f": ("d", "f"), "duplicate": ()}
-ALSO = {"split-n": "data parallel", "split-f": "columns of W", "split-d": "rows of W", "duplicate": "nothing is split"}
-AXES = "rows", "columns"  # of the mesh
+DIMS = {"X": "n d", "W": "d f", "Y": "n f", "dX": "n d", "dW": "d f", "dY": "n f"}
+MADE = {"Y": Action("F", 0, 0), "dX": Action("I", 0, 0), "dW": Action("W", 0, 0)}
+KINDS = {"W": "weights", "X": "activations", "Y": "activations"}  # of memory; others are gradients
+LAYOUTS = {  # -> the dimensions split along the first axis of the ranks, and along the second
+    "split-n": "n", "split-f": "f", "split-d": "d", "split-n-f": "nf", "split-n-d": "nd",
+    "split-d-f": "df", "duplicate": ""}
+ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": " (rows of W)"}
 
 
 class Layouts(OnHardware):
@@ -38,15 +39,23 @@ class Layouts(OnHardware):
     question: ClassVar[str] = "Are these all one idea?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "layouts")
 
-    layout: str = knob("split-n", "dimensions that are split over the ranks; the others are duplicated", choices=LAYOUTS)
-    ranks: int = knob(4, f"devices; up to {MOST} run on one machine, more are predicted", low=1, high=64)
+    layout: str = knob("split-n", "dimensions that are split over the ranks; others are duplicated",
+                       choices=LAYOUTS)
+    ranks: int = knob(4, f"devices; up to {MOST} run on one machine, more are predicted",
+                      low=1, high=64)
     n: int = knob(4096, "samples: rows of X and Y", low=4, high=65536, logarithmic=True)
-    d: int = knob(1024, "inputs of the layer: columns of X, rows of W", low=4, high=65536, logarithmic=True)
-    f: int = knob(4096, "outputs of the layer: columns of W and Y", low=4, high=65536, logarithmic=True)
-    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for products and collectives", choices=lambda: profiles()[1:])
-    node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=64)
-    rows: int = knob(2, "where two dimensions are split: ranks along the axis of the first", low=1, high=64, more=True)
-    swapped: bool = knob(False, "where two dimensions are split: neighbours share the first axis, not the second", more=True)
+    d: int = knob(1024, "inputs of the layer: columns of X, rows of W",
+                  low=4, high=65536, logarithmic=True)
+    f: int = knob(4096, "outputs of the layer: columns of W and Y",
+                  low=4, high=65536, logarithmic=True)
+    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for products and sums",
+                         choices=lambda: profiles()[1:], more=True)
+    node_size: int = knob(8, "ranks in a node; links between nodes are slower",
+                          low=1, high=64, more=True)
+    rows: int = knob(2, "where two dimensions are split: ranks along the axis of the first",
+                     low=1, high=64, more=True)
+    swapped: bool = knob(False, "where two dimensions are split: neighbours share the first axis, "
+                                "not the second", more=True)
     seed: int = knob(0, "seed of the matrices", low=0, high=2**31 - 1, more=True)
 
     steps: ClassVar[int] = 1
@@ -57,28 +66,40 @@ class Layouts(OnHardware):
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
-        alone = {"rows", "swapped"} if len(LAYOUTS.get(settings["layout"], ())) < 2 else set()
-        return super().idle_settings(settings) | alone
+        alone = len(LAYOUTS.get(settings["layout"], "")) < 2
+        return super().idle_settings(settings) | ({"rows", "swapped"} if alone else set())
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean -------------------------------------------------------------------
 
     @cached_property
     def mesh(self) -> Mesh:
         if len(LAYOUTS[self.layout]) < 2:
             return Mesh(rows=self.ranks)
         if self.ranks % self.rows:
-            raise Impossible(f"{self.ranks} ranks have no {self.rows} equal rows: take rows that divide the ranks, such as 1 or {self.ranks}.")
+            raise Impossible(f"{self.ranks} ranks have no {self.rows} equal rows: take rows that "
+                             f"divide the ranks, such as 1 or {self.ranks}.")
         axes = {"rows": self.rows, "columns": self.ranks // self.rows}
         return Mesh(**dict(reversed(axes.items()) if self.swapped else axes))
 
     @property
     def split(self) -> dict[str, str]:
         """Dimension -> the axis of the ranks that cuts it."""
-        return dict(zip(LAYOUTS[self.layout], AXES))
+        return dict(zip(LAYOUTS[self.layout], ("rows", "columns")))
 
     @property
     def sizes(self) -> dict[str, int]:
         return {"n": self.n, "d": self.d, "f": self.f}
+
+    def part(self, dims) -> tuple[int, ...]:
+        """Of a tensor of these dimensions, what a rank has."""
+        return part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
+
+    def box(self, matrix: str, rank: int) -> tuple[slice, ...]:
+        """The rows and the columns of a matrix that lie on a rank."""
+        at, dims = self.mesh.coords(rank), DIMS[matrix].split()
+        places = [at.get(self.split.get(dim), 0) for dim in dims]
+        return tuple(slice(place * long, (place + 1) * long)
+                     for place, long in zip(places, self.part(dims)))
 
     @cached_property
     def needed(self) -> list:
@@ -95,24 +116,25 @@ class Layouts(OnHardware):
         lanes = {}
         for rank in range(self.ranks):
             lanes[rank, "compute"] = ops = []
-            for result, kind in MADE.items():
-                ops.append(Compute((Action(kind, 0, 0),)))
-                ops += [Together(each.name, "all_reduce", each.bytes, self.mesh.peers(rank, each.axis))
+            for result, action in MADE.items():
+                ops.append(Compute((action,)))
+                ops += [Together(each.name, "all_reduce", each.bytes,
+                                 self.mesh.peers(rank, each.axis))
                         for each in self.needed if each.result == result]
         return Plan(lanes, self.ranks)
 
-    def part_bytes(self, matrix: str) -> int:
-        """Of what a rank holds of X, W, Y or of a gradient."""
-        dims = MATRICES[matrix.removeprefix("d")].split()
-        return 4 * prod(part_shape(dims, self.sizes, self.split, dict(self.mesh.axes)))
+    def held(self, *matrices: str) -> tuple[tuple[str, int], ...]:
+        """(kind of memory, bytes of a rank's part) of each."""
+        return tuple((KINDS.get(matrix, "gradients"), 4 * prod(self.part(DIMS[matrix].split())))
+                     for matrix in matrices)
 
     def cost(self) -> Cost:
-        flops = 2 * prod(part_shape("ndf", self.sizes, self.split, dict(self.mesh.axes)))
-        kept = (("weights", self.part_bytes("W")), ("activations", self.part_bytes("X")), ("gradients", self.part_bytes("dY")))
-        made = {Action(kind, 0, 0): (("activations" if kind == "F" else "gradients", self.part_bytes(result)),) for result, kind in MADE.items()}
+        seconds = self.profile.seconds(2 * prod(self.part("ndf")), 0, "float32", 1)
         return self.misfortune.priced(Cost(
-            dict.fromkeys("FIW", self.profile.seconds(flops, 0, "float32", 1)), changes=made, resident=dict.fromkeys(range(self.ranks), kept),
-            unit="s", ticks_per_unit=TICKS_PER_SECOND, capacity_bytes=self.capacity_bytes, **self.profile.prices(self.ranks)))
+            dict.fromkeys("FIW", seconds), unit="s", ticks_per_unit=TICKS_PER_SECOND,
+            changes={action: self.held(result) for result, action in MADE.items()},
+            resident=dict.fromkeys(range(self.ranks), self.held("X", "W", "dY")),
+            capacity_bytes=self.capacity_bytes, **self.profile.prices(self.ranks)))
 
     def simulated(self) -> Trace:
         return simulate(self.lowered, self.cost())
@@ -120,38 +142,43 @@ class Layouts(OnHardware):
     def predict(self) -> Trace:
         return replace(self.simulated(), settings=self.told)
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality ----------------------------------------------------------------------------------
 
     @property
-    def values(self) -> tuple[torch.Tensor, ...]:
+    def values(self) -> dict[str, torch.Tensor]:
         """X, W, and the gradient of Y: whole numbers from -4 to 3."""
         draw = torch.Generator().manual_seed(self.seed)
-        return tuple(torch.randint(-4, 4, [self.sizes[dim] for dim in dims.split()], generator=draw, dtype=torch.int8) for dims in MATRICES.values())
+        return {matrix: torch.randint(-4, 4, [self.sizes[dim] for dim in DIMS[matrix].split()],
+                                      generator=draw, dtype=torch.int8)
+                for matrix in ("X", "W", "dY")}
 
     def program(self, rank) -> dict[str, Any]:
         groups = {axis: rank.group(axis) for axis, _ in self.mesh.axes}
-        cut = partial(laid_out, old={}, new=self.split, groups=groups)
-        held = {name: cut(whole, dims).float() for (name, dims), whole in zip({"X": "n d", "W": "d f", "dY": "n f"}.items(), self.values)}
-        rank.watch(lambda: {"weights": [held["W"]], "activations": [held["X"], held.get("Y")],
-                            "gradients": [held[each] for each in ("dY", "dX", "dW") if each in held]})
-        results = iter(MADE.items())
+        own = {matrix: laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
+               for matrix, whole in self.values.items()}
+        rank.watch(lambda: {kind: [own[matrix] for matrix in own
+                                   if KINDS.get(matrix, "gradients") == kind]
+                            for kind in ("weights", "activations", "gradients")})
+        products = iter(MADE.items())
 
         def multiply(letters: str, *factors: torch.Tensor) -> torch.Tensor:
-            result, kind = next(results)
-            with rank.span(Action(kind, 0, 0)):
-                held[result] = torch.einsum(letters, *factors).contiguous()
-            return held[result]
+            result, action = next(products)
+            with rank.span(action):
+                own[result] = torch.einsum(letters, *factors).contiguous()
+            return own[result]
 
-        x, w = held["X"].requires_grad_(), held["W"].requires_grad_()
-        einsum(PRODUCT, x, w, layout=self.split, groups=groups, names=tuple(MADE), multiply=multiply).backward(held["dY"])
-        return self.totals(rank.index, lambda result, box: held[result])
+        y = einsum(PRODUCT, own["X"].requires_grad_(), own["W"].requires_grad_(), layout=self.split,
+                   groups=groups, names=tuple(MADE), multiply=multiply)
+        y.backward(own["dY"])
+        return self.totals(rank.index, lambda result, box: own[result])
 
-    def box(self, matrix: str, rank: int) -> tuple[slice, ...]:
-        """The rows and the columns of a matrix that lie on a rank."""
-        at, dims = self.mesh.coords(rank), MATRICES[matrix.removeprefix("d")].split()
-        lengths = part_shape(dims, self.sizes, self.split, dict(self.mesh.axes))
-        places = [at.get(self.split.get(dim), 0) for dim in dims]
-        return tuple(slice(place * long, (place + 1) * long) for place, long in zip(places, lengths))
+    def reference(self) -> dict[str, Any]:
+        x, w, dy = (whole.float() for whole in self.values.values())
+        whole = {"Y": x @ w, "dX": dy @ w.T, "dW": x.T @ dy}
+        found = {}
+        for rank in range(self.ranks):
+            found |= self.totals(rank, lambda result, box: whole[result][box])
+        return found
 
     def totals(self, rank: int, part) -> dict[str, Any]:
         """The sums of the rows and of the columns of each result's part, exact in float64."""
@@ -160,64 +187,69 @@ class Layouts(OnHardware):
             box = self.box(result, rank)
             own = part(result, box).detach().double()
             name = f"{result}[{', '.join(f'{each.start}:{each.stop}' for each in box)}]"
-            found |= {f"{name} row sums": own.sum(1).numpy(), f"{name} column sums": own.sum(0).numpy()}
+            found[f"{name} row sums"] = own.sum(1).numpy()
+            found[f"{name} column sums"] = own.sum(0).numpy()
         return found
-
-    def reference(self) -> dict[str, Any]:
-        x, w, dy = (whole.float() for whole in self.values)
-        whole = {"Y": x @ w, "dX": dy @ w.T, "dW": x.T @ dy}
-        return {name: each for rank in range(self.ranks) for name, each in self.totals(rank, lambda result, box: whole[result][box]).items()}
 
     def run(self, **options):
         if self.ranks > MOST:
             raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST}.")
         return super().run(**options)
 
-    # -- what is told ---------------------------------------------------------------------------------------
+    # -- what is told -----------------------------------------------------------------------------
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        return (Quantity("bytes sent a rank, forward", "B", lambda t: sent(t)[0]), Quantity("bytes sent a rank, backward", "B", lambda t: sent(t)[1]),
-                Quantity("time", "s", lambda t: t.makespan), Quantity("memory of a rank", "B", lambda t: max(map(t.peak_bytes, range(t.ranks)))))
+        return (Quantity("bytes sent a rank, forward", "B", lambda t: sent(t, forward=True)),
+                Quantity("bytes sent a rank, backward", "B", lambda t: sent(t, forward=False)),
+                Quantity("time", "s", lambda t: t.makespan),
+                Quantity("memory of a rank", "B",
+                         lambda t: max(map(t.peak_bytes, range(t.ranks)))))
 
     @cached_property
     def compared(self) -> dict[str, list]:
-        """Layout -> [bytes sent forward, backward, time, memory], of those that are possible."""
+        """Layout -> its quantities, of those that are possible."""
         found = {}
         for name in LAYOUTS:
             try:
                 trace = self.replace(layout=name, fault="none").simulated()
             except Impossible:
                 continue
-            found[name] = [*sent(trace), trace.makespan, trace.peak_bytes(0)]
+            found[name] = [each.of(trace) for each in self.quantities]
         return found
 
     @property
     def facts(self) -> dict[str, Any]:
-        boxes = {matrix: [[(each.start, each.stop) for each in self.box(matrix, rank)] for rank in range(self.ranks)] for matrix in MATRICES}
-        return {**super().facts, "layout": self.layout, "compared": self.compared, "boxes": boxes, "sizes": self.sizes}
+        """What the figure draws: (start, stop) of rows and columns of each matrix on each rank."""
+        boxes = {matrix: [[(each.start, each.stop) for each in self.box(matrix, rank)]
+                          for rank in range(self.ranks)] for matrix in "XWY"}
+        return {**super().facts, "layout": self.layout, "compared": self.compared, "boxes": boxes,
+                "sizes": self.sizes}
 
     @property
     def relief(self) -> str:
-        return "A layout that splits more, more ranks, or smaller n, d, f would need less on each device."
+        return ("A layout that splits more, more ranks, or smaller n, d, f would need less on each "
+                "device.")
 
     def describe(self) -> str:
-        also = ALSO.get(self.layout)
-        cuts = ", ".join(f"{dim} by {dict(self.mesh.axes)[axis]}" for dim, axis in self.split.items())
-        return f"Y[n, f] = X[n, d] W[d, f], {f'split {cuts}' if cuts else 'the same on every rank'}{f' ({also})' if also and cuts else ''}"
+        axes = dict(self.mesh.axes)
+        cuts = ", ".join(f"{dim} by {axes[axis]}" for dim, axis in self.split.items())
+        return (f"Y[n, f] = X[n, d] W[d, f], {f'split {cuts}' if cuts else 'whole on every rank'}"
+                f"{ALSO.get(self.layout, '')}")
 
     def explain(self, trace: Trace) -> list[str]:
         over = {axis: dim for dim, axis in self.split.items()}
-        told = [f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of {each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
+        told = [f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
+                f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
                 for each in self.needed]
-        if trace.clock != "measured" and len(self.compared) > 1:
+        if trace.clock != "measured":
             best = min(self.compared, key=lambda name: self.compared[name][2])
-            told.append(f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}.")
+            told.append(f"The fastest layout here is {best}: "
+                        f"{duration(self.compared[best][2], 's')}.")
         return told + super().explain(trace)
 
 
-def sent(trace: Trace) -> tuple[int, int]:
-    """Most bytes that a rank sent: forward, backward."""
-    def most(forward: bool) -> int:
-        return max(sum(t.bytes for t in trace.transfers(rank) if t.name.startswith("sum of Y ") == forward) for rank in range(trace.ranks))
-    return most(True), most(False)
+def sent(trace: Trace, forward: bool) -> int:
+    """Most bytes that a rank sent forward, or backward."""
+    return max(sum(t.bytes for t in trace.transfers(rank)
+                   if t.name.startswith("sum of Y ") == forward) for rank in range(trace.ranks))

@@ -310,7 +310,7 @@ def test_no_rank_holds_a_whole_table_or_whole_logits(tmp_path):
         model = sliced(GPT(config), gpt_slices(config), group)
         optimizer = torch.optim.Adam(model.parameters())
         with Ledger(model, optimizer, balance=largest):
-            VocabParallelEmbedding(config.vocabulary, D, group)
+            VocabParallelEmbedding(2 * config.vocabulary, D, group)  # in float32
             for _ in range(2):
                 optimizer.zero_grad()
                 gpt_loss(model(ids()), group).backward()
