@@ -519,8 +519,8 @@ def bytes_of(value, what: str) -> float:
     return int(count) if count == int(count) else count
 
 
-def account_of_steps(program, unobserved: bool = False) -> dry_run.Account:
+def account_of_steps(program, **asked) -> dry_run.Account:
     """dry_run.account, for the library's list of what is saved: not for an answer."""
     if sys._getframe(1).f_code.co_filename != steps.__file__:
         raise Refused("Your answer runs the step dry: count from shapes alone.")
-    return dry_run.account(program, unobserved)
+    return dry_run.account(program, **asked)
