@@ -158,7 +158,8 @@ def script_prints(path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lesson", ["05_ring_all_reduce", "06_data_parallel", "11_pipeline", "13_layouts", "14_all_together"])
+@pytest.mark.parametrize("lesson", ["05_ring_all_reduce", "06_data_parallel", "11_pipeline", "12_tensor_slicing", "13_layouts",
+                                    "14_all_together"])
 def test_my_script_changed_trains_as_before(lesson, tmp_path):
     """Both sides of the lesson's diff run, one process and torchrun, and print the same losses."""
     added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)

@@ -207,7 +207,7 @@ class TensorSlicing(Topic):
                 run = cache(lambda of=of, played=played: played(answer, *of))
                 who = f"the {played.__name__} on {t} rank{'s' * (t > 1)}"
                 who += "" if not more else ", dropout" if played is mlp else ", large logits"
-                for shown in (*[Sliced.masks] * (played is mlp), *[Sliced.values] * (more != 0.3),
+                for shown in (*[Sliced.masks] * (played is mlp), *[Sliced.outputs, Sliced.gradients] * (more != 0.3),
                               *[Sliced.traffic] * (t > 1), Sliced.unlike):
                     yield Scene(who, lambda shown=shown, run=run: shown(run()), NEAR)
 
@@ -264,10 +264,12 @@ class Sliced(Ranks):
         back.backward(torch.linspace(1, 2, back.numel()).double().view(shape))
         return back.detach()
 
-    def values(self) -> dict:
-        shown = {"first numbers returned": [own.flatten()[:FEW] for own in self.returned]}
-        return shown | {f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in own]
-                        for name, own in self.grads.items()} | self.used
+    def outputs(self) -> dict:
+        return {"first numbers returned": [own.flatten()[:FEW] for own in self.returned]}
+
+    def gradients(self) -> dict:
+        return {f"first numbers of {name}'s gradient": [grad.flatten()[:FEW] for grad in own]
+                for name, own in self.grads.items()} | self.used
 
     def masks(self) -> dict:
         first, last = ({drops[at][0] for drops in self.drops if drops} for at in (0, -1))

@@ -98,6 +98,8 @@ class Tickets:
             if ticket:
                 guard.refuse_written(self.name, tensor, version, ticket.looks)
                 ticket.kept = keep(tensor) if held else (tensor, version)
+        saved.clear()  # a collective that fn calls runs on a thread of torch's, which holds the hooks a moment longer
+        tickets.clear()
         self.note([tensor for tensor, _ in self.before])
         return result
 
