@@ -41,8 +41,7 @@ from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
 from .techniques.pipeline import Pipeline
 from .techniques.sequence_parallel import sum_duplicates
-from .techniques.sliced_model import count_once, cut_of, sliced, whole_of
-from .techniques.tensor_parallel import vocab_parallel_cross_entropy
+from .techniques.sliced_model import cut_of, sliced, whole_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,8 @@ class Recipe:
     slices         ranks that share each layer of a stage
     slicing        module path, or pattern -> how it is cut: see techniques/sliced_model.py
     sequence_parallel  slices share the sequence too where layers are whole, such as in a norm
-    sliced_loss    (own slice of the output, targets, group) -> scalar mean, in place of `loss`
+    sliced_loss    (own slice of the output, targets, group) -> scalar mean, in place of `loss`, such
+                   as vocab_parallel_cross_entropy
     precision      level of mixed precision; None: the model's own formats
     scaler         a loss scaler, in place of the level's default
     recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all
@@ -96,7 +96,7 @@ class Recipe:
     slices: int = 1
     slicing: Mapping[str, str] = field(default_factory=dict)
     sequence_parallel: bool = False
-    sliced_loss: Callable = vocab_parallel_cross_entropy
+    sliced_loss: Callable | None = None
     precision: str | Level | None = None
     scaler: DynamicLossScaler | None = None
     recompute: str | Callable | None = None
@@ -257,11 +257,9 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
-    precision = MixedPrecision(recipe.precision, recipe.scaler,
-                               None if recipe.scaler else replica_ranks)
+    scaler = recipe.scaler and recipe.scaler.among(replica_ranks)
+    precision = MixedPrecision(recipe.precision, scaler, None if scaler else replica_ranks)
     precision.prepare(modules := nn.ModuleList(stages.values()))
-    if slices:
-        count_once(modules, slices)
     optimizers = {stage: [] for stage in own}
     for stage, module in stages.items():
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]

@@ -22,6 +22,7 @@ from ..rehearsal import HALVES, WHOLE, Part, Rehearsal, rehearse
 from ..schedule import Schedule
 from ..techniques import one_process
 from ..techniques.precision_levels import LEVELS
+from ..techniques.tensor_parallel import vocab_parallel_cross_entropy
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
@@ -186,7 +187,8 @@ class PipelineExperiment(OnHardware, Pipelined):
 def training(config: GPTConfig, stages: int, pieces, data: Callable, optimizer: Callable, seed: int = 0, slicing: tuple = (), **order) -> Recipe:
     """`slicing`: (path, how) of those that are cut otherwise than `gpt_slices` says."""
     return Recipe(model=lambda stage: GPTStage(config, *pieces[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
-                  tied=tied_weights(config, stages), whole_names=True, slicing=gpt_slices(config) | dict(slicing), **order)
+                  tied=tied_weights(config, stages), whole_names=True, slicing=gpt_slices(config) | dict(slicing),
+                  sliced_loss=vocab_parallel_cross_entropy, **order)
 
 
 def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE, replicas: int = 1,

@@ -11,6 +11,7 @@ Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2; the rule of S 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -89,6 +90,14 @@ class DynamicLossScaler:
     def stepped(self) -> set[torch.nn.Parameter]:
         """The parameters of the optimizers that stepped, or skipped, since the last update."""
         return held_by(self._stepped)
+
+    def among(self, group) -> "DynamicLossScaler":
+        """A scaler like this one, of the ranks of a group; itself where it has ranks of its own."""
+        if self.group is not None:
+            return self
+        other = copy(self)
+        other.group, other._found, other._stepped = Group.of(group), {}, set()
+        return other
 
     def agree(self, *optimizers: Optimizer) -> None:
         """Let every rank of the group find what any of them did. Each rank calls it once a step with all its optimizers, also

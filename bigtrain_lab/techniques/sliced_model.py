@@ -5,7 +5,7 @@
 
     column         a Linear by its outputs; the input is whole, the result stays sliced
     row            a Linear by its inputs, which come sliced; the result is whole
-    heads          a Linear by heads: queries, keys and values of a head go to one rank
+    heads          a Linear of D to D, 2 D or 3 D (keys and values side by side), by heads
     kv heads       the same of fewer heads of keys and values; if fewer than ranks, neighbours share
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
     sequence       with sequence=True: what this module returns is cut to each rank's tokens
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from ..runtime.group import Group
 from .guards import sliced_model as guard
-from .prepared_model import masters_of
 from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
 from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, SharedHeadsLinear,
                               VocabParallelEmbedding, cut_of, cut_parameter, gather_slices,
@@ -45,6 +44,7 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None,
     Impossible, on every rank, where the plan or the sizes do not fit, or the ranks' differ.
     """
     group = Group.of(group)
+    guard.refuse_unlike(module, plan, group, sequence)
     ways = {path: way for pattern, way in plan.items() for path in guard.matching(module, pattern)}
     guard.refuse(module, plan, ways, group, sequence)
     cut: dict[Tensor, nn.Parameter] = {}  # whole -> own part: a tied one stays one
@@ -56,7 +56,7 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None,
                 whole.register_forward_hook(partial(own_tokens, group))
             continue
         own = layer_of(whole, way, path, group, sequence, getattr(parent, "kv_heads", 0))
-        setattr(parent, name, own)
+        setattr(parent, name, own.train(whole.training))
         for field, each in whole.named_parameters(recurse=False):
             setattr(own, field, part_of(each, cut_of(getattr(own, field)), group, cut))
     by_heads = [(path, way) for path, way in ways.items() if way.endswith("heads")]
@@ -67,6 +67,8 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None,
         inside = path.endswith("dropout_probabilities")
         if group.size > 1 and (inside or sequence) and hasattr(dropout, "path"):
             dropout.path += f" of slice {group.rank}"
+    for parameter in module.parameters():  # a norm over all ranks counts a duplicate once: clip.py
+        parameter.is_copy = group.rank > 0 and cut_of(parameter) is None
     return module
 
 
@@ -106,15 +108,6 @@ def part_of(whole: nn.Parameter, cut: Cut | None, group: Group, made: dict) -> n
             own = nn.Parameter(cut.part(whole, group.rank, group.size), whole.requires_grad)
         made[whole] = cut_parameter(own, cut)
     return made[whole]
-
-
-def count_once(module: nn.Module, group=None) -> None:
-    """Let a norm over all ranks count the duplicates of rank 0 alone: see clip.py. Of half weights,
-    their masters."""
-    masters, first = masters_of([module]), Group.of(group).rank == 0
-    for parameter in module.parameters():
-        if cut_of(parameter) is None:
-            masters.get(parameter, parameter).is_copy = not first
 
 
 def cuts(module: nn.Module) -> dict[str, Cut]:

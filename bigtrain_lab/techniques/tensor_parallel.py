@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..runtime.group import Group
@@ -252,10 +253,11 @@ class _CrossEntropy(torch.autograd.Function):
         return loss_N.masked_fill_(~kept_N, 0).sum() / kept_N.sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dloss):
         """softmax - (1 - smoothing) [v is the target] - smoothing / V, over the targets' number."""
         p_NV, at_N, mine_N, kept_N = ctx.saved_tensors
-        share_N = dloss * kept_N / kept_N.sum()
+        share_N = (dloss / kept_N.sum()).expand(kept_N.shape).masked_fill(~kept_N, 0)
         dz_NV = p_NV * share_N.unsqueeze(-1)
         if ctx.smoothing:
             dz_NV -= (ctx.smoothing / ctx.columns) * share_N.unsqueeze(-1)

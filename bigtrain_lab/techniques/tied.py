@@ -88,7 +88,7 @@ class TiedWeight:
         self.ranks, self.own = dict(sorted(ranks.items())), own
         self.aside: dict[int, Tensor | None] = {}
         for stage, copy in own.items():
-            copy.is_copy = stage != next(iter(self.ranks))
+            copy.is_copy = is_copy(copy) or stage != next(iter(self.ranks))
         self.batch = -1
 
     def begin(self) -> None:
@@ -140,7 +140,8 @@ class TiedWeight:
 
 
 def is_copy(parameter: Tensor) -> bool:
-    """Whether a tied weight of another stage counts for this one, in a norm over all stages."""
+    """Whether another rank's counts for this one in a norm over all: that of a tied weight on another
+    stage, or of a duplicate on the first slice."""
     return getattr(parameter, "is_copy", False)
 
 

@@ -66,9 +66,11 @@ def test_a_recipe_says_how_its_layers_are_cut():
     parts = dict.fromkeys(("model", "data", "loss", "optimizer"), lambda *_: None)
     with pytest.raises(Impossible, match="slices is 2, and slicing does not say how"):
         Recipe(slices=2, **parts)
+    with pytest.raises(Impossible, match="sliced_loss is missing"):
+        Recipe(slices=2, slicing={"up": "column"}, **parts)
     with pytest.raises(Impossible, match="sequence_parallel shares the sequence among slices, and slices is 1"):
         Recipe(sequence_parallel=True, **parts)
-    assert Recipe(slices=2, slicing={"up": "column"}, replicas=3, **parts).mesh == Mesh(dp=3, pp=1, tp=2)
+    assert Recipe(slices=2, slicing={"up": "column"}, sliced_loss=parts["loss"], replicas=3, **parts).mesh == Mesh(dp=3, pp=1, tp=2)
 
 
 def test_the_cube_names_each_rank_and_what_each_axis_costs():

@@ -7,17 +7,19 @@ from functools import partial
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 from torch.nn import functional as F
 
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.models import (GPT, Encoder, EncoderConfig, GPTConfig, GPTStage, Noise, Translator, TranslatorConfig, class_loss, cross_entropy,
                                  encoder_slices, gpt_slices, saved_bytes, theory, translator_slices)
-from bigtrain_lab.runtime import Ledger, Rank, RankFailed, launch
+from bigtrain_lab.runtime import Ledger, Rank, launch
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.runtime.balance import Balance
 from bigtrain_lab.runtime.group import Alone
-from bigtrain_lab.techniques.mixed_precision import MixedPrecision
+from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.sliced_model import load_whole_state_dict, sliced, sum_duplicates, whole_state_dict
 from bigtrain_lab.techniques.tensor_parallel import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_of, gather_slices,
                                                      split_to_slices, vocab_parallel_cross_entropy)
@@ -394,8 +396,25 @@ REFUSED = {
     "smoothing": (lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 4]), Many(2), label_smoothing=2), "take 0 up to 1"),
     "fewer": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), GPTStage(CONFIG, 0, 2).state_dict(), Many(2)), "lacks layers.2"),
     "more": (lambda: load_whole_state_dict(sliced(GPTStage(CONFIG, 0, 2), BLOCK, Many(2)), gpt().state_dict(), Many(2)), "has layers.2.*this model does not"),
+    "table": (lambda: sliced(nn.ModuleDict({"token": nn.Embedding(8, 4, padding_idx=0)}), {"token": "vocabulary"}, Many(2)), "knows no padding_idx"),
+    "torch's dropout": (lambda: sliced(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), {"0": "column"}, Many(2)), "draws another mask on each rank"),
+    "attention left": (lambda: sliced(gpt(), {"layers.1.mlp.up": "column", "layers.0.position": "sequence"}, Many(2), True), "attention needs all"),
+    "module hooks": (lambda: sliced(hooked(gpt()), BLOCK, Many(2)), "has hooks or parametrizations"),
+    "head width": (lambda: sliced(attention_of(4, 16, 24), {"qkv": "heads"}, Many(2)), "makes 24 features of 16"),
+    "replicas": (lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)), "parts, not copies: give the group of the replicas"),
     "shape": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)), "when it is whole: load"),
 }
+
+
+def hooked(model):
+    model.get_submodule("layers.1.mlp.up").register_forward_hook(lambda *_: None)
+    return model
+
+
+def attention_of(heads: int, width: int, features: int):
+    module = nn.ModuleDict({"qkv": nn.Linear(width, features)})
+    module.heads = heads
+    return module
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -405,9 +424,36 @@ def test_what_cannot_be_sliced_is_refused(case):
         call()
 
 
-def test_ranks_that_slice_by_different_plans_are_told(tmp_path):
+@pytest.mark.parametrize("plans, seeds, told", [
+    ((gpt_slices(CONFIG), BLOCK), (0, 0), "The ranks slice different models, or by different plans .only some have: layers"),
+    ((BLOCK, {"layers.1.mlp.upp": "column"}), (0, 0), "The ranks slice different models, or by different plans"),
+    ((BLOCK, BLOCK), (0, 1), "The ranks begin with different weights, layers.0.token.weight among them")], ids=["plan", "no module", "values"])
+def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told, tmp_path):
     def program(rank):
-        sliced(gpt(), BLOCK if rank.index else gpt_slices(CONFIG), rank.group("tp"))
+        with pytest.raises(Impossible, match=told):
+            sliced(GPT(CONFIG, seeds[rank.index]), plans[rank.index], rank.group("tp"))
+        return {"told": 1}
 
-    with pytest.raises(RankFailed, match="The ranks slice different models, or by different plans .*layers.0.position by sequence"):
-        launch(program, 2, mesh=Mesh(tp=2), clock=False, directory=tmp_path / "run").wait()
+    run = launch(program, 2, mesh=Mesh(tp=2), clock=False, directory=tmp_path / "run")
+    run.wait()
+    assert run.result["told"] == 1
+
+
+def test_a_loss_of_ignored_targets_alone_sends_no_gradient():
+    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    vocab_parallel_cross_entropy(logits, torch.full((3,), -100), Alone()).backward()
+    assert torch.equal(logits.grad, torch.zeros(3, 5))
+
+
+def test_a_scaler_of_one_s_own_skips_on_all_slices_or_on_none(tmp_path):
+    """One slice's gradients overflow: the scale and the weights stay equal on both."""
+    def program(rank):
+        weight = nn.Parameter(torch.ones(2))
+        scaler, optimizer = DynamicLossScaler(init_scale=4.0).among(rank.group("tp")), torch.optim.SGD([weight], 0.1)
+        scaler.scale((weight * (3e38 if rank.index else 1.0)).sum()).backward()
+        scaler.agree(optimizer)
+        return {f"skips {rank.index}": scaler.skips(optimizer)}
+
+    run = launch(program, 2, mesh=Mesh(tp=2), clock=False, directory=tmp_path / "run")
+    run.wait()
+    assert run.result["skips 0"] and run.result["skips 1"]

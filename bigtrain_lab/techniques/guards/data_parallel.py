@@ -4,7 +4,7 @@ sentence, before anything hangs."""
 from itertools import zip_longest
 from zlib import crc32
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from ...core import Impossible
@@ -27,6 +27,13 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, strategy) -
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to average."))
+    own = set(map(group.world_rank, range(group.size)))
+    for path, part in module.named_modules():
+        slices = getattr(part, "group", None)
+        if any(hasattr(p, "cut") and p.cut for p in part.parameters(recurse=False)) \
+                and len(own & set(map(slices.world_rank, range(slices.size)))) > 1:
+            raise Impossible(f"{path} is sliced over ranks that this group has too, and their weights "
+                             "are parts, not copies: give the group of the replicas.")
     lines = [f"buckets of {bucket_bytes} bytes by {strategy}",
              *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
                for name, p in parameters.items()),

@@ -27,6 +27,9 @@ def refuse(recipe) -> None:
         raise Impossible(f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function (stage, x, *context) -> output.")
     if recipe.slices > 1 and not recipe.slicing:
         raise Impossible(f"slices is {recipe.slices}, and slicing does not say how layers are cut: give a plan such as gpt_slices(config).")
+    if recipe.slices > 1 and not callable(recipe.sliced_loss):
+        raise Impossible("sliced_loss is missing: give (own slice of the output, targets, group) -> scalar mean, such as "
+                         "vocab_parallel_cross_entropy where the logits stay sliced.")
     if recipe.sequence_parallel and recipe.slices == 1:
         raise Impossible("sequence_parallel shares the sequence among slices, and slices is 1: take 2 or more, or leave it out.")
     precision, order = MixedPrecision(recipe.precision, recipe.scaler), recipe.order

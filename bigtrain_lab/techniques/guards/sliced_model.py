@@ -6,13 +6,16 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape
 from . import refuse as refuse_any
+from .data_parallel import refuse_unlike as refuse_unlike_values
 from .tensor_parallel import refuse_uneven
 
+TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
 ALONE = ("split row", "column gather")
 WAYS = ("column", "row", "heads", "kv heads", "vocabulary", "sequence", *ALONE)
 
@@ -32,16 +35,22 @@ def matching(module: nn.Module, pattern: str) -> list[str]:
     return found
 
 
-def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Group,
-           sequence: bool) -> None:
-    """Also where the ranks' plans or models differ."""
+def refuse_unlike(module: nn.Module, plan: Mapping, group: Group, sequence: bool) -> None:
+    """Ranks whose plans, models or values differ. All ranks ask, before any is refused."""
     lines = [f"{group.size} slices{', cut along the sequence' * sequence}",
-             *(f"{path} by {way}" for path, way in ways.items()),
+             *(f"{path} by {way}" for path, way in plan.items()),
              *(f"{name}, {Shape.of(p)}" for name, p in module.named_parameters())]
     if every := [set(text.split("\n")) for text in group.differing("\n".join(lines))]:
         only = min(set.union(*every) - set.intersection(*every), default="another order")
         raise Impossible("The ranks slice different models, or by different plans (only some have: "
                          f"{only}): give the same on all.")
+    if not any(p.is_meta for p in module.parameters()):
+        refuse_unlike_values(module, group)
+
+
+def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Group,
+           sequence: bool) -> None:
+    """A plan that does not fit the model."""
     refuse_any(
         (not ways, "The plan names no module of this model: give a path and how it is cut, such as "
          "{'layers.*.mlp.up': 'column'}."),
@@ -49,6 +58,15 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
          "the sequence is cut first: name the module that adds the positions as 'sequence'."))
     for path, way in ways.items():
         refuse_way(module, path, way, group, sequence)
+    for path, part in module.named_modules():
+        refuse_any(
+            (isinstance(part, nn.Dropout) and part.p and group.size > 1,
+             f"{path} is torch's Dropout, which draws another mask on each rank: take "
+             "models.Dropout, or p=0."),
+            (sequence and isinstance(getattr(part, "heads", None), int)
+             and not any(name.startswith(f"{path}.") for name in ways),
+             f"sequence=True leaves {path} the tokens of one rank, and attention needs all: plan "
+             "it by heads."))
     if any(hooked(parameter) for path, way in ways.items() if way != "sequence"
            for parameter in module.get_submodule(path).parameters(recurse=False)):
         raise Impossible("A parameter that the plan cuts has hooks, which its slices would not "
@@ -81,10 +99,21 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
          f"{' or an Embedding' * (way == 'vocabulary')}."),
         (way in ALONE and sequence, f"{cut}, which needs the whole sequence on each rank: take "
          "sequence=False."))
+    if way != "sequence":
+        changed = [name for name in TABLE if str(getattr(whole, name, None)) not in ("None", "False")]
+        refuse_any(
+            (changed, f"{cut}, and a slice of it knows no {' nor '.join(changed)}: leave them out."),
+            (is_parametrized(whole) or whole._forward_hooks or whole._forward_pre_hooks
+             or whole._backward_hooks, f"{cut}, and it has hooks or parametrizations, which its slices "
+             "would not have: add them to the sliced model."))
     if way.endswith("heads"):
         heads = getattr(parent, field := way.replace(" ", "_"), None)
         refuse_any((not isinstance(heads, int), f"{cut}, and {type(parent).__name__} does not say "
                     f"how many: give it an attribute {field}."))
+        if way == "heads" and whole.out_features not in (n * whole.in_features for n in (1, 2, 3)):
+            raise Impossible(f"{cut}, and it makes {whole.out_features} features of "
+                             f"{whole.in_features}: heads are cut of as many, or of two or three "
+                             "times as many (queries, keys, values side by side).")
         if way == "heads" or group.size % heads:
             refuse_uneven(f"The number of {way} of {above}", heads, group.size)
     elif way != "sequence":
