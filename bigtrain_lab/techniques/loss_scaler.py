@@ -92,11 +92,11 @@ class DynamicLossScaler:
         return held_by(self._stepped)
 
     def among(self, group) -> "DynamicLossScaler":
-        """A scaler like this one, of the ranks of a group; itself where it has ranks of its own."""
-        if self.group is not None:
+        """A scaler like this one, of the ranks of a group; itself where it has ranks of its own, or there is one."""
+        if self.group is not None or (group := Group.of(group)).size == 1:
             return self
         other = copy(self)
-        other.group, other._found, other._stepped = Group.of(group), {}, set()
+        other.group, other._found, other._stepped = group, {}, set()
         return other
 
     def agree(self, *optimizers: Optimizer) -> None:
