@@ -157,7 +157,9 @@ class Recorder:
                 if main and self.cut:
                     last = len(clock.cost.parts(step, self.rank, beside)) - 1
         finally:
-            later, self._later = (self._later, []) if main else ([], self._later)
+            later = self._later if main else []
+            if main:
+                self._later = []
             del self._inside[lane], self._steps[lane]
             expected = self._ends.pop(lane, None)
         if last is not None and last != self._called:
