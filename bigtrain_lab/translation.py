@@ -36,6 +36,9 @@ from .techniques.distributed_sampler import DistributedSampler
 from .techniques.one_process import Sample
 
 
+SMALL = TranslatorConfig(layers=2, width=64, heads=4, inner=128, longest=64, embedding_scale=8.0)  # learns numbers and dates
+
+
 @dataclass(frozen=True, kw_only=True)
 class Translation:
     """
@@ -55,10 +58,10 @@ class Translation:
 
     pairs: Parallel
     learning_rate: Callable[[int], float]
-    config: TranslatorConfig = TranslatorConfig(layers=2, width=128, heads=4, inner=256, longest=64)
+    config: TranslatorConfig = SMALL
     replicas: int = 1
     accumulation: int = 1
-    batch_tokens: int = 4096
+    batch_tokens: int = 1024
     epochs: int = 10
     smoothing: float = 0.1
     clip: float | None = 1.0

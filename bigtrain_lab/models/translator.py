@@ -29,7 +29,8 @@ from .gpt import initialise
 @dataclass(frozen=True)
 class TranslatorConfig:
     """Sizes; `layers` of the encoder and of the decoder each, `vocabulary` of each language, `longest` sentence; `padding`: the
-    id that fills a short source and is not read; None: every id is read."""
+    id that fills a short source and is not read; None: every id is read; `embedding_scale` multiplies a word's row of a table
+    before its position is added: sqrt(width) in the paper's section 3.4."""
 
     layers: int = 6
     width: int = 512
@@ -40,6 +41,7 @@ class TranslatorConfig:
     dtype: torch.dtype = torch.float32
     dropout: float = 0.0
     padding: int | None = None
+    embedding_scale: float = 1.0
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "inner", "vocabulary", "longest"):
@@ -155,7 +157,7 @@ class Translator(nn.Module):
         self.decoder_norm, self.logits = nn.LayerNorm(D, dtype=dtype), Linear(D, V, bias=False, dtype=dtype)
         self.register_buffer("positions", sinusoids(config.longest, D).to(dtype), persistent=False)
         self.dropouts = nn.ModuleList(Dropout(config.dropout, path) for path in ("source", "target"))
-        self.padding = config.padding
+        self.padding, self.scale = config.padding, config.embedding_scale
         initialise(self, 2 * config.layers, seed)
 
     def forward(self, source_BS, target_BT, noise: Noise | None = None) -> torch.Tensor:
@@ -172,7 +174,10 @@ class Translator(nn.Module):
         if end > longest:
             raise Impossible(f"{end} words are longer than the translator's longest={longest}: leave such sentences out, or take a larger longest.")
         dropout = self.dropouts[0 if table is self.source else 1]
-        return dropout(table(ids_BT) + self.positions[start:end], noise)
+        return dropout(self.scaled(table(ids_BT)) + self.positions[start:end], noise)
+
+    def scaled(self, x_BTD):
+        return x_BTD if self.scale == 1 else x_BTD * self.scale
 
     def encode(self, ids_BS, noise: Noise | None = None):
         x_BSD, keep_BS = self.embedded(self.source, ids_BS, noise=noise), self.keep(ids_BS)
