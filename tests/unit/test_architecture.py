@@ -14,7 +14,7 @@ ORDER = ["orphan", "core", "words", "partition", "formats", "schedule", "schedul
          "techniques", "recipe", "dry_run", "rehearsal", "models", "data", "translation", "tracking", "figures", "player", "experiments", "checks", "grading", "report", "panel", "page", "doctor", "cli"]
 # techniques know no model and models no technique, so their order is only a convention
 MAY_IMPORT = {
-    "torch": {"runtime", "techniques", "models", "data", "recipe", "dry_run", "translation", "grading", "experiments", "doctor"},
+    "torch": {"runtime", "techniques", "models", "data", "recipe", "dry_run", "translation", "tracking", "grading", "experiments", "doctor"},
     "sacrebleu": {"data"},
     "plotly": {"figures", "panel"},
     "ipywidgets": {"panel"},
