@@ -11,7 +11,7 @@ for BLOCK elements, or the largest tensor; on a GPU, or with a group, for all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count, groupby, islice
+from itertools import chain, count, islice
 from math import inf
 from typing import NamedTuple
 
@@ -70,18 +70,18 @@ class LayerWise(Optimizer):
                  pieces: Callable[[Tensor], bool] | None = None,
                  max_grad_norm: float | None = None):
         guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
-        self.group, self.pieces = None if group is None else Group.of(group), pieces or is_cut
+        self.ranks, self.pieces = None if group is None else Group.of(group), pieces or is_cut
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"trust_ratio": True} | defaults)
 
     def __getstate__(self) -> dict:
-        return super().__getstate__() | {"group": self.group, "pieces": self.pieces,
+        return super().__getstate__() | {"ranks": self.ranks, "pieces": self.pieces,
                                          "max_grad_norm": self.max_grad_norm}
 
     def among(self, group) -> "LayerWise":
         """This optimizer, for parameters of which the ranks of a group have pieces; one that was
         given a group keeps it."""
-        self.group = Group.of(group) if self.group is None else self.group
+        self.ranks = Group.of(group) if self.ranks is None else self.ranks
         return self
 
     @property
@@ -139,16 +139,18 @@ class LayerWise(Optimizer):
 
     @property
     def _shared(self) -> bool:
-        return self.group is not None and self.group.size > 1
+        return self.ranks is not None and self.ranks.size > 1
 
     def _buckets(self) -> Iterator[Bucket]:
         """The parameters that have gradients; their steps are counted."""
         numbers = count()
         for options in self.param_groups:
             learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
-            guard.refuse_gradients(p.grad for _, p in learnt)
-            for (device, dtype), alike in groupby(learnt, lambda one: (one[1].device, one[1].dtype)):
-                alike = list(alike)
+            guard.refuse_gradients([p.grad for _, p in learnt])
+            kinds: dict[tuple, list] = {}
+            for n, p in learnt:
+                kinds.setdefault((p.device, p.dtype), []).append((n, p))
+            for (device, _), alike in kinds.items():
                 states = [self._state_of(p) for _, p in alike]
                 steps = [state["step"] for state in states]
                 before = torch.stack(steps)
@@ -202,8 +204,8 @@ class LayerWise(Optimizer):
         every = [p for options in self.param_groups for p in options["params"]]
         squares = norms[0].new_zeros(len(norms[0]), len(every))
         squares[:, list(chain(*numbers))] = torch.cat(norms, 1).square()
-        squares *= squares.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
-        self.group.all_reduce(squares, name="norms of layers")
+        squares *= squares.new_tensor([float(self.ranks.rank == 0 or self.pieces(p)) for p in every])
+        self.ranks.all_reduce(squares, name="norms of layers")
         return [squares[:, own].sqrt() for own in numbers]
 
 
