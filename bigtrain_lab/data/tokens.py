@@ -49,7 +49,7 @@ class Subwords:
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
-        self.tokenizer.train_from_iterable(texts, trainers.BpeTrainer(
+        self.tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
             vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"], initial_alphabet=alphabet, show_progress=False))
 
     def __len__(self):

@@ -3,7 +3,6 @@
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from pickle import UnpicklingError
 
 from ...core import Impossible
 from . import refuse
@@ -35,7 +34,7 @@ def read(path):
         raise Impossible(f"There is no checkpoint {path}: train from the start, or name another.") from error
     except OSError as error:
         raise Impossible(f"The checkpoint {path} cannot be read ({error.strerror or error}): name one that you may open.") from error
-    except (RuntimeError, EOFError, UnpicklingError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever torch raises of other bytes
         raise Impossible(f"{path} is no checkpoint, or is damaged: name one that was saved here.") from error
 
 
