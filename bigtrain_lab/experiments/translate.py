@@ -235,8 +235,9 @@ class Translate(Layered):
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
             return {"L": count(self.config), "A": shape[2]}
-        loss, said = evaluation_works(self.config, shape, self.beam)
-        return {"L": self.time(loss), "A": self.time(said)}
+        one, two = (evaluation_works(replace(self.config, layers=layers), shape, self.beam) for layers in (1, 2))
+        works = (Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each))) for each in zip(one, two))
+        return {kind: self.time(work) for kind, work in zip("LA", works)}
 
     @cached_property
     def lowered(self) -> Plan:
