@@ -107,7 +107,7 @@ class Translate(Layered):
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"spread", "bucket_mb"} if settings["replicas"] == 1 else set()
         loads = set() if settings["workers"] else {"prefetch", "pinned"}
-        return super().idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
+        return super(Pipelined, cls).idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -257,6 +257,10 @@ class Translate(Layered):
     @property
     def simulated_time(self) -> float:
         return simulate(self.lowered, self.cost(memory=False)).makespan
+
+    @property
+    def relief(self) -> str:
+        return "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or more ranks (replicas) would need less."
 
     @property
     def facts(self) -> dict[str, Any]:
