@@ -52,6 +52,7 @@ class Translation:
     patience      evaluations without a better one after which the run ends
     beam          prefixes that decoding keeps; 1 is greedy
     rows          sentences that are translated together
+    evaluators    replicas that evaluate, the first ones; None: all
     directory     of best.pt and last.pt; None: nothing is saved
     resume        go on from last.pt, if it is there
     """
@@ -73,6 +74,7 @@ class Translation:
     beam: int = 1
     length_penalty: float = 0.6
     rows: int = 64
+    evaluators: int | None = None
     evaluate_every: int | None = None
     save_every: int | None = None
     directory: str | Path | None = None
@@ -97,6 +99,12 @@ class Translation:
     def held_out(self) -> list[list[int]]:
         """The held-out pairs that are evaluated together."""
         return in_order(self.pairs.encoded(held_out=True), self.rows)
+
+    def share(self, replica: int) -> list[int]:
+        """The held-out batches that a replica evaluates: each is in one share."""
+        sharing = min(self.evaluators or self.replicas, self.replicas)
+        batches = len(self.held_out)
+        return [*DistributedSampler(batches, replica, sharing, shuffle=False, last="uneven")] if replica < sharing else []
 
     @property
     def recipe(self) -> Recipe:
@@ -173,10 +181,9 @@ class Evaluation(Lens):
     def evaluated(self, done: int, training) -> list[float]:
         """A row without its last column: sums over all ranks, and what they say."""
         batches, model, device = self.asked.held_out, training.stages[0], self.rank.device
-        mine = DistributedSampler(len(batches), self.group.rank, self.group.size, shuffle=False, last="uneven")
         sums = torch.zeros(2 + COUNTS, dtype=torch.float64)
         with torch.no_grad(), training.precision:
-            for number in mine:
+            for number in self.asked.share(self.group.rank):
                 sums += torch.tensor(self.of_batch(number, model, device), dtype=torch.float64)
         sums = self.group.all_reduce(torch.cat([self.sums, sums]), name=f"evaluation after {done}").tolist()
         self.sums = torch.zeros_like(self.sums)

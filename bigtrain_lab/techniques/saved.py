@@ -87,6 +87,6 @@ def set_random_state(state: Tensor) -> None:
     own, (gauss, cached) = own.view(torch.int64).tolist(), floats.view(torch.float64).tolist()
     random.setstate((3, tuple(own[:words]), None if gauss != gauss else gauss))
     np.random.set_state(("MT19937", own[words:words + keys], *own[words + keys:], cached))
-    torch.set_rng_state(host)
+    torch.set_rng_state(host.clone())  # which must lie at the beginning of a storage
     if len(device) and torch.cuda.is_available():
-        torch.cuda.set_rng_state(device)
+        torch.cuda.set_rng_state(device.clone())
