@@ -107,7 +107,7 @@ class Translate(Layered):
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"spread", "bucket_mb"} if settings["replicas"] == 1 else set()
         loads = set() if settings["workers"] else {"prefetch", "pinned"}
-        return super().idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
+        return super(Pipelined, cls).idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -235,8 +235,9 @@ class Translate(Layered):
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
             return {"L": count(self.config), "A": shape[2]}
-        loss, said = evaluation_works(self.config, shape, self.beam)
-        return {"L": self.time(loss), "A": self.time(said)}
+        one, two = (evaluation_works(replace(self.config, layers=layers), shape, self.beam) for layers in (1, 2))
+        works = (Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each))) for each in zip(one, two))
+        return {kind: self.time(work) for kind, work in zip("LA", works)}
 
     @cached_property
     def lowered(self) -> Plan:
@@ -256,6 +257,10 @@ class Translate(Layered):
     @property
     def simulated_time(self) -> float:
         return simulate(self.lowered, self.cost(memory=False)).makespan
+
+    @property
+    def relief(self) -> str:
+        return "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or more ranks (replicas) would need less."
 
     @property
     def facts(self) -> dict[str, Any]:
