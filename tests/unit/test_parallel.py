@@ -120,7 +120,7 @@ def test_what_is_absent_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(Impossible, match="is no file: name a text file"):
         read_pairs(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(Impossible, match="^Subwords need the package tokenizers, which is not installed: pip install"):
+    with pytest.raises(Impossible, match="^Subwords need the package tokenizers, which is not installed: install"):
         of_pairs([("a", "b"), ("c", "d")])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(Impossible, match="needs the package datasets, which is not installed"):

@@ -130,9 +130,8 @@ def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
 
 
 @pytest.mark.parametrize("other, told", [
-    (dict(width=5), r"a.pt is of another model: 0.bias is \(4,\) there and \(5,\) here; build the model with the sizes that it had.$|"
-                    r"a.pt is of another model: .* is \(.*4.*\) there and \(.*5.*\) here"),
-    (dict(extra=True), "a.pt is of another model: 3.(weight|bias) is no such weight there"),
+    (dict(width=5), r"^a.pt is of another model, 0.weight is \(4, 3\) there and \(5, 3\) here: build the model with the sizes that it had.$"),
+    (dict(extra=True), r"^a.pt is of another model, 3.weight is missing there and \(1, 1\) here"),
     (dict(adam=False), "a.pt is of another optimizer: train with the one that it had.")], ids=lambda each: str(each)[:12])
 def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
     saved.save(tmp_path / "a.pt", saved.state_of(training(), Alone(), 3))
