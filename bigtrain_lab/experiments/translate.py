@@ -11,7 +11,8 @@ priced as if each sentence were as long as the longest right answer of its batch
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -121,7 +122,7 @@ class Translate(Layered):
     def config(self) -> TranslatorConfig:
         words = len(self.task.vocabulary)
         return TranslatorConfig(self.layers, self.width, self.heads, 4 * self.width, max(self.vocabulary, words), 128,
-                                getattr(torch, self.dtype), padding=PAD)
+                                getattr(torch, self.dtype), padding=PAD, embedding_scale=self.width ** 0.5)
 
     @cached_property
     def training(self) -> "InPieces":
@@ -247,6 +248,14 @@ class Translate(Layered):
 
     def predict(self) -> Trace:
         return replace(self.simulated(), settings=self.told)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates of its largest micro-batch."""
+        own = self.training.own(0)
+        largest = max(own, key=lambda n: prod(self.training.shape(n)))
+        recipe = replace(self.recipe, data=lambda _: self.training.sample(largest), steps=2, weights=lambda window: [1 / len(window)] * len(window))
+        return dry_run(partial(train, recipe)).peak_bytes
 
     @cached_property
     def alone_s(self) -> float:
