@@ -60,7 +60,7 @@ class LargeBatch(OnHardware, Pipelined):
     norm: str = knob("none", "normalisation between the layers of the classifier", choices=("none", "batch"), more=True)
     sequence: int = knob(32, "bytes of text in a sample", low=4, high=256, unit="bytes", more=True)
     at_once: int = knob(2048, "samples that a rank computes at once: a larger share of a batch comes in micro-batches", low=4, high=8192, logarithmic=True, unit="samples", more=True)
-    target: float = knob(0.95, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True)
+    target: float = knob(0.9, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True)
     hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles, more=True)
     dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
