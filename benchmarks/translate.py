@@ -21,7 +21,7 @@ from bigtrain_lab.translation import SMALL, Translation
 
 from .measure import row
 
-TRAINED = Translation(pairs=generated(pairs=20_000), learning_rate=noam(64, 200), replicas=2, epochs=4, patience=3)
+TRAINED = Translation(pairs=generated(pairs=20_000), learning_rate=noam(64, 200, 0.25), replicas=2, epochs=8, patience=3)
 LARGE = dict(layers=6, width=512, heads=8, vocabulary=32_000, pairs=8000, digits=8, held_out=768, held_out_rows=32, steps=4, evaluate_every=0, workers=2)
 
 
