@@ -38,7 +38,8 @@ def trust(trace: Trace) -> go.Figure:
     figure.add_scatter(x=looked, y=rates, mode="lines", line=dict(color=palette.INK, width=2, dash="dot"), name="learning rate",
                        hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>", **place)
     figure.update_xaxes(title=dict(text="update", standoff=4), range=[0, 1.01 * looked[-1]], zeroline=False, **place)
-    figure.update_yaxes(title="learning rate" if not seen else None, rangemode="tozero")
+    if not seen:
+        figure.update_yaxes(title="learning rate", rangemode="tozero")
     told = "trust ratios and steps of all layers" if seen else "the learning rate; a run tells what each layer makes of it"
     figure.update_layout(**look(f"{trace.clock}: {told}", 470 if seen else 300))
     if seen:

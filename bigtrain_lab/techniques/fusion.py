@@ -22,7 +22,7 @@ the best groups of a large graph are hard to find: NP-complete.
 import math
 import operator
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -30,7 +30,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import (
+    default_partition,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+)
 from torch import Tensor, fx
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -290,6 +294,8 @@ class Pass:
 
     def __call__(self, args: Sequence):
         made = [self.memory.empty(each, self.device) for each in self.results]
+        if self.device.type == "meta":
+            return made[0] if self.alone else tuple(made)
         whole = [arg.expand(self.shape) for arg, cut in zip(args, self.cut) if cut]
         buffers: dict[torch.Size, list[Tensor]] = {}
         for pieces in blocks([*made, *whole], self.block):
@@ -452,20 +458,24 @@ class Fusion:
         backend = Fusion()
         fast = torch.compile(model, backend=backend)
 
+    block  the most elements of a block
+    run    (way, graph) -> what is called instead of the graph, to watch it
+
     `compiled` has one entry for each forward and each backward, and `reasons()` one sentence for
     each graph that torch.compile captured: why it did so."""
 
-    def __init__(self, block: int = BLOCK):
+    partition = staticmethod(min_cut_rematerialization_partition)  # into forward and backward
+
+    def __init__(self, block: int = BLOCK, run: Callable = lambda way, graph: graph.forward):
         guard.refuse_block(block)
-        self.block, self.memory = block, Memory()
+        self.block, self.run, self.memory = block, run, Memory()
         self.captured, self.compiled = [], []
 
     def __call__(self, graph: fx.GraphModule, examples: Sequence):
         self.captured.append(guard.captured(graph))
-        compilers = {"fw_compiler": self.compiler("forward"),
-                     "bw_compiler": self.compiler("backward")}
-        return aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)(
-            graph, examples)
+        return aot_autograd(fw_compiler=self.compiler("forward"),
+                            bw_compiler=self.compiler("backward"),
+                            partition_fn=self.partition)(graph, examples)
 
     def reasons(self) -> list[str]:
         return guard.reasons(self.captured)
@@ -474,11 +484,23 @@ class Fusion:
         def compile_graph(graph: fx.GraphModule, examples: Sequence):
             start, eager = perf_counter(), operators_of(graph.graph)
             before = moved_bytes(*eager, [])
-            fused = fuse(graph, self.block, self.memory)
+            fused = self.rewritten(graph)
             after = operators_of(fused.graph)
             self.compiled.append(Compiled(
                 way, perf_counter() - start, before, moved_bytes(*after, []),
                 sum(not each.free for each in eager[0]), sum(not each.free for each in after[0]),
                 fused))
-            return make_boxed_func(fused.forward)
+            return make_boxed_func(self.run(way, fused))
         return compile_graph
+
+    def rewritten(self, graph: fx.GraphModule) -> fx.GraphModule:
+        return fuse(graph, self.block, self.memory)
+
+
+class Unfused(Fusion):
+    """Every operator is a kernel; forward and backward are as eager runs them."""
+
+    partition = staticmethod(default_partition)
+
+    def rewritten(self, graph: fx.GraphModule) -> fx.GraphModule:
+        return graph

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.techniques.fusion import Fusion, Operator, best_groups, is_free, moved_bytes, operators_of
+from bigtrain_lab.techniques.captured_graph import KernelRun
+from bigtrain_lab.techniques.fusion import Fusion, Operator, best_groups, moved_bytes
 from bigtrain_lab.techniques.guards.fusion import graph_breaks, refuse_breaks
-from bigtrain_lab.techniques.kernel_bytes import KernelRun
 
 # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def test_values_are_those_of_eager_and_bytes_as_foretold(name):
     assert [each.way for each in backend.compiled] == ["forward", "backward"]
     for each in backend.compiled:
         examples = [example(node.meta["val"]) for node in each.graph.graph.find_nodes(op="placeholder")]
-        run = KernelRun(each.graph, is_free)
+        run = KernelRun(each.graph)
         run.run(*examples)
         assert sum(run.bytes) == each.after_bytes <= each.before_bytes and len(run.bytes) == each.kernels
 
