@@ -309,6 +309,8 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
 class Replica(Alone):
     """A replica's group, in which nobody else is: what is launched on its lane changes nothing."""
 
+    size = 2  # there are others, so gradients are divided
+
     def lane(self, name=""):
         return self
 
@@ -526,7 +528,8 @@ class Operators:
         name = operator._schema.name.removeprefix("aten::")
         if not made or name.startswith(("empty", "new_empty")):
             return  # nothing that the device does
-        given = on_meta((args, kwargs))
+        outs = {each.name for each in operator._schema.arguments if each.is_out}
+        given = on_meta((args, [value for key, value in kwargs.items() if key not in outs]))
         if not operator._schema.is_mutable and storages_of(made) <= storages_of(given):
             return  # a view that does not say so
         if formula := flop_registry.get(operator.overloadpacket):

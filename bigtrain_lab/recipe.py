@@ -23,6 +23,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .core import Mesh
@@ -37,6 +38,7 @@ from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
 from .techniques.data_parallel import DistributedDataParallel
 from .techniques.guards import recipe as guard
+from .techniques.learning_rates import set_rate
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
 from .techniques.pipeline import Pipeline
@@ -54,6 +56,8 @@ class Recipe:
                    rank; or a Sample, with further arguments of every stage's forward
     loss           (output, targets) -> scalar mean
     optimizer      parameters -> torch optimizer
+    learning_rate  update, from 1 on -> the rate of every parameter group, times the group's
+                   "rate_scale" where it has one; None: the optimizer's own rate
     steps          updates of a run
     micro_batches  of an update on each replica: of a pipeline's batch, or of a window of gradient
                    accumulation
@@ -84,6 +88,7 @@ class Recipe:
     data: Callable[[int], Sequence]
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: Callable
+    learning_rate: Callable[[int], float] | None = None
     steps: int = 1
     micro_batches: int = 1
     samples: int | None = None
@@ -185,7 +190,7 @@ class Recipe:
         batches = [[self.sample(n) for n in window] for window in self.windows]
         if not order.asynchronous:
             return one_process.synchronous(stages, batches, self.loss, self.optimizer,
-                                           self.weights, self.clip)
+                                           self.weights, self.clip, self.learning_rate)
         return one_process.delayed(
             stages, batches[0], self.loss, self.optimizer, update_size=order.update_size,
             versions=lambda stage, n: tuple(order.version(Action(k, stage, n)) for k in "FB"))
@@ -205,14 +210,35 @@ class Recipe:
         return found | ({loss: np.array(losses)} if losses else {})
 
 
+class Training(NamedTuple):
+    """What a rank trains with: its stages by number, their formats and masters, their optimizers,
+    the number of its replica, and the rank itself."""
+
+    stages: dict[int, nn.Module]
+    precision: MixedPrecision
+    optimizers: list[torch.optim.Optimizer]
+    replica: int
+    rank: object
+
+
 class Lens:
-    """What a lab looks at while it trains. This one looks at nothing."""
+    """What a lab looks at while it trains, where a run begins and when it ends. This one looks at
+    nothing."""
 
     span: Callable | None = None  # (step, weight version) -> what is around it, if not a span
 
     def inputs(self) -> Sequence[Tensor]:
         """Tensors that are no part of what the training holds."""
         return ()
+
+    def begin(self, training: Training) -> int:
+        """Before the first window, which this returns: above 0 where a run is taken up again."""
+        return 0
+
+    def ended(self, number: int, training: Training, losses: Sequence[float]) -> bool:
+        """After each window, with the losses of this replica's own micro-batches: whether the run
+        ends here. All ranks must answer alike."""
+        return False
 
     def window(self, number: int, stages: Mapping[int, nn.Module], samples: Sequence):
         """Around all that is done for a window."""
@@ -265,7 +291,9 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
         if learning:
             learning = [precision.masters.get(p, p) for p in learning]
-            optimizers[stage].append(recipe.optimizer(learning))
+            optimizers[stage].append(optimizer := recipe.optimizer(learning))
+            if slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
+                optimizer.among(slices)
     replica, parallel = (copies.rank, averaging(recipe, stages, copies)) if copies else (0, None)
     samples, losses, waiting = {}, [], []
 
@@ -285,6 +313,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             lens.gradient(number, precision)
             for optimizer in chain(*optimizers.values()):
                 precision.unscale_(optimizer)
+                if recipe.learning_rate:
+                    set_rate(optimizer, recipe.learning_rate(number + 1))
             if recipe.clip:
                 clip_grad_norm(precision.parameters(), recipe.clip, replica_ranks)
         stepped = precision.step(*optimizers[stage])
@@ -321,7 +351,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
 
     pipeline = pipeline_of(order)
     rank.watch(holdings)
-    for number, window in enumerate(recipe.windows):
+    training = Training(stages, precision, [*chain(*optimizers.values())], replica, rank)
+    for number, window in [*enumerate(recipe.windows)][lens.begin(training):]:
         mine = window[replica::recipe.replicas]
         numbers = mine or window[:1]  # where there is none for this replica: one that counts 0
         if len(numbers) < order.micro_batches:  # of the last window
@@ -335,7 +366,9 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         with lens.window(number, stages, batch), precision:
             pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch],
                           recipe.shares(window, replica, batch))
-        losses += [loss.item() for loss in pipeline.losses[:len(mine)]]
+        losses += (of_window := [loss.item() for loss in pipeline.losses[:len(mine)]])
+        if lens.ended(number, training, of_window):
+            break
     return Trained(stages, precision, losses, replica, slices and slices.unrecorded())
 
 

@@ -272,17 +272,19 @@ def total(*changes: Mapping[str, int]) -> dict[str, int]:
 
 
 class Rehearsed:
-    """What each action of a run does to what its rank holds. `parts`: its stages."""
+    """What each action of a run does to what its rank holds. `parts`: its stages, or action -> the
+    part that it is of, where micro-batches have different shapes."""
 
-    def __init__(self, schedule: Schedule, steps: int, parts: Sequence[Part]):
+    def __init__(self, schedule: Schedule, steps: int, parts: Sequence[Part] | Callable):
         self.schedule, self.parts, self._moves = schedule, parts, {}
+        self._part = parts if callable(parts) else lambda action: parts[action.stage]
         self._work = [(work, [*likes(lengthened(schedule, steps), work)])
                       for work in schedule.over(steps)]
 
     def moves(self, rank: int) -> Iterator[tuple[Step, Moves]]:
         """Of each step of the rank."""
         for step, alike in zip(*self._work[rank]):
-            parts, (_, stage, number) = [self.parts[action.stage] for action in step], step[0]
+            parts, (_, stage, number) = [*map(self._part, step)], step[0]
             acted = [part.acted[like] for part, like in zip(parts, alike)]
             later = [part.later[like] for part, like in zip(parts, alike)]
             apart = [(action.stage - stage, action.micro_batch - number) for action in step[1:]]
@@ -294,7 +296,7 @@ class Rehearsed:
     def resident(self, rank: int) -> dict[str, int]:
         """kind -> bytes before the first action."""
         own = range(self.schedule.stages)
-        return total(*(self.parts[stage].start for stage in own
+        return total(*(self._part(Action("F", stage, 0)).start for stage in own
                        if self.schedule.rank_of(stage, 0) == rank))
 
     def changes(self) -> dict[Action, tuple]:

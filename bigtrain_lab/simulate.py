@@ -81,7 +81,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 name = name_of(step)
                 events.append(Span(rank, lane_name, kind_of(step), name, start, end, op.version))
                 if cost.changes:
-                    change_memory(rank, lane_name, name, [c for a in step for c in cost.memory(a)], end)
+                    change_memory(rank, lane_name, name, [c for a in step for c in cost.memory(a, rank)], end)
                 continue
             if kind is Recv:
                 what = (op.message, op.src, rank, lane_name)

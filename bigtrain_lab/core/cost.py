@@ -57,7 +57,8 @@ class Cost:
     durations   kind -> number, or one number a stage, in `unit`s. "F+B" prices an overlapped step of that shape;
                 without it a step of several actions takes their sum.
     messages    kind -> bytes (or one number a stage) of the message that the action sends on.
-    changes     action -> ((memory kind, change in bytes), ...) at the action's end.
+    changes     action -> ((memory kind, change in bytes), ...) at the action's end; (rank, action) ->
+                where ranks differ.
     resident    rank -> ((memory kind, bytes), ...) that is there before the first action.
     links       (src, dst) -> Link; a pair that is missing is a free link.
     shares      lane -> its share of the bandwidth of every link, declared where several lanes use
@@ -68,6 +69,8 @@ class Cost:
                 missing, the slowest link of the ring is the bandwidth. `node_size` ranks are on a node.
     inside      (kind, stage) -> (Inside, ...): collectives that the action calls before it ends, such
                 as those of a sliced layer.
+    of_batch    (rank, micro-batch) -> durations of its actions in place of those above, such as where
+                batches are padded to different lengths.
     capacity_bytes  what each rank's device holds; a real run that would hold more fails. None: no limit.
     """
 
@@ -85,6 +88,7 @@ class Cost:
     node_size: int = 1
     shares: Mapping[str, object] = field(default_factory=dict)
     inside: Mapping[tuple[str, int], tuple[Inside, ...]] = field(default_factory=dict)
+    of_batch: Mapping[tuple[int, int], Mapping[str, object]] = field(default_factory=dict)
 
     def __post_init__(self):
         given = [exact(share) for share in self.shares.values()]
@@ -92,7 +96,8 @@ class Cost:
             raise Impossible(f"The lanes' shares of the links are {dict(self.shares)}: "
                              "give each more than 0, and all together at most 1.")
         for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown),
-                            ("slowdown", {"an overlap": self.overlap_slowdown})):
+                            ("slowdown", {"an overlap": self.overlap_slowdown}),
+                            *(("duration", own) for own in {id(own): own for own in self.of_batch.values()}.values())):
             for kind, prices in table.items():
                 for price in prices if isinstance(prices, (tuple, list)) else (prices,):
                     if exact(price) < 0:
@@ -111,22 +116,25 @@ class Cost:
     def duration(self, step, rank: int, beside: bool = False) -> int:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan runs it while another lane of
         the rank may be busy. Only the plan says so, never the lanes' clocks."""
-        key = (rank, beside, step[0].kind, step[0].stage) if len(step) == 1 else (rank, beside, *((a.kind, a.stage) for a in step))
+        if self.of_batch:
+            key = rank, beside, *step
+        else:
+            key = (rank, beside, step[0].kind, step[0].stage) if len(step) == 1 else (rank, beside, *((a.kind, a.stage) for a in step))
         if key not in self._ticks:
             together = "+".join(a.kind for a in step)
             if len(step) > 1 and together in self.durations:
                 total = self._price(self.durations[together], step[0].stage)
             else:
-                total = sum(self._price(self._of(a.kind), a.stage) for a in step)
+                total = sum(self._price(self._of(a, rank), a.stage) for a in step)
             total *= exact(self.slowdown.get(rank, 1)) * (exact(self.overlap_slowdown) if beside else 1) * self.ticks_per_unit
             self._ticks[key] = -(-total.numerator // total.denominator)
         return self._ticks[key]
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
-        key = ("parts", rank, beside, *((a.kind, a.stage) for a in step))
+        key = ("parts", rank, beside, *(step if self.of_batch else ((a.kind, a.stage) for a in step)))
         if key not in self._ticks:
-            total, own = self.duration(step, rank, beside), [self._price(self._of(a.kind), a.stage) for a in step]
+            total, own = self.duration(step, rank, beside), [self._price(self._of(a, rank), a.stage) for a in step]
             done, at = Fraction(0), [0]
             for action, price in zip(step, own):
                 calls = self.inside.get((action.kind, action.stage), ())
@@ -169,9 +177,9 @@ class Cost:
             self._bytes[key] = int(self._price(self.messages.get(message.kind, 0), message.stage))
         return self._bytes[key]
 
-    def memory(self, action) -> tuple[tuple[str, int], ...]:
+    def memory(self, action, rank: int = 0) -> tuple[tuple[str, int], ...]:
         """Changes (kind, bytes) of this action's rank at the action's end."""
-        return self.changes.get(action, ())
+        return self.changes.get(action) or self.changes.get((rank, action), ())
 
     def link(self, src: int, dst: int, lane: str = "compute") -> Link:
         """The link as the lane has it."""
@@ -181,7 +189,10 @@ class Cost:
         share = exact(self.shares[lane])
         return Link(link.alpha, link.ticks * share.denominator, link.bytes * share.numerator)
 
-    def _of(self, kind: str):
+    def _of(self, action, rank: int):
+        kind, _, micro_batch = action
+        if self.of_batch and kind in (own := self.of_batch.get((rank, micro_batch), {})):
+            return own[kind]
         if kind not in self.durations and kind in "FBIW":  # an update may be free, work is not
             raise Impossible(f'The cost has no duration for {kind}: add one to {dict(self.durations)}.')
         return self.durations.get(kind, 0)

@@ -148,3 +148,15 @@ def cross_entropy(logits_BSV, targets_BS):
     """Mean over all tokens of -log softmax(logits)[target], a scalar. Saves the B S V log-probabilities."""
     log_probabilities_BSV = logits_BSV.log_softmax(-1)
     return -log_probabilities_BSV.gather(-1, targets_BS.unsqueeze(-1)).mean()
+
+
+def word_cross_entropy(logits_BSV, targets_BS, padding: int, smoothing: float = 0.0):
+    """Mean over the targets that are no padding, a scalar; 0 where there is none. Smoothed, a target is 1 - smoothing the word
+    itself and smoothing spread over the V - 1 words: padding gets none (Szegedy et al. 2015, arXiv:1512.00567, section 7)."""
+    log_probabilities_BSV = logits_BSV.log_softmax(-1)
+    losses_BS = -log_probabilities_BSV.gather(-1, targets_BS.unsqueeze(-1)).squeeze(-1)
+    if smoothing:
+        of_words_BS = log_probabilities_BSV.sum(-1) - log_probabilities_BSV[..., padding]
+        losses_BS = (1 - smoothing) * losses_BS - smoothing / (logits_BSV.shape[-1] - 1) * of_words_BS
+    words_BS = targets_BS != padding
+    return (losses_BS * words_BS).sum() / words_BS.sum().clamp(min=1)

@@ -36,8 +36,7 @@ class GPTConfig:
         if self.width % self.heads:
             raise Impossible(f"{self.heads} heads cannot share a width of {self.width} equally: "
                              f"take {_nearest_divisors(self.width, self.heads)} heads.")
-        if not 0 <= self.dropout < 1:
-            raise Impossible(f"dropout={self.dropout} is no share of values to drop: take 0 or more, and less than 1.")
+        require_share(self.dropout)
         require_floating(self.dtype)
 
     @property
@@ -82,6 +81,11 @@ def require_slice(first: int, last: int, pieces: int):
 def require_count(name: str, value):
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise Impossible(f"{name}={value!r} is too small or not a whole number: take 1 or more.")
+
+
+def require_share(dropout: float):
+    if not 0 <= dropout < 1:
+        raise Impossible(f"dropout={dropout} is no share of values to drop: take 0 or more, and less than 1.")
 
 
 def require_floating(dtype):

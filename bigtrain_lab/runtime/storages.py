@@ -58,7 +58,7 @@ class _Mode(TorchDispatchMode):
         if effect is None:
             effect = self._effects[operator] = effect_of(operator)
         if effect is GROWS:
-            return self._grown(operator, args, kwargs or {})
+            return self._grown(operator, args, kwargs or {}, self._operate)
         if self._operate:
             out = self._operate(operator, args, kwargs or {})
         else:
@@ -173,11 +173,11 @@ class Storages:
             self.total -= storage.bytes
         self.events.append((storage, storage.own, None, self._wall()))
 
-    def _grown(self, operator, args, kwargs):
+    def _grown(self, operator, args, kwargs, operate: Callable | None):
         """`out=`, set_, resize_, and what users write: a storage that was there may have grown, and one that is not known may be new."""
         given = tree_leaves((args, kwargs))
         sizes = {s._cdata: s.nbytes() for s in map(storage_of, given) if s is not None}
-        out = operator(*args, **kwargs)
+        out = operate(operator, args, kwargs) if operate else operator(*args, **kwargs)
         for tensor in (*tree_leaves(out), *given):
             storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
             if storage is None:

@@ -44,7 +44,7 @@ class DistributedDataParallel(nn.Module):
     bucket_bytes  the most bytes of a message; a larger parameter has one of its own
     strategy      what is sent together and when: Buckets(), Buckets(split=True) which cuts a
                   parameter where its bucket is full, FusedCycle(every_ticks) or PushPull()
-    all_reduce    (tensor, group, op, name) -> tensor: averages a bucket in place, such as
+    all_reduce    (tensor, group, op, name) -> tensor: sums a bucket in place, such as
                   ring_all_reduce; without it the strategy's, which is the backend's own or
                   push_pull
     backwards     how many backward passes make one gradient: a parameter is ready at its last one
@@ -92,7 +92,7 @@ class DistributedDataParallel(nn.Module):
         self.batch, self.launched, self.ready = self.batch + 1, None, 0
         self.signals = {name([k], self.batch): Signal("compute") for k in range(len(self.buckets))}
         for each in self.gradients:
-            each.count, each.used = 0, False
+            each.count, each.used, each.divided = 0, False, False
         for bucket in self.buckets:
             bucket.missing = len(bucket.members)
 
@@ -100,12 +100,10 @@ class DistributedDataParallel(nn.Module):
     def _added(self, gradient: "Gradient", parameter: Tensor) -> None:
         """A backward has added to `.grad`: keep it in the bucket, which may be full now."""
         guard.refuse_gradient(self, gradient)
-        gradient.keep()
-        gradient.used = True
-        if not self.syncing:
-            return
-        gradient.count += 1
-        if self.overlap and gradient.count == self.backwards:
+        gradient.used, gradient.count = True, gradient.count + self.syncing
+        last = self.syncing and self.overlap and gradient.count == self.backwards
+        gradient.keep(self.group.size if last else 1)
+        if last:
             for bucket in gradient.buckets:
                 bucket.missing -= 1
             self._announce(lambda bucket: not bucket.missing)
@@ -140,9 +138,10 @@ class DistributedDataParallel(nn.Module):
         step."""
         unused = [each for each in self.gradients if not each.used and each.view.numel()]
         guard.refuse_replaced(self)
-        for each in unused:
-            each.keep()
-            if not self.allow_unused:  # all ranks will meet it, and only then ask each other
+        for each in self.gradients:
+            each.keep(1 if each.divided else self.group.size)
+        if not self.allow_unused:
+            for each in unused:  # all ranks will meet it, and only then ask each other
                 each.buckets[0].flat[0] = torch.nan
         self._announce(lambda bucket: True)
         self.launched.wait()
@@ -175,7 +174,7 @@ class Averages(Work):
         self.all_reduce, self.flats = all_reduce, {}
 
     def together(self, op, group):
-        self.all_reduce(self.flats.pop(op.name), group, "mean", op.name)
+        self.all_reduce(self.flats.pop(op.name), group, "sum", op.name)
 
 
 @dataclass(eq=False)
@@ -188,14 +187,19 @@ class Gradient:
     buckets: list[Bucket] = field(default_factory=list)
     count: int = 0  # backwards that added to it
     used: bool = False
+    divided: bool = False  # it is this rank's part of the mean
 
-    def keep(self) -> None:
-        """Let `.grad` be the view; where there is none the view is zero."""
+    def keep(self, over: int) -> None:
+        """Let `.grad` be the view, divided by `over`; where there is none the view is zero. A new
+        gradient is divided as it is copied."""
+        self.divided = self.divided or over > 1
         if self.home.grad is None:
             self.view.zero_()
         elif self.home.grad is not self.view:
-            self.view.copy_(self.home.grad)
+            torch.div(self.home.grad, over, out=self.view)
             self.home.grad = self.view
+        elif over > 1:
+            self.view.div_(over)
 
 
 def place(gradients: list[Gradient], buckets: list[Bucket]) -> dict[tuple, Tensor]:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from .learning_rates import set_rate
+
 
 class Training(NamedTuple):
     """Loss of each micro-batch in order, the stages with their final weights, and each update's relative gradient error."""
@@ -39,11 +41,13 @@ class Sample(NamedTuple):
 
 
 def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable,
-                weights: Callable | None = None, clip: float | None = None) -> Training:
-    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their losses times `weights(batch)`."""
+                weights: Callable | None = None, clip: float | None = None,
+                learning_rate: Callable[[int], float] | None = None) -> Training:
+    """Each batch's micro-batches make one update by their mean gradient, or by the sum of their losses times `weights(batch)`;
+    the first update has the rate `learning_rate(1)`."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     losses = []
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         factors = weights(batch) if weights else [1 / len(batch)] * len(batch)
         for sample, factor in zip(batch, factors):
             x = sample.inputs
@@ -55,6 +59,8 @@ def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]]
         if clip:
             nn.utils.clip_grad_norm_({p: None for stage in stages for p in stage.parameters()}, clip)  # a tied one counts once
         for update in updates:
+            if learning_rate:
+                set_rate(update, learning_rate(number))
             update.step()
             update.zero_grad()
     return Training(losses, stages, [])

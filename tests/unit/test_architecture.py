@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
 ORDER = ["orphan", "core", "words", "partition", "formats", "schedule", "schedules", "collective", "collectives", "plan", "pipelined_ring", "explain",
          "holdings", "rates", "simulate",
          "recompute", "recompute_search", "recompute_optimum", "recomputes", "recompute_compared", "runtime",
-         "techniques", "recipe", "dry_run", "rehearsal", "models", "data", "figures", "player", "experiments", "checks", "grading", "report", "panel", "page", "doctor", "cli"]
+         "techniques", "recipe", "dry_run", "rehearsal", "models", "data", "translation", "tracking", "figures", "player", "experiments", "checks", "grading", "report", "panel", "page", "doctor", "cli"]
 # techniques know no model and models no technique, so their order is only a convention
 MAY_IMPORT = {
-    "torch": {"runtime", "techniques", "models", "data", "recipe", "dry_run", "grading", "experiments", "doctor"},
+    "torch": {"runtime", "techniques", "models", "data", "recipe", "dry_run", "translation", "tracking", "grading", "experiments", "doctor"},
+    "sacrebleu": {"data"},
     "plotly": {"figures", "panel"},
     "ipywidgets": {"panel"},
     "anywidget": {"player"},

@@ -136,7 +136,7 @@ def test_what_it_says():
 
 
 @pytest.mark.parametrize("settings, told", [
-    (dict(mistake="absent", fault_at=0), "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (mean) of float32 of shape (4144,); rank 1 bucket 1"),
+    (dict(mistake="absent", fault_at=0), "at one time: ranks 0 and 2 bucket 0 of batch 0, all_reduce (sum) of float32 of shape (4144,); rank 1 bucket 1"),
     (dict(mistake="swapped", fault_rank=2, fault_at=1), "at one time: ranks 0 and 1 bucket 1 of batch 0"),
     (dict(mistake="absent", fault_at=0, ring=True), "bucket 0"),
     (dict(mistake="short"), "waits in bucket 0 of batch 1 for rank 1, which has finished without calling it."),

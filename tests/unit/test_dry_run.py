@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.dry_run import DryRank, DryRun, Journal, Operators, dry_run
+from bigtrain_lab.dry_run import Work, DryRank, DryRun, Journal, Operators, dry_run
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_steps, layered_mlp, mlp_steps,
                                  parameter_bytes, parameter_shapes, parameters, peak_bytes, saved_bytes, theory)
@@ -387,6 +387,18 @@ def test_numbers_that_are_read_take_the_plain_path_and_what_is_aside_counts_noth
     assert run.actions["F"].after == run.start | {"temporaries": 4 * 8 * 4}
     assert run.actions["B"].after["gradients"] == 8 * 9 * 4
     assert run.actions["B"].work.operators == 4  # a sum, its gradient, dL/dw, dL/db: views are none
+
+
+def test_what_is_written_into_a_given_tensor_counts_as_what_is_new():
+    def program(rank):
+        x, out = (torch.ones(64, 8, device=rank.device) for _ in range(2))
+        with rank.span("new"):
+            x.div(2)
+        with rank.span("given"):
+            torch.div(x, 2, out=out)
+
+    actions = dry_run(program).actions
+    assert actions["given"].work == actions["new"].work == Work(0, 2 * 64 * 8 * 4, 1)
 
 
 def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():

@@ -16,7 +16,7 @@ from tools import setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+EXTRAS = [line for extra in PROJECT["optional-dependencies"].values() for line in extra if not line.startswith("bigtrain_lab[")]
 RANGES = {canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["dependencies"] + EXTRAS)}
 PINS = {canonicalize_name(name): pin for name, pin in setup.pins((ROOT / "constraints.txt").read_text()).items()}
 CONDA_NAMES = {"pytorch-cpu": "torch"}

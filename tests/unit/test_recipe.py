@@ -1,5 +1,6 @@
 """A recipe: what it trains, what it refuses, and that a lab's program is its loop."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -45,6 +46,7 @@ def differ(one, other):
 
 
 @pytest.mark.parametrize("changes", [{}, {"clip": 0.1}, {"recompute": "sqrt"}, {"weights": lambda window: [n + 1.0 for n in range(len(window))]},
+                                     {"learning_rate": lambda update: 0.05 / update},
                                      {"schedule": "gpipe", "clip": 0.1, "recompute": "keep-none"}], ids=lambda changes: ", ".join(changes) or "plain")
 def test_one_device_is_plain_training_and_its_last_window_is_short(changes):
     recipe = replace(PLAIN, **changes)
@@ -105,6 +107,32 @@ def test_replicas_that_begin_with_other_weights_are_refused(tmp_path):
         run.wait()
 
 
+def test_a_run_that_ends_early_is_taken_up_where_it_ended():
+    """And each update's rate is that of its number."""
+    states, rates = {}, []
+
+    class Halves(Lens):
+        def begin(self, training):
+            if not states:
+                return 0
+            training.stages[0].load_state_dict(states["weights"])
+            training.optimizers[0].load_state_dict(states["optimizer"])
+            return 1
+
+        def ended(self, number, training, losses):
+            rates.append(training.optimizers[0].param_groups[0]["lr"])
+            assert len(losses) == len(recipe.windows[number])
+            first = not states
+            states.update(deepcopy({"weights": training.stages[0].state_dict(), "optimizer": training.optimizers[0].state_dict()}))
+            return first
+
+    recipe = replace(PLAIN, learning_rate=lambda update: 0.05 / update)
+    losses = [loss for _ in range(2) for loss in here(recipe, Halves()).losses]
+    whole = here(recipe)
+    assert losses == whole.losses and rates == [0.05, 0.025, 0.05 / 3]
+    assert all(torch.equal(states["weights"][name], w) for name, w in whole.weights[0].items())
+
+
 def test_its_dry_run_is_the_ledger_of_its_loop():
     """At and inside every action, with masters, recompute and a short window."""
     recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16", recompute="sqrt",
@@ -158,6 +186,8 @@ def test_a_lens_looks_on():
 REFUSED = [
     (dict(steps=0), "steps is 0: give a whole number of at least 1."),
     (dict(clip=-1.0), "clip is -1.0: give the largest norm"),
+    (dict(learning_rate=0.1), "learning_rate is 0.1: give a function of the update's number"),
+    (dict(schedule="pipedream", ranks=2, samples=None, learning_rate=lambda update: 0.1), "for learning_rate: leave learning_rate out"),
     (dict(model=nn.Linear(2, 2)(torch.zeros(2))), "model is tensor"),
     (dict(schedule="gpip"), "There is no schedule called 'gpip'"),
     (dict(precision="fp8"), "There is no level of precision called 'fp8'"),

@@ -21,6 +21,9 @@ def refuse(recipe) -> None:
             raise Impossible(f"{name} is {value!r}: give a whole number of at least 1.")
     if recipe.clip is not None and not recipe.clip > 0:
         raise Impossible(f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above 0, or None.")
+    if not (recipe.learning_rate is None or callable(recipe.learning_rate)):
+        raise Impossible(f"learning_rate is {recipe.learning_rate!r}: give a function of the update's number, such as noam(512, 4000), "
+                         "or give the optimizer its rate.")
     if isinstance(recipe.recompute, str):
         named(recipe.recompute)
     elif not (recipe.recompute is None or isinstance(recipe.recompute, Recompute) or callable(recipe.recompute)):
@@ -39,7 +42,7 @@ def refuse(recipe) -> None:
                 raise Impossible(f"{name} is {getattr(recipe, name)} and the schedule has {getattr(recipe.schedule, name)}: leave {name} out.")
     if order.asynchronous:
         given = [name for name, value in (("clip", recipe.clip), ("weights", recipe.weights), ("samples", recipe.samples), ("tied", recipe.tied),
-                                          ("replicas", recipe.replicas > 1), ("slices", recipe.slices > 1),
+                                          ("replicas", recipe.replicas > 1), ("slices", recipe.slices > 1), ("learning_rate", recipe.learning_rate),
                                           ("precision", precision.masters or precision.scaler or precision.level.masters)) if value]
         if given:
             raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of a whole window for {given[0]}: leave "

@@ -1,0 +1,85 @@
+"""The translator as a chain, so that the gradients of its last layers travel while those of the first
+are computed, as a GPT's do.
+
+    source table | encoder layers | norm, target table | decoder layers | norm, output
+    x_BSD          x_BSD            [memory_BSD, y_BTD] along the words       logits_BTV
+
+Every piece is called with the sentences too: (x, source_BS, so_far_BT, noise). What a decoder's layer
+passes on holds the memory beside its own words: a copy of (S + T) D numbers a layer, which the whole
+model does not make. Names and initial values are those of the whole.
+
+Shapes: B batch, S source, T target, D width, V vocabulary.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ..runtime.devices import built
+from .gpt import initialise
+from .translator import Translator, TranslatorConfig, sinusoids
+
+META = torch.device("meta")
+PARTS = "source", "encoder", "encoder_norm", "target", "decoder", "decoder_norm", "logits"
+
+
+def count(config: TranslatorConfig) -> int:
+    """Pieces of a translator."""
+    return 2 * config.layers + 3
+
+
+class TranslatorPiece(Translator):
+    """Piece `at` of the chain."""
+
+    def __init__(self, config: TranslatorConfig, at: int, seed: int = 0):
+        device = torch.empty(0).device
+        with META:  # the whole: names and shapes
+            super().__init__(config)
+        self.at, self.layers, own = at, config.layers, of_piece(config, at)
+        for name in PARTS:
+            part = getattr(self, name) if name in own else None
+            if isinstance(getattr(self, name), nn.ModuleList):
+                part = nn.ModuleDict({path.split(".")[1]: self.get_submodule(path) for path in own
+                                      if path.startswith(name + ".")})
+            setattr(self, name, part)
+        self.to_empty(device=device)
+        embeds = self.source or self.target
+        self.positions = sinusoids(config.longest, config.width).to(device, config.dtype) if embeds else None
+        initialise(self, 2 * config.layers, seed)
+
+    def forward(self, x, source_BS, so_far_BT, noise=None):
+        at, S, keep_BS = self.at, source_BS.shape[1], self.keep(source_BS)
+        if at == 0:
+            return self.embedded(self.source, source_BS, noise=noise)
+        if at <= self.layers:
+            return self.encoder[str(at - 1)](x, keep_BS=keep_BS, noise=noise)
+        if at == self.layers + 1:
+            return torch.cat((self.encoder_norm(x), self.embedded(self.target, so_far_BT, noise=noise)), 1)
+        memory_BSD, y_BTD = x[:, :S], x[:, S:]
+        if at == 2 * self.layers + 2:
+            return self.logits(self.decoder_norm(y_BTD))
+        layer = self.decoder[str(at - self.layers - 2)]
+        return torch.cat((memory_BSD, layer(y_BTD, memory_BSD, keep_BS, noise)), 1)
+
+
+def of_piece(config: TranslatorConfig, at: int) -> list[str]:
+    """The paths of the whole model's parts that a piece has."""
+    L = config.layers
+    return [["source"], *([f"encoder.{i}"] for i in range(L)), ["encoder_norm", "target"],
+            *([f"decoder.{i}"] for i in range(L)), ["decoder_norm", "logits"]][at]
+
+
+def joined(pieces: Mapping[int, TranslatorPiece], config: TranslatorConfig) -> Translator:
+    """The translator that these pieces are, on the same weights."""
+    whole = built(lambda: Translator(config), META)
+    for at, piece in pieces.items():
+        for path in of_piece(config, at):
+            name, _, number = path.partition(".")
+            own = getattr(piece, name)
+            if number:
+                getattr(whole, name)[int(number)] = own[number]
+            else:
+                setattr(whole, name, own)
+    whole.positions = pieces[0].positions
+    return whole

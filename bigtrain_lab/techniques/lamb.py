@@ -1,0 +1,69 @@
+"""LAMB: Adam's step, as long as a share of the layer's own weights. One learning rate then fits all
+layers, and a large batch may take long steps.
+
+    m <- b1 m + (1 - b1) g        mh = m / (1 - b1^t)
+    v <- b2 v + (1 - b2) g^2      vh = v / (1 - b2^t)
+    u  = mh / (sqrt(vh) + eps) + lambda x              decay is decoupled, and inside the norm
+    x <- x - lr r u,   r = phi(|x|) / |u|              the trust ratio; 1 where |x| or |u| is 0
+
+The norms are those of a whole layer, also where ranks have pieces of it: see layerwise.py.
+
+Time: Adam's, two norms and a second pass over x and u. Memory: Adam's m and v.
+Source: You et al. 2019 (arXiv:1904.00962), Algorithm 2. Variants in use: no bias correction
+(pytorch-lamb, after the paper's first version), phi(z) = min(z, 10) (there too), gradients clipped
+by their global norm before all else (NVIDIA's BERT), no decay and no ratio for biases and norms
+(the paper's own code for BERT).
+"""
+
+from collections.abc import Callable
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from .layerwise import Batch, LayerWise
+
+
+class LAMB(LayerWise):
+    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio": False},
+    as is usual for biases and norms.
+
+    lr               a number, or a tensor, whose changes make no compiled step be compiled again
+    weight_decay     lambda
+    group            ranks that have pieces of the same parameters; None: these are whole
+    bias_correction  False: mh = m and vh = v
+    clip_norm        phi(z) = min(z, clip_norm); None: phi(z) = z
+    max_grad_norm    gradients are divided by max(1, |g| / max_grad_norm), |g| over all parameters
+    pieces           parameter -> whether this rank has a piece of it, and no duplicate; None: a
+                     piece is what tensor slicing cut
+    """
+
+    state_names = "exp_avg", "exp_avg_sq"
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, *,
+                 group=None, bias_correction: bool = True, clip_norm: float | None = None,
+                 max_grad_norm: float | None = None,
+                 pieces: Callable[[Tensor], bool] | None = None):
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                   "bias_correction": bias_correction, "clip_norm": clip_norm}
+        super().__init__(params, options, group, pieces, max_grad_norm)
+
+    def direction(self, batch: Batch) -> list[Tensor]:
+        """Adam's step, by torch's kernel, which adds lr / c1 m / (sqrt(v / c2) + eps): to lambda x,
+        with lr = -1. After infinitely many steps c1 = c2 = 1."""
+        (m, v), (b1, b2), options = batch.state, batch.options["betas"], batch.options
+        g = batch.g if self.shrink is None else torch._foreach_div(batch.g, self.shrink)
+        if not options["bias_correction"]:
+            torch._foreach_add_(batch.steps, inf)
+        u = [torch.mul(x, options["weight_decay"], out=u) for x, u in zip(batch.x, batch.room())]
+        adam(u, g, m, v, [], batch.steps, fused=True, amsgrad=False, maximize=False, lr=-1.0,
+             beta1=b1, beta2=b2, eps=options["eps"], weight_decay=0.0)
+        return u
+
+    def ratio(self, x_norm: Tensor, u_norm: Tensor, options: dict) -> Tensor:
+        phi = x_norm if options["clip_norm"] is None else x_norm.clamp(max=options["clip_norm"])
+        return torch.where(x_norm * u_norm > 0, phi / u_norm, 1.0)
+
+    def apply(self, batch: Batch, u: list[Tensor], rates: list[Tensor]) -> None:
+        torch._foreach_addcmul_(batch.x, u, rates, value=-1)

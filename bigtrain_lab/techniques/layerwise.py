@@ -1,0 +1,248 @@
+"""The frame of LAMB and LARS: a step on a layer needs norms of the whole layer first.
+
+So each tensor is met twice. On a CPU the tensors come one after the other, in blocks, so that both
+times the cache has them. On a GPU, and in a compiled step, all go through each operator together.
+
+Where ranks have pieces of a tensor, the squares of all norms are summed in one message, and all
+tensors wait for it. What is no piece is a duplicate, the same on all ranks: rank 0's counts.
+
+Bytes sent: an all-reduce of 16 a parameter (a tensor, not a number). Memory: what `direction` gives
+for BLOCK elements, or the largest tensor; on a GPU, or with a group, for all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, count, groupby, islice
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..runtime.group import Group
+from .guards import layerwise as guard
+from .tensor_parallel import cut_of
+
+BLOCK = 2**19  # elements of each tensor that are worked on at a time: the cache has them twice
+
+
+class Batch(NamedTuple):
+    """Some parameters, or a block of one: lists alike in length, for torch's foreach operators.
+    All are contiguous; half formats are float32 here."""
+
+    x: list[Tensor]
+    g: list[Tensor]
+    steps: list[Tensor]  # the updates before this one, in tensors that may be overwritten
+    state: list[list[Tensor]]
+    options: dict
+
+    def room(self) -> list[Tensor]:
+        """Tensors like x, of any values, in one piece: an allocator keeps a large one at hand."""
+        sizes = [x.numel() for x in self.x]
+        room = self.x[0].new_empty(sum(sizes)).split(sizes)
+        return [flat.view(x.shape) for flat, x in zip(room, self.x)]
+
+
+class Bucket(NamedTuple):
+    """Parameters, with the same options, whose norms are known at one time."""
+
+    numbers: list[int]  # in the optimizer
+    parameters: list[Tensor]
+    x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
+    blocks: list[int]  # of each
+    batches: list[Batch]
+
+
+class LayerWise(Optimizer):
+    """A subclass gives
+
+    state_names                                 its tensors of a parameter's shape
+    direction(batch) -> u                       whose norms count; the state moves on
+    ratio(x_norm, u_norm, options) -> vector    one of each parameter
+    apply(batch, u, rates)                      the step on batch.x; rates: ratio times lr
+    """
+
+    state_names: tuple[str, ...]
+    shrink: Tensor | None = None  # what gradients are divided by
+    _ratios: Sequence[tuple[list[Tensor], Tensor]] = ()
+
+    def __init__(self, params, defaults: dict, group=None,
+                 pieces: Callable[[Tensor], bool] | None = None,
+                 max_grad_norm: float | None = None):
+        guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
+        self.group, self.pieces = None if group is None else Group.of(group), pieces or is_cut
+        self.max_grad_norm = max_grad_norm
+        super().__init__(params, {"trust_ratio": True} | defaults)
+
+    def __getstate__(self) -> dict:
+        return super().__getstate__() | {"group": self.group, "pieces": self.pieces,
+                                         "max_grad_norm": self.max_grad_norm}
+
+    def among(self, group) -> "LayerWise":
+        """This optimizer, for parameters of which the ranks of a group have pieces; one that was
+        given a group keeps it."""
+        self.group = Group.of(group) if self.group is None else self.group
+        return self
+
+    @property
+    def trust_ratios(self) -> dict[Tensor, float]:
+        """Parameter -> its ratio in the last step."""
+        return {p: ratio for parameters, ratios in self._ratios
+                for p, ratio in zip(parameters, ratios.tolist())}
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        guard.refuse_options(self.param_groups[-1])
+        guard.refuse_parameters(self.param_groups[-1]["params"])
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None):
+        """Update the parameters that have gradients; returns what `closure` returns, if given.
+        With a group, all of its ranks call it together."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.max_grad_norm is not None:
+            self.shrink = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
+        buckets, self._ratios = self._buckets(), []
+        for together in [list(buckets)] if self._shared else ([bucket] for bucket in buckets):
+            us = [[self.direction(batch) for batch in bucket.batches] for bucket in together]
+            for bucket, u, norms in zip(together, us, self._norms(together, us)):
+                self._finish(bucket, u, norms)
+        return loss
+
+    def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
+        options = bucket.batches[0].options
+        x_norm, u_norm = norms.unbind()
+        ratio = torch.ones_like(x_norm)
+        if options["trust_ratio"]:
+            ratio = self.ratio(x_norm, u_norm, options)
+        self._ratios.append((bucket.parameters, ratio))
+        rates = (ratio * options["lr"]).to(bucket.x[0].dtype).unbind()
+        rates = iter([rate for rate, k in zip(rates, bucket.blocks) for _ in range(k)])
+        for batch, u in zip(bucket.batches, us):
+            self.apply(batch, u, list(islice(rates, len(u))))
+        for p, x in zip(bucket.parameters, bucket.x):
+            if p is not x:
+                p.copy_(x)
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As torch's; the state of half parameters stays float32."""
+        super().load_state_dict(state_dict)
+        numbers = chain.from_iterable(saved["params"] for saved in state_dict["param_groups"])
+        parameters = chain.from_iterable(options["params"] for options in self.param_groups)
+        for number, p in zip(numbers, parameters):
+            for name, value in state_dict["state"].get(number, {}).items():
+                dtype = torch.float32 if name == "step" else wide(p.dtype)
+                self.state[p][name] = value.detach().to(p.device, dtype, copy=True)
+
+    @property
+    def _shared(self) -> bool:
+        return self.group is not None and self.group.size > 1
+
+    def _buckets(self) -> Iterator[Bucket]:
+        """The parameters that have gradients; their steps are counted."""
+        numbers = count()
+        for options in self.param_groups:
+            learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
+            guard.refuse_gradients(p.grad for _, p in learnt)
+            for (device, dtype), alike in groupby(learnt, lambda one: (one[1].device, one[1].dtype)):
+                alike = list(alike)
+                states = [self._state_of(p) for _, p in alike]
+                steps = [state["step"] for state in states]
+                before = torch.stack(steps)
+                torch._foreach_add_(steps, 1)
+                blocked = device.type != "cuda" and not torch.compiler.is_compiling()
+                block = BLOCK if blocked else inf
+                rows = [(n, p, step, *(state[name] for name in self.state_names))
+                        for (n, p), step, state in zip(alike, before.unbind(), states)]
+                for run in runs(rows, [p.numel() for _, p in alike], block):
+                    yield self._bucket(run, options, block)
+
+    def _bucket(self, rows: list[tuple], options: dict, limit: float) -> Bucket:
+        numbers, parameters, steps, *states = map(list, zip(*rows))
+        x, g = map(plain, parameters), [plain(p.grad) for p in parameters]
+        blocks, counts = [], []
+        for step, *tensors in zip(steps, x := list(x), g, *states):
+            own = cut(tensors, limit)
+            blocks += [(*own[0], step)] + [(*each, step.clone()) for each in own[1:]]
+            counts.append(len(own))
+        batches = []
+        for batch in runs(blocks, [block[0].numel() for block in blocks], limit):
+            x_blocks, g_blocks, *state, steps = map(list, zip(*batch))
+            batches.append(Batch(x_blocks, g_blocks, steps, state, options))
+        return Bucket(numbers, parameters, x, counts, batches)
+
+    def _state_of(self, p: Tensor) -> dict[str, Tensor]:
+        if not (state := self.state[p]):
+            state["step"] = torch.zeros((), device=p.device)
+            for name in self.state_names:
+                state[name] = torch.zeros_like(p, dtype=wide(p.dtype), memory_format=torch.contiguous_format)
+        return state
+
+    def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
+        """Of each bucket: the norms of its parameters, and of their u."""
+        norms = [norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
+                 for bucket, u in zip(together, us)]
+        return self._of_whole(norms, [bucket.numbers for bucket in together]) if self._shared else norms
+
+    def _gradient_norm(self) -> Tensor:
+        """Of all gradients; those of pieces are the group's together."""
+        every = [p for options in self.param_groups for p in options["params"]]
+        learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
+        norms = norms_of([[plain(g) for _, g in learnt]], [1] * len(learnt))[None]
+        if self._shared:
+            (norms,) = self._of_whole([norms], [[n for n, _ in learnt]])
+        return torch.linalg.vector_norm(norms)
+
+    def _of_whole(self, norms: list[Tensor], numbers: list[list[int]]) -> list[Tensor]:
+        """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
+        parameter without a gradient on this rank adds nothing."""
+        every = [p for options in self.param_groups for p in options["params"]]
+        squares = norms[0].new_zeros(len(norms[0]), len(every))
+        squares[:, list(chain(*numbers))] = torch.cat(norms, 1).square()
+        squares *= squares.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
+        self.group.all_reduce(squares, name="norms of layers")
+        return [squares[:, own].sqrt() for own in numbers]
+
+
+def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
+    """In float64, of tensors that come in so many blocks each."""
+    norms = torch.stack(torch._foreach_norm([*chain(*batches)])).double()
+    if len(blocks) == len(norms):
+        return norms
+    return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])
+
+
+def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
+    """Consecutive items of at most `limit` together; a larger one is alone."""
+    run, total = [], 0
+    for item, size in zip(items, sizes):
+        if run and total + size > limit:
+            yield run
+            run, total = [], 0
+        run.append(item)
+        total += size
+    yield run
+
+
+def cut(tensors: list[Tensor], size: float) -> list[Sequence[Tensor]]:
+    """The same blocks of each of these tensors of one shape."""
+    if tensors[0].numel() <= size:
+        return [tensors]
+    return list(zip(*(each.view(-1).split(size) for each in tensors)))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half formats."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def plain(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)).contiguous()
+
+
+def is_cut(parameter: Tensor) -> bool:
+    """Whether tensor slicing left this rank a piece of the parameter."""
+    return cut_of(parameter) is not None

@@ -1,0 +1,151 @@
+"""Translations word by word: what is kept changes nothing, a beam of one is greedy, padding is not read."""
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+import pytest
+import torch
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.models import Noise, Translator, TranslatorConfig
+from bigtrain_lab.models.blocks import word_cross_entropy
+from bigtrain_lab.models.decoding import beam_search, greedy
+
+PAD, BEGIN, END = range(3)
+CONFIG = TranslatorConfig(layers=2, width=16, heads=2, inner=40, vocabulary=9, longest=16, dtype=torch.float64, padding=PAD, embedding_scale=4.0)
+LENGTHS = (7, 2, 5, 1, 6)
+
+
+def model_of(seed=1500, **changes):
+    """Its matrices are large, so that its translations differ in length and words."""
+    model = Translator(replace(CONFIG, **changes), seed=1)
+    for number, (name, weight) in enumerate(model.named_parameters()):
+        if weight.dim() == 2:
+            std = 1.0 if name.split(".")[0] in ("source", "target", "logits") else 0.3
+            torch.nn.init.normal_(weight, std=std, generator=torch.Generator().manual_seed(seed + number))
+    return model
+
+
+def sources():
+    ids = torch.randint(3, 9, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(2))
+    for row, length in zip(ids, LENGTHS):
+        row[length - 1], row[length:] = END, PAD
+    return ids
+
+
+def test_kept_keys_and_values_change_nothing():
+    """Also where rows are put in another order on the way, as a beam does."""
+    model, source = model_of(), sources()
+    target = torch.randint(3, 9, (5, 8), generator=torch.Generator().manual_seed(4))
+    order, kept, keep = torch.tensor([3, 0, 0, 4, 1]), model.read(source), model.keep(source)
+    expected = model(source, target)
+    for place in range(8):
+        if place == 4:
+            kept.rows(order)
+            kept.memory = [(k[order], v[order]) for k, v in kept.memory]
+            keep, target, expected = keep[order], target[order], expected[order]
+        found = model.next(target[:, place], kept, keep)
+        assert (found - expected[:, place]).norm() <= 1e-12 * expected[:, place].norm()
+
+
+def test_a_source_s_padding_is_not_read():
+    source, target = sources(), torch.randint(3, 9, (5, 4), generator=torch.Generator().manual_seed(4))
+    model, plain = model_of(), model_of(padding=None)
+    for row, length in enumerate(LENGTHS):
+        alone = model(source[row:row + 1, :length], target[row:row + 1])
+        assert torch.allclose(model(source, target)[row], alone[0], rtol=1e-12, atol=1e-12)
+        assert torch.allclose(plain(source, target)[row], alone[0]) == (length == max(LENGTHS))
+
+
+def uncached(model, source, words):
+    """Log-probability of each next word."""
+    with torch.no_grad():
+        logits = model(source, torch.tensor([[BEGIN, *words]]))[0, -1]
+    logits[[PAD, BEGIN]] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+def test_greedy_takes_the_likeliest_word_and_a_beam_of_one_is_greedy():
+    model, source = model_of(), sources()
+    found = greedy(model, source, BEGIN, END, PAD, 10)
+    for row, length in enumerate(LENGTHS):
+        words = []
+        while len(words) < 10 and (word := int(uncached(model, source[row:row + 1, :length], words).argmax())) != END:
+            words.append(word)
+        assert [w for w in found[row].tolist() if w != PAD] == words and found[row].tolist()[:len(words)] == words
+    assert len({len([w for w in row if w != PAD]) for row in found.tolist()}) > 1
+    assert torch.equal(beam_search(model, source, BEGIN, END, PAD, 10, beam=1), found)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
+def test_a_wide_beam_finds_the_best_of_all_translations(penalty):
+    """A beam that keeps every prefix against a search through all, of several models."""
+    source, longest, lengths = sources() % 5 + (sources() % 5 < 2) * 2, 4, set()
+    whole = [words for size in range(1, longest + 1) for words in product((END, 3, 4), repeat=size)
+             if END not in words[:-1] and (words[-1] == END or size == longest)]
+    for seed in range(0, 600, 100):
+        model = model_of(seed, vocabulary=5)
+        if seed % 200:  # whose translations are longer
+            torch.nn.init.zeros_(model.logits.weight[END])
+        next_word = lru_cache(None)(lambda row, words, model=model: uncached(model, source[row:row + 1], words).tolist())
+        found = beam_search(model, source, BEGIN, END, PAD, longest, beam=40, length_penalty=penalty)
+        for row in range(len(source)):
+            best = max(whole, key=lambda words: sum(next_word(row, words[:at])[word] for at, word in enumerate(words))
+                       / ((5 + len(words)) / 6) ** penalty)
+            assert [w for w in found[row].tolist() if w != PAD] == [w for w in best if w != END]
+            lengths.add(len(best))
+    assert len(lengths) > 2
+
+
+def test_a_beam_goes_on_from_the_prefixes_that_it_keeps():
+    """Against the same search, literally, which computes each prefix anew; and it is not greedy."""
+    source, longest, differ = sources(), 9, 0
+    for seed in range(0, 500, 100):
+        model = model_of(seed)
+        torch.nn.init.zeros_(model.logits.weight[END])  # so that translations are long
+        found = beam_search(model, source, BEGIN, END, PAD, longest, beam=3, length_penalty=0.6)
+        for row in range(len(source)):
+            beam = [((), 0.0)]
+            for _ in range(longest):
+                grown = [(words, total) for words, total in beam if words[-1:] == (END,)]
+                for words, total in (each for each in beam if each not in grown):
+                    grown += [((*words, word), total + log) for word, log in enumerate(uncached(model, source[row:row + 1], words).tolist())]
+                beam = sorted(grown, key=lambda each: -each[1] / ((5 + len(each[0])) / 6) ** 0.6)[:3]
+            assert [w for w in found[row].tolist() if w != PAD] == [w for w in beam[0][0] if w != END]
+        differ += not torch.equal(found, greedy(model, source, BEGIN, END, PAD, longest))
+    assert differ
+
+
+def test_dropout_is_drawn_for_what_it_drops():
+    model, source, target = model_of(dropout=0.5), sources(), torch.ones(5, 3, dtype=torch.int64)
+    first, again, other = (model(source, target, Noise(0, 0, number)) for number in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.allclose(first, other)
+    assert torch.equal(model(source, target), model_of()(source, target))
+    paths = [module.path for module in model.modules() if hasattr(module, "path")]
+    assert len(paths) == len(set(paths)) == 2 + 2 * 2 + 2 * 3
+
+
+def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, 6, generator=draw, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[3, 1, 5, 2], [4, 2, PAD, PAD]])
+    smooth = torch.full_like(logits, 0.2 / 5).scatter_add(-1, targets[..., None], torch.full((2, 4, 1), 0.8, dtype=torch.float64))
+    smooth[..., PAD] = 0
+    words = targets != PAD
+    expected = torch.nn.functional.cross_entropy(logits[words], smooth[words])
+    assert float(word_cross_entropy(logits, targets, PAD, 0.2).detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
+    plain = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
+    assert float(word_cross_entropy(logits, targets, PAD).detach()) == pytest.approx(float(plain), rel=1e-12)
+    loss = word_cross_entropy(logits, torch.zeros_like(targets), PAD, 0.2)
+    loss.backward()
+    assert loss == 0 and not logits.grad.any()
+
+
+def test_what_cannot_be_translated_is_one_sentence():
+    with pytest.raises(Impossible, match="^beam=0 keeps no translation: take 1 or more.$"):
+        beam_search(model_of(), sources(), BEGIN, END, PAD, 4, beam=0)
+    with pytest.raises(Impossible, match="^17 words are longer than the translator's longest=16: leave such sentences out"):
+        model_of()(torch.ones(1, 17, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))
+    with pytest.raises(Impossible, match="^dropout=1 is no share of values"):
+        replace(CONFIG, dropout=1)

@@ -1,0 +1,174 @@
+"""A translator's training: one to three ranks are one training, its evaluation is one, and a killed run goes on to the bit."""
+
+import os
+import signal
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+
+from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab.data.batches import padded
+from bigtrain_lab.data.parallel import generated
+from bigtrain_lab.models import TranslatorConfig
+from bigtrain_lab.recipe import train
+from bigtrain_lab.runtime import RankFailed
+from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab.translation import Evaluation, Translation
+
+TINY = TranslatorConfig(layers=1, width=16, heads=2, inner=24, longest=40, embedding_scale=4.0, dtype=torch.float64)
+
+
+def rate(update):
+    return 0.02 / max(1, update / 10)
+
+
+PLAIN = Translation(pairs=generated(pairs=250, held_out=30, digits=3), config=TINY, learning_rate=rate, batch_tokens=160, epochs=20, rows=4,
+                    evaluate_every=25, patience=50)
+
+
+def here(asked):
+    return asked.program(Rank(0, Mesh(world=1), torch.device("cpu")))
+
+
+def curve(asked, found):
+    """The loss of each update: a mean over its words."""
+    R, k = asked.replicas, asked.accumulation
+    names = ["loss"] if R == 1 else [f"loss of replica {d}" for d in range(R)]
+    losses = np.stack([found[name].reshape(-1, k) for name in names], -1).reshape(len(found[names[0]]) // k, -1)
+    words = np.array([asked.batches.words(n) for n in range(losses.size)]).reshape(losses.shape)
+    return (losses * words).sum(1) / words.sum(1)
+
+
+class Fifty(Translation):
+    @property
+    def recipe(self):
+        return replace(super().recipe, steps=50)
+
+
+def test_one_two_and_three_ranks_are_one_training(tmp_path):
+    """And one with six micro-batches: losses of 50 updates, and BLEU of two evaluations to the last digit."""
+    asked = Fifty(**{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__})
+    expected = here(asked)
+    found = [(each, here(each)) for each in [replace(asked, accumulation=6)]]
+    for ranks in (2, 3):
+        run = (each := replace(asked, replicas=ranks)).run(directory=tmp_path / f"{ranks}")
+        run.wait()
+        assert run.replicas == []
+        found.append((each, run.result))
+    assert expected["evaluations"][:, 0].tolist() == [25, 50] and len({len(asked.batches.sentences(n)) % 3 for n in range(20)}) > 1
+    assert expected["evaluations"][1, 2] < expected["evaluations"][0, 2] and expected["evaluations"][1, 3] > 0
+    for each, result in found:
+        assert np.abs(curve(each, result) / curve(asked, expected) - 1).max() < 1e-9 and len(curve(each, result)) == 50
+        assert result["evaluations"][:, 3].tolist() == expected["evaluations"][:, 3].tolist()
+        assert np.allclose(result["evaluations"], expected["evaluations"], rtol=1e-9)
+
+
+def test_what_is_evaluated_is_the_corpus():
+    """Of all held-out pairs once: the loss a mean over words, BLEU sacrebleu's own."""
+    asked = replace(PLAIN, epochs=6)
+    rank = Rank(0, Mesh(world=1), torch.device("cpu"))
+    lens = Evaluation(asked, rank)
+    model = train(asked.recipe, rank, lens).stages[0]
+    sample = padded(asked.pairs.encoded(held_out=True))
+    targets = sample.targets
+    with torch.no_grad():
+        said = [asked.pairs.vocabulary.decode(ids) for ids in lens.translated(model, sample.inputs).tolist()]
+        chances = model(sample.inputs, sample.context[0]).log_softmax(-1)
+    smooth = torch.full_like(chances, 0.1 / (chances.shape[-1] - 1)).scatter_add(-1, targets[..., None], torch.full_like(chances[..., :1], 0.9))
+    smooth[..., 0] = 0
+    loss = -(smooth * chances).sum(-1)[targets != 0].mean()
+    *_, own_loss, own_bleu, _ = lens.rows[-1]
+    assert own_bleu == sacrebleu.corpus_bleu(said, [[pair[1] for pair in asked.pairs.held_out]], tokenize="zh").score > 0
+    assert own_loss == pytest.approx(float(loss), rel=1e-12)
+
+
+class Killed(Translation):
+    """Rank 0 kills itself, as it can be while it saves, once so many updates are done."""
+
+    last = 0
+
+    def program(self, rank):
+        class Ends(Evaluation):
+            def ended(lens, number, training, losses):
+                if number + 1 == self.last and rank.index == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().ended(number, training, losses)
+        return {"never": np.array(train(self.recipe, rank, Ends(self, rank)).losses)}
+
+
+def test_a_killed_run_goes_on_to_the_bit(tmp_path):
+    """On as many ranks, with dropout, in the middle of an epoch."""
+    asked = replace(PLAIN, config=replace(TINY, dropout=0.1), replicas=2, epochs=3, save_every=3, directory=tmp_path / "whole", evaluate_every=None)
+    whole = asked.run(directory=tmp_path / "run")
+    whole.wait()
+    killed = Killed(**{name: getattr(asked, name) for name in asked.__dataclass_fields__} | {"directory": tmp_path / "killed"})
+    object.__setattr__(killed, "last", Random().randrange(4, asked.recipe.steps))
+    with pytest.raises(RankFailed):
+        killed.run(directory=tmp_path / "ended").wait()
+    again = replace(asked, directory=tmp_path / "killed", resume=True).run(directory=tmp_path / "again")
+    again.wait()
+    assert again.replicas == []
+    for name, values in whole.result.items():
+        assert np.array_equal(again.result[name], values[-len(again.result[name]):]), (name, killed.last)
+    assert len(again.result["loss of replica 0"]) <= asked.recipe.steps - 3
+    best, last = (torch.load(tmp_path / "killed" / f"{name}.pt", weights_only=True) for name in ("best", "last"))
+    assert best["rows"][-1, -1] == 1 and last["epoch"] == 3 and last["place"] == 0 and len(last["random"]) == 2
+    assert not any(name.startswith("module.") for name in last["weights"][0])
+
+
+class Stops(Exception):
+    pass
+
+
+@pytest.mark.parametrize("level", ["fp16", "bf16"])
+def test_half_precision_goes_on_to_the_bit(level, tmp_path):
+    """Masters and the loss scale are saved too, which grew or shrank before."""
+    asked = replace(PLAIN, config=replace(TINY, dtype=torch.float32, dropout=0.2), precision=level, epochs=2, directory=tmp_path, save_every=5)
+    rank = Rank(0, Mesh(world=1), torch.device("cpu"))
+    whole = here(replace(asked, directory=None))
+
+    class Ends(Evaluation):
+        def ended(self, number, training, losses):
+            if number == 7:
+                raise Stops
+            return super().ended(number, training, losses)
+
+    with pytest.raises(Stops):
+        train(asked.recipe, rank, Ends(asked, rank))
+    again = here(replace(asked, resume=True))
+    assert all(np.array_equal(again[name], values[-len(again[name]):]) for name, values in whole.items()) and len(again["loss"]) == len(whole["loss"]) - 5
+
+
+class Disagree(Translation):
+    """Nothing is learned; rank 1 sees a better score each time."""
+
+    def program(self, rank):
+        class Sees(Evaluation):
+            def evaluated(self, done, training):
+                *row, score = super().evaluated(done, training)
+                return [*row, score + done * rank.index]
+        train(self.recipe, rank, lens := Sees(self, rank))
+        return {f"updates of rank {rank.index}": np.array(lens.rows)[:, 0]}
+
+
+def test_one_decision_ends_the_run_on_all_ranks(tmp_path):
+    asked = Disagree(pairs=PLAIN.pairs, config=TINY, learning_rate=lambda update: 0.0, replicas=2, batch_tokens=400, patience=2, epochs=6)
+    run = asked.run(directory=tmp_path / "run")
+    run.wait()
+    ends = [len(asked.batches) * epoch for epoch in (1, 2, 3)]
+    assert [run.result[f"updates of rank {r}"].tolist() for r in (0, 1)] == [ends, ends]
+
+
+def test_what_cannot_be_is_one_sentence(tmp_path):
+    with pytest.raises(Impossible, match="^watched is 'f1': choose bleu or loss.$"):
+        replace(PLAIN, watched="f1")
+    with pytest.raises(Impossible, match="holds no pair out"):
+        replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
+    small = replace(PLAIN, epochs=1, directory=tmp_path)
+    here(small)
+    with pytest.raises(Impossible, match="last.pt is of another model, .* here: build the model with the sizes that it had.$"):
+        here(replace(small, config=replace(TINY, width=32), resume=True))
