@@ -11,7 +11,8 @@ priced as if each sentence were as long as the longest right answer of its batch
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -107,7 +108,7 @@ class Translate(Layered):
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"spread", "bucket_mb"} if settings["replicas"] == 1 else set()
         loads = set() if settings["workers"] else {"prefetch", "pinned"}
-        return super().idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
+        return super(Pipelined, cls).idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Translate(Layered):
     def config(self) -> TranslatorConfig:
         words = len(self.task.vocabulary)
         return TranslatorConfig(self.layers, self.width, self.heads, 4 * self.width, max(self.vocabulary, words), 128,
-                                getattr(torch, self.dtype), padding=PAD)
+                                getattr(torch, self.dtype), padding=PAD, embedding_scale=self.width ** 0.5)
 
     @cached_property
     def training(self) -> "InPieces":
@@ -235,8 +236,9 @@ class Translate(Layered):
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
             return {"L": count(self.config), "A": shape[2]}
-        loss, said = evaluation_works(self.config, shape, self.beam)
-        return {"L": self.time(loss), "A": self.time(said)}
+        one, two = (evaluation_works(replace(self.config, layers=layers), shape, self.beam) for layers in (1, 2))
+        works = (Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each))) for each in zip(one, two))
+        return {kind: self.time(work) for kind, work in zip("LA", works)}
 
     @cached_property
     def lowered(self) -> Plan:
@@ -248,6 +250,14 @@ class Translate(Layered):
         return replace(self.simulated(), settings=self.told)
 
     @cached_property
+    def peak_bytes(self) -> int:
+        """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates of its largest micro-batch."""
+        own = self.training.own(0)
+        largest = max(own, key=lambda n: prod(self.training.shape(n)))
+        recipe = replace(self.recipe, data=lambda _: self.training.sample(largest), steps=2, weights=lambda window: [1 / len(window)] * len(window))
+        return dry_run(partial(train, recipe)).peak_bytes
+
+    @cached_property
     def alone_s(self) -> float:
         """The same run on one rank."""
         one = self.replace(replicas=1, fault="none")
@@ -256,6 +266,10 @@ class Translate(Layered):
     @property
     def simulated_time(self) -> float:
         return simulate(self.lowered, self.cost(memory=False)).makespan
+
+    @property
+    def relief(self) -> str:
+        return "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or more ranks (replicas) would need less."
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -56,14 +56,14 @@ class LAMB(LayerWise):
         g = batch.g if self.shrink is None else torch._foreach_div(batch.g, self.shrink)
         if not options["bias_correction"]:
             torch._foreach_add_(batch.steps, inf)
-        u = torch._foreach_mul(batch.x, options["weight_decay"])
+        u = [torch.mul(x, options["weight_decay"], out=u) for x, u in zip(batch.x, batch.room())]
         adam(u, g, m, v, [], batch.steps, fused=True, amsgrad=False, maximize=False, lr=-1.0,
              beta1=b1, beta2=b2, eps=options["eps"], weight_decay=0.0)
         return u
 
     def ratio(self, x_norm: Tensor, u_norm: Tensor, options: dict) -> Tensor:
         phi = x_norm if options["clip_norm"] is None else x_norm.clamp(max=options["clip_norm"])
-        return torch.where((x_norm > 0) & (u_norm > 0), phi / u_norm, 1.0)
+        return torch.where(x_norm * u_norm > 0, phi / u_norm, 1.0)
 
     def apply(self, batch: Batch, u: list[Tensor], rates: list[Tensor]) -> None:
         torch._foreach_addcmul_(batch.x, u, rates, value=-1)

@@ -44,7 +44,7 @@ class LARS(LayerWise):
 
     def ratio(self, x_norm: Tensor, g_norm: Tensor, options: dict) -> Tensor:
         size = g_norm + options["weight_decay"] * x_norm + options["eps"]
-        return torch.where((x_norm > 0) & (g_norm > 0),
+        return torch.where(x_norm * g_norm > 0,
                            options["trust_coefficient"] * x_norm / size, 1.0)
 
     def apply(self, batch: Batch, g: list[Tensor], rates: list[Tensor]) -> None:

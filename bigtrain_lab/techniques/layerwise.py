@@ -23,7 +23,7 @@ from ..runtime.group import Group
 from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
-BLOCK = 2**18  # elements of each tensor that are worked on at a time: the cache has them twice
+BLOCK = 2**19  # elements of each tensor that are worked on at a time: the cache has them twice
 
 
 class Batch(NamedTuple):
@@ -35,6 +35,12 @@ class Batch(NamedTuple):
     steps: list[Tensor]  # the updates before this one, in tensors that may be overwritten
     state: list[list[Tensor]]
     options: dict
+
+    def room(self) -> list[Tensor]:
+        """Tensors like x, of any values, in one piece: an allocator keeps a large one at hand."""
+        sizes = [x.numel() for x in self.x]
+        room = self.x[0].new_empty(sum(sizes)).split(sizes)
+        return [flat.view(x.shape) for flat, x in zip(room, self.x)]
 
 
 class Bucket(NamedTuple):
@@ -65,8 +71,8 @@ class LayerWise(Optimizer):
         guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
         self.group, self.pieces = None if group is None else Group.of(group), pieces or is_cut
         self.max_grad_norm = max_grad_norm
-        self._ratios: list[tuple[list[Tensor], Tensor]] = []
         super().__init__(params, {"trust_ratio": True} | defaults)
+        self._ratios: list[tuple[list[Tensor], Tensor]] = []
 
     def among(self, group) -> "LayerWise":
         """This optimizer, for parameters of which the ranks of a group have pieces; one that was
@@ -104,9 +110,10 @@ class LayerWise(Optimizer):
 
     def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
         options = bucket.batches[0].options
-        ratio = torch.ones_like(norms[0])
+        x_norm, u_norm = norms.unbind()
+        ratio = torch.ones_like(x_norm)
         if options["trust_ratio"]:
-            ratio = self.ratio(*norms, options)
+            ratio = self.ratio(x_norm, u_norm, options)
         self._ratios.append((bucket.parameters, ratio))
         rates = (ratio * options["lr"]).to(bucket.x[0].dtype).unbind()
         rates = iter([rate for rate, k in zip(rates, bucket.blocks) for _ in range(k)])
@@ -171,40 +178,36 @@ class LayerWise(Optimizer):
 
     def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
         """Of each bucket: the norms of its parameters, and of their u."""
-        squares = [torch.stack([squares_of((batch.x for batch in bucket.batches), bucket.blocks),
-                                squares_of(u, bucket.blocks)]) for bucket, u in zip(together, us)]
-        if self._shared:
-            squares = self._summed(squares, [bucket.numbers for bucket in together])
-        return [each.sqrt() for each in squares]
+        norms = [norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
+                 for bucket, u in zip(together, us)]
+        return self._of_whole(norms, [bucket.numbers for bucket in together]) if self._shared else norms
 
     def _gradient_norm(self) -> Tensor:
         """Of all gradients; those of pieces are the group's together."""
         every = [p for options in self.param_groups for p in options["params"]]
         learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([plain(g) for _, g in learnt]))
-        squares = norms.double().square()[None]
+        norms = norms_of([[plain(g) for _, g in learnt]], [1] * len(learnt))[None]
         if self._shared:
-            (squares,) = self._summed([squares], [[n for n, _ in learnt]])
-        return squares.sum().sqrt()
+            (norms,) = self._of_whole([norms], [[n for n, _ in learnt]])
+        return torch.linalg.vector_norm(norms)
 
-    def _summed(self, squares: list[Tensor], numbers: list[list[int]]) -> list[Tensor]:
-        """Over the group, of pieces; of duplicates rank 0's. A parameter without a gradient on this
-        rank adds nothing."""
+    def _of_whole(self, norms: list[Tensor], numbers: list[list[int]]) -> list[Tensor]:
+        """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
+        parameter without a gradient on this rank adds nothing."""
         every = [p for options in self.param_groups for p in options["params"]]
-        flat = squares[0].new_zeros(len(squares[0]), len(every))
-        flat[:, list(chain(*numbers))] = torch.cat(squares, 1)
-        flat *= flat.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
-        self.group.all_reduce(flat, name="norms of layers")
-        return [flat[:, own] for own in numbers]
+        squares = norms[0].new_zeros(len(norms[0]), len(every))
+        squares[:, list(chain(*numbers))] = torch.cat(norms, 1).square()
+        squares *= squares.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
+        self.group.all_reduce(squares, name="norms of layers")
+        return [squares[:, own].sqrt() for own in numbers]
 
 
-def squares_of(batches: Iterable[list[Tensor]], blocks: list[int]) -> Tensor:
-    """Of each parameter, in float64: the sum of squares over all its blocks."""
-    norms = torch.stack([norm for batch in batches for norm in torch._foreach_norm(batch)])
-    squares = norms.double().square()
-    if len(blocks) == len(squares):
-        return squares
-    return torch.stack([own.sum() for own in squares.split(blocks)])
+def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
+    """In float64, of tensors that come in so many blocks each."""
+    norms = torch.stack(torch._foreach_norm([*chain(*batches)])).double()
+    if len(blocks) == len(norms):
+        return norms
+    return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])
 
 
 def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:

@@ -170,5 +170,5 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
     small = replace(PLAIN, epochs=1, directory=tmp_path)
     here(small)
-    with pytest.raises(Impossible, match="last.pt is of another model: .* build the model with the sizes that it had.$"):
+    with pytest.raises(Impossible, match="last.pt is of another model, .* here: build the model with the sizes that it had.$"):
         here(replace(small, config=replace(TINY, width=32), resume=True))
