@@ -1,13 +1,16 @@
-"""Text as numbers, and back: words and characters for the generated task, trained subwords for a user's own text.
+"""Text as numbers, and back: words and characters for the generated task, trained subwords for a
+user's own text.
 
-    ids = [w_1 .. w_n],  0 < 4 reserved < w        0 padding, 1 begins a target, 2 ends a sentence, 3 stands for what is not known
+    0 padding   1 begins a target   2 ends a sentence   3 is unknown   4 and more: a piece of text
 
-One vocabulary serves both languages. Subwords are byte pairs merged by frequency (Sennrich et al. 2016, arXiv:1508.07909, section
-3.2) over bytes, so that no text is unknown; they need the package tokenizers.
+One vocabulary serves both languages. Subwords are pairs merged by frequency (Sennrich et al. 2016,
+arXiv:1508.07909, section 3.2) over bytes, so that no text is unknown; they need the package
+tokenizers.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from bigtrain_lab.core import Impossible
 
@@ -31,7 +34,9 @@ class Words:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text up to its end; words are spaced, characters are not."""
-        return BETWEEN_WORDS.sub("", " ".join(self.pieces[i - len(RESERVED)] if i >= len(RESERVED) else "?" for i in words_of(ids)))
+        known = len(RESERVED)
+        pieces = (self.pieces[i - known] if i >= known else "?" for i in words_of(ids))
+        return BETWEEN_WORDS.sub("", " ".join(pieces))
 
 
 class Subwords:
@@ -41,16 +46,17 @@ class Subwords:
         try:
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         except ImportError as error:
-            raise Impossible("Subwords need the package tokenizers, which is not installed: pip install 'bigtrain_lab[tokens]', "
-                             "or take vocabulary='words'.") from error
+            raise Impossible("Subwords need the package tokenizers, which is not installed: "
+                             "install bigtrain_lab[tokens], or take vocabulary='words'.") from error
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        if size < len(RESERVED) + len(alphabet):
-            raise Impossible(f"{size} subwords are fewer than the {len(RESERVED) + len(alphabet)} of single bytes: take more.")
+        if size < (fewest := len(RESERVED) + len(alphabet)):
+            raise Impossible(f"{size} subwords are fewer than {fewest}, those of bytes: take more.")
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
-        self.tokenizer.train_from_iterable(texts, trainers.BpeTrainer(
-            vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"], initial_alphabet=alphabet, show_progress=False))
+        self.tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+            vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"],
+            initial_alphabet=alphabet, show_progress=False))
 
     def __len__(self):
         return self.tokenizer.get_vocab_size()
@@ -64,5 +70,4 @@ class Subwords:
 
 def words_of(ids: Sequence[int]) -> list[int]:
     """Up to the end of the sentence, without padding."""
-    ids = list(map(int, ids))
-    return [i for i in ids[:ids.index(END)] if i != PAD] if END in ids else [i for i in ids if i != PAD]
+    return [i for i in takewhile(lambda i: i != END, map(int, ids)) if i != PAD]

@@ -1,0 +1,341 @@
+"""Can a compiler do it faster without me? One function, run operator by operator and fused.
+
+The prediction captures the function's graph without values, and charges each kernel with its bytes,
+its products and one launch. `eager` runs every operator of torch's own graph as a kernel, `ours`
+the groups of techniques/fusion.py. What inductor makes is not known before it ran: its step is one
+action, charged as ours. A run also times the first call, later calls and every block size on this
+machine.
+"""
+
+import shutil
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from statistics import median
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from ..core import Cost, Impossible, Scalar, Trace, knob
+from ..core.hardware import TICKS_PER_SECOND
+from ..plan import Compute, Plan
+from ..rates import last
+from ..schedule import Action
+from ..simulate import simulate
+from ..words import counted, duration, size
+from .experiment import Quantity
+from .on_hardware import OnHardware, profiles
+
+if TYPE_CHECKING:  # loads torch's own compiler, which takes seconds: only where a graph is captured
+    from ..techniques.captured_graph import Kernel
+    from ..techniques.fusion import Fusion
+
+KINDS = {"forward": "F", "backward": "B"}
+WHOLE = ("inductor", "cuda-graph")  # run as one action a step
+SWEPT = tuple(2**k for k in range(12, 24))  # elements of a block
+BYTES, FIRST, EAGER, COMPILED = ("bytes moved a step", "first call, s", "eager call, s",
+                                 "compiled call, s")
+
+
+def gelu(xp, x):
+    return 0.5 * x * (1 + xp.tanh(0.7978845608 * (x + 0.044715 * (x * x * x))))
+
+
+def normalize(xp, x):
+    centred = x - xp.mean(x, axis=-1, keepdims=True)
+    return centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
+
+
+def softmax(xp, x):
+    powers = xp.exp(x - xp.amax(x, axis=-1, keepdims=True))
+    return powers / xp.sum(powers, axis=-1, keepdims=True)
+
+
+def product(xp, x):
+    return gelu(xp, x) @ x[:64].T * 0.125
+
+
+FUNCTIONS = {"gelu": gelu, "normalize": normalize, "softmax": softmax, "product": product}
+
+
+class Compile(OnHardware):
+    name: ClassVar[str] = "compile"
+    question: ClassVar[str] = "Can a compiler do it faster without me?"
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "fusion", "blocks")
+    terms: ClassVar[dict[str, str]] = {"stage": "kernel", "micro_batch": "step"}
+
+    function: str = knob("gelu", "what is computed; its operators are written out", choices=FUNCTIONS)
+    compiler: str = knob("ours", "who runs it", choices=("eager", "ours", *WHOLE))
+    rows: int = knob(1000, "rows of the input", low=64, high=65536, logarithmic=True)
+    columns: int = knob(4000, "columns of the input", low=64, high=65536, logarithmic=True)
+    block: int = knob(2**17, "elements that ours computes at a time", low=256, high=2**26,
+                      logarithmic=True)
+    backward: bool = knob(False, "the gradient as well", more=True)
+    lengths: int = knob(3, "inputs of so many different lengths after the steps", low=1, high=8,
+                        more=True)
+    dtype: str = knob("float32", "number format of the input",
+                      choices=("float32", "float64", "bfloat16"), more=True)
+    steps: int = knob(3, "steps of a run", low=1, high=20, more=True)
+    sweep: bool = knob(True, "a run of ours also times every block size", more=True)
+    hardware: str = knob("a100-nvlink", "what the modelled clock charges for kernels",
+                         choices=lambda: profiles()[1:], more=True)
+    seed: int = knob(0, "seed of the input", low=0, high=2**31 - 1, more=True)
+
+    ranks: ClassVar[int] = 1
+
+    @classmethod
+    def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
+        ours = settings.get("compiler") == "ours"
+        return super().idle_settings(settings) | {"fault_rank"} | (
+            set() if ours else {"block", "sweep"})
+
+    # -- theory -----------------------------------------------------------------------------------
+
+    def kernels(self, compiler: str = "") -> "dict[str, tuple[Kernel, ...]]":
+        """Of each pass, in the order in which they run."""
+        compiler = compiler or self.compiler
+        return kernels_of(self.function, compiler in ("ours", "inductor"), self.rows,
+                          self.columns, self.dtype, self.backward)
+
+    def seconds(self, compiler: str = "") -> dict[str, list[float]]:
+        """Of each kernel of a pass; of the whole step where it runs as one."""
+        compiler = compiler or self.compiler
+        kernels = self.kernels(compiler)
+        if compiler == "cuda-graph":  # each pass was recorded once, and is launched once
+            return {"forward": [sum(self.profile.seconds(
+                sum(each.flops for each in own), sum(each.bytes for each in own), self.dtype, 1)
+                for own in kernels.values())]}
+        found = {way: [self.profile.seconds(each.flops, each.bytes, self.dtype, 1) for each in own]
+                 for way, own in kernels.items()}
+        return {"forward": [sum(map(sum, found.values()))]} if compiler == "inductor" else found
+
+    def moved(self, compiler: str = "") -> int:
+        """Bytes that a step reads and writes."""
+        return sum(each.bytes for own in self.kernels(compiler).values() for each in own)
+
+    @property
+    def captures(self) -> int | None:
+        """Graphs that torch.compile captures: one, and one more for all other lengths."""
+        return 1 + (self.lengths > 1) if self.compiler in ("eager", "ours") else None
+
+    def order(self):
+        return ((Action(KINDS[way], k, step),) for step in range(self.steps)
+                for way, own in self.seconds().items() for k in range(len(own)))
+
+    def cost(self) -> Cost:
+        prices = {KINDS[way]: tuple(own) for way, own in self.seconds().items()}
+        return self.misfortune.priced(Cost(prices, unit="s", ticks_per_unit=TICKS_PER_SECOND,
+                                           capacity_bytes=self.capacity_bytes))
+
+    def predict(self) -> Trace:
+        plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, 1, steps=self.steps)
+        trace = replace(simulate(plan, self.cost()), settings=self.told)
+        told = Scalar(0, "compute", "scalar", BYTES, trace.events[-1].end, self.moved())
+        return Trace.of([*trace.events, *[told] * (self.compiler not in WHOLE)], **trace.header())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the figures draw."""
+        eager = self.kernels("eager")
+        drawn = {way: {"kernels": [each._asdict() for each in own],
+                       "before": [len(eager[way]), sum(each.bytes for each in eager[way])]}
+                 for way, own in self.kernels().items()}
+        return {**super().facts, "terms": self.terms, "graph": drawn, "block": self.block}
+
+    # -- reality ----------------------------------------------------------------------------------
+
+    def function_of(self, x):
+        return FUNCTIONS[self.function](torch, x)
+
+    def values(self, device="cpu") -> torch.Tensor:
+        drawn = torch.randn(self.rows, self.columns, dtype=getattr(torch, self.dtype),
+                            generator=torch.Generator().manual_seed(self.seed))
+        return drawn.to(device).requires_grad_(self.backward)
+
+    def once(self, function, x):
+        """The result, and the gradient of x where it is asked for."""
+        y = function(x)
+        if not self.backward:
+            return y, None
+        gradient, = torch.autograd.grad(y, x, torch.ones_like(y))
+        return y.detach(), gradient
+
+    def program(self, rank) -> dict[str, Any]:
+        """First call, steps kernel by kernel, other lengths; then all is timed."""
+        from ..techniques.fusion import Fusion, Unfused
+        torch.compiler.reset()
+        x, watched = self.values(rank.device), Watched(rank)
+        backend = (Fusion if self.compiler == "ours" else Unfused)(self.block, watched)
+        compiled = self.compiled(backend, x)
+        start = time.perf_counter()
+        self.once(compiled, x)
+        first = time.perf_counter() - start
+        for watched.step in range(self.steps):
+            action = Action("F", 0, watched.step)
+            with rank.span(action) if self.compiler in WHOLE else nullcontext():
+                y, gradient = self.once(compiled, x)
+        watched.step = None
+        if self.compiler not in WHOLE:
+            rank.log(BYTES, watched.bytes)
+        if self.compiler != "eager":
+            rank.log(FIRST, first)
+        with rank.aside():
+            self.look(rank, compiled, backend, x)
+        return self.sums(y, gradient)
+
+    def compiled(self, backend: "Fusion", x):
+        """The function as the chosen compiler runs it."""
+        if self.compiler == "cuda-graph":
+            return torch.cuda.make_graphed_callables(self.function_of, (x,))
+        chosen = "inductor" if self.compiler == "inductor" else backend
+        return torch.compile(lambda x: self.function_of(x), backend=chosen)
+
+    def look(self, rank, compiled, backend: "Fusion", x) -> None:
+        """Time calls and block sizes on this machine, and see what other lengths do."""
+        from ..techniques.fusion import Blocked
+        for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
+            if self.compiler != "eager":
+                rank.log(name, clocked(lambda function=function: self.once(function, x)))
+        if self.compiler == "ours" and self.sweep:
+            graph = backend.compiled[0].graph
+            groups = [part for part in graph.modules() if isinstance(part, Blocked)]
+            for block in (*SWEPT, self.block):
+                for part in groups:
+                    part.block = block
+                if block in SWEPT:
+                    rank.log(f"block {block}", clocked(lambda: graph(x.detach())))
+        if self.compiler not in WHOLE:
+            for k in range(1, self.lengths):
+                compiled(x.detach()[k:].requires_grad_(self.backward))
+            for reason in backend.reasons():
+                rank.log(f"captured: {reason}", 1)
+
+    def reference(self) -> dict[str, Any]:
+        return self.sums(*self.once(self.function_of, self.values()))
+
+    @staticmethod
+    def sums(y, gradient) -> dict[str, Any]:
+        """Of each row, of the result and of the gradient."""
+        found = {"result, row sums": y, "gradient, row sums": gradient}
+        return {name: each.double().sum(-1).cpu().numpy() for name, each in found.items()
+                if each is not None}
+
+    def run(self, **options):
+        if self.compiler == "cuda-graph" and not torch.cuda.is_available():
+            raise Impossible("A CUDA graph records the launches of a GPU, and none is visible "
+                             "here: choose ours, or read the prediction.")
+        if self.compiler == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+            raise Impossible("inductor writes C++, and no compiler for it was found: install g++, "
+                             "or choose ours, which needs none.")
+        return super().run(**options)
+
+    # -- what is told -----------------------------------------------------------------------------
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (Quantity("kernels a step", "", lambda t: len(t.spans(0)) / t.steps),
+                Quantity(BYTES, "B", lambda t: last(t, BYTES)),
+                Quantity("step time", "s", lambda t: t.step_time),
+                Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
+                Quantity("first call, here", "s", lambda t: last(t, FIRST), exact=False),
+                Quantity("eager call, here", "s", lambda t: last(t, EAGER), exact=False),
+                Quantity("compiled call, here", "s", lambda t: last(t, COMPILED), exact=False),
+                Quantity("steps to break even, here", "", break_even, exact=False))
+
+    def describe(self) -> str:
+        x = self.rows * self.columns * getattr(torch, self.dtype).itemsize
+        return f"{self.function} of {self.rows:,} x {self.columns:,}, {size(x)}, by {self.compiler}"
+
+    def explain(self, trace: Trace) -> list[str]:
+        eager, now = ({way: (len(own), sum(each.bytes for each in own)) for way, own in
+                       self.kernels(compiler).items()} for compiler in ("eager", "ours"))
+        told = [f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
+                f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
+                for way in eager]
+        slow, fast = (sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours"))
+        told.append(f"On {self.hardware} that is {slow / fast:.1f} times faster. A model that "
+                    "spends 30% of its time on such operators gains a factor of "
+                    f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before.")
+        if self.compiler == "inductor":
+            told.append("What inductor makes is known only once it ran: it is charged as ours.")
+        if self.compiler == "cuda-graph":
+            told.append("A CUDA graph launches all kernels at once; each moves as many bytes as "
+                        "before.")
+        told += [f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1)]
+        if (steps := break_even(trace)) is not None and trace.clock != "predicted":
+            told.append(f"Here, the first call took {duration(last(trace, FIRST), 's')}, "
+                        + (f"earned back after {counted(steps, 'step')}." if steps else
+                           "and is never earned back: a compiled call is no faster than eager's."))
+        return told + super().explain(trace)
+
+    def hlo(self) -> tuple[str, str]:
+        """What JAX's XLA is given for this function, and what it makes of it on the CPU. Needs the
+        extra `xla`."""
+        try:
+            import jax
+        except ImportError:
+            raise Impossible("JAX is not installed, which brings XLA: pip install "
+                             "'bigtrain-lab[xla]'.") from None
+        shape = jax.ShapeDtypeStruct((self.rows, self.columns), self.dtype)
+        with jax.default_device(jax.devices("cpu")[0]):
+            lowered = jax.jit(lambda x: FUNCTIONS[self.function](jax.numpy, x)).lower(shape)
+            return lowered.as_text("hlo"), lowered.compile().as_text()
+
+
+class Watched:
+    """Runs a captured graph kernel by kernel in spans while there is a step, else as it is. The first
+    step counts bytes."""
+
+    def __init__(self, rank):
+        self.rank, self.step, self.bytes = rank, None, 0
+
+    def __call__(self, way: str, graph):
+        def called(*args):
+            from ..techniques.captured_graph import KernelRun
+            if self.step is None:
+                return graph.forward(*args)
+            run = KernelRun(graph, lambda k: self.rank.span(
+                Action(KINDS[way], k, self.step)), count=self.step == 0)
+            result = run.run(*args)
+            self.bytes += sum(run.bytes)
+            return result
+        return called
+
+
+@lru_cache(maxsize=64)
+def kernels_of(function: str, fused: bool, rows: int, columns: int, dtype: str,
+               backward: bool) -> "dict[str, tuple[Kernel, ...]]":
+    """The kernels of each pass, captured from tensors without values."""
+    from ..techniques.captured_graph import captured
+    from ..techniques.fusion import Fusion, Unfused
+    x = torch.empty(rows, columns, dtype=getattr(torch, dtype), device="meta",
+                    requires_grad=backward)
+    return captured(lambda x: FUNCTIONS[function](torch, x), (Fusion if fused else Unfused)(), x)
+
+
+def clocked(function, times: int = 3) -> float:
+    """Median seconds of a call."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def reasons_of(trace: Trace) -> list[Scalar]:
+    return [event._replace(name=event.name.removeprefix("captured: "))
+            for event in trace.where(Scalar) if event.name.startswith("captured: ")]
+
+
+def captures(trace: Trace, predicted: int | None) -> int | None:
+    return predicted if trace.clock == "predicted" else len(reasons_of(trace)) or None
+
+
+def break_even(trace: Trace) -> int | None:
+    """Steps until compiling has saved more than it took; 0: never. None where nothing was timed."""
+    first, eager, fast = (last(trace, name) for name in (FIRST, EAGER, COMPILED))
+    if first is None or eager is None or fast is None:
+        return None
+    return int(max(first - fast, 0) / (eager - fast)) + 1 if eager > fast else 0

@@ -1,0 +1,506 @@
+"""A compiler one can read: pointwise operators that share values run as one, block by block.
+
+    eager   x -> [* 0.5] -> memory -> [tanh] -> memory -> [+ 1] -> memory    reads, writes: 6
+    fused   x -> [* 0.5 -> tanh -> + 1] -> memory                            reads, writes: 2
+
+An operator that does little arithmetic takes the time of its bytes. So the operators of a graph are
+put into groups; a value that only its own group uses never leaves the cache:
+
+    bytes = sum over groups (values read from outside + values that somebody outside reads)
+
+torch.compile captures the graph, aot_autograd adds its backward (and recomputes there what is
+cheaper to compute than to save). `best_groups` finds the groups with the fewest bytes. `Blocked`
+runs a group on a block of elements, all operators one after another, then on the next block.
+
+Cost: compile time once for each graph; afterwards the same operators with fewer bytes, and a call
+of each operator for each block. Memory: a few blocks instead of whole intermediate tensors.
+Only values of one shape share a group: a reduction, a product, a view or a random number ends it.
+Source: Ansel et al. 2024, PyTorch 2 (ASPLOS), sections 3 and 4; Kennedy and McKinley 1993 show that
+the best groups of a large graph are hard to find: NP-complete.
+"""
+
+import math
+import operator
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from functorch.compile import (
+    default_partition,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+)
+from torch import Tensor, fx
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+try:  # torch's guide to custom backends names this one, though its module has an underscore
+    from torch._dynamo.backends.common import aot_autograd
+except ImportError:  # the same compiler without dynamo's bookkeeping
+    from functools import partial
+
+    from functorch.compile import aot_module_simplified
+
+    def aot_autograd(**compilers):
+        return partial(aot_module_simplified, **compilers)
+
+from .guards import fusion as guard
+
+BLOCK = 2**17  # elements: a few tensors of them fit into a CPU's cache
+LOOKS = 2_000_000  # partial groupings times operators that `best_groups` looks at, at most
+
+
+# -- which operators share a group --------------------------------------------------------------
+
+
+class Operator(NamedTuple):
+    """`reads` names of values; `writes` one of that name. Operators of equal `space`, such as the
+    shape of what they compute, may share a group; None: it stays alone. `free`: it touches no
+    memory, as a view."""
+
+    name: str
+    reads: tuple[str, ...]
+    space: Hashable = None
+    free: bool = False
+
+
+def moved_bytes(operators: Sequence[Operator], sizes: Mapping[str, int], outputs: Sequence[str],
+                groups: Sequence[Sequence[str]]) -> int:
+    """What the groups read and write. Operators in no group are groups of their own."""
+    return sum(sizes[value] for reads, writes in traffic(operators, outputs, groups)
+               for value in (*reads, *writes))
+
+
+def traffic(operators, outputs, groups) -> list[tuple[list[str], list[str]]]:
+    """What each group reads from outside, and what somebody outside reads of it."""
+    named = {each.name: each for each in operators}
+    grouped = {name for group in groups for name in group}
+    found = []
+    for group in [*groups, *([name] for name in named if name not in grouped)]:
+        if any(named[name].free for name in group):
+            continue
+        own = set(group)
+        outside = {value for each in operators if each.name not in own for value in each.reads}
+        found.append((list(dict.fromkeys(value for name in group for value in named[name].reads
+                                         if value not in own)),
+                      [name for name in group if name in outside or name in outputs]))
+    return found
+
+
+def best_groups(operators: Sequence[Operator], sizes: Mapping[str, int],
+                outputs: Sequence[str]) -> list[list[str]]:
+    """The groups of two operators or more with the fewest bytes.
+
+    Operators come in an order in which they can run. Each joins an earlier group or begins one,
+    the cheapest choice first. A choice that costs as much as the best grouping so far is given up,
+    so the search ends at once where a grouping adds nothing to what any must move. Of a graph too
+    large for all choices, the best of the first LOOKS stands."""
+    users: dict[str, list[int]] = {}
+    for i, each in enumerate(operators):
+        for value in each.reads:
+            users.setdefault(value, []).append(i)
+    graph = Choices(operators, {each.name: i for i, each in enumerate(operators)}, users, sizes,
+                    {*outputs} | {value for value, by in users.items()
+                                  if any(operators[i].space is None for i in by)})
+    best, stack, looks = None, [(0, None, 0)], LOOKS
+    while stack and (looks > 0 or best is None):
+        extra, earlier, g = stack.pop()
+        if best and extra >= best[0]:
+            continue
+        now = Partial() if earlier is None else earlier.joined(g, graph.needed(earlier, g))
+        looks -= len(operators)
+        if len(now.home) < len(operators):
+            ways = [(extra + graph.crossing(now, g), now, g) for g in graph.groups(now)]
+            stack += sorted(ways, key=lambda way: -way[0])
+        else:
+            best = extra, now
+    members: dict[int, list[str]] = {}
+    for each, g in zip(operators, best[1].home):
+        members.setdefault(g, []).append(each.name)
+    return [group for group in members.values() if len(group) > 1]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The groups of the first operators."""
+
+    home: tuple[int, ...] = ()  # the group of each operator
+    before: tuple[int, ...] = ()  # of each group, a bit for each group that must run before it
+    spaces: tuple[Hashable, ...] = ()
+
+    def joined(self, g: int, needed: tuple[int, Hashable]) -> "Partial":
+        """With one operator more, in group g, which needs these groups now."""
+        bits, space = needed
+        fresh = g == len(self.before)
+        before = (*self.before, 0) if fresh else self.before
+        return Partial((*self.home, g), tuple(
+            bits if h == g else mask | bits if mask >> g & 1 else mask
+            for h, mask in enumerate(before)), (*self.spaces, space) if fresh else self.spaces)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the next operator may do, and what that costs."""
+
+    operators: Sequence[Operator]
+    number: Mapping[str, int]
+    users: Mapping[str, list[int]]
+    sizes: Mapping[str, int]
+    written: set[str]  # in any grouping
+
+    def needed(self, now: Partial, g: int) -> tuple[int, Hashable]:
+        """The groups that must run before group g once the next operator is in it, as bits."""
+        each = self.operators[len(now.home)]
+        bits = 0 if g == len(now.before) else now.before[g]
+        for value in each.reads:
+            if value in self.number and (maker := now.home[self.number[value]]) != g:
+                bits |= now.before[maker] | 1 << maker
+        return bits, each.space
+
+    def groups(self, now: Partial) -> list[int]:
+        """A new group, and each earlier one that would not need what needs it: no cycle."""
+        space, fresh = self.operators[len(now.home)].space, len(now.before)
+        return [fresh, *(g for g in range(fresh) if space is not None and now.spaces[g] == space
+                         and not self.needed(now, g)[0] >> g & 1)]
+
+    def crossing(self, now: Partial, g: int) -> int:
+        """Bytes that the next operator adds in group g, beyond those that any grouping moves."""
+        each, extra = self.operators[len(now.home)], 0
+        for value in set(each.reads) if each.space is not None else ():
+            maker = self.number.get(value)
+            inside = maker is not None and self.operators[maker].space is not None
+            home = now.home[maker] if inside else None
+            outside = {now.home[i] for i in self.users[value] if i < len(now.home)
+                       and self.operators[i].space is not None} - {home}
+            if g != home and g not in outside:
+                reads = 1 if inside or outside else 0  # once, in any grouping, from outside
+                writes = 1 if inside and not outside and value not in self.written else 0
+                extra += (reads + writes) * self.sizes[value]
+        return extra
+
+
+# -- the graph of torch --------------------------------------------------------------------------
+
+
+def pointwise(node: fx.Node) -> bool:
+    """Whether each element of the one result depends on the elements at its place only, of tensors
+    on the same device; random numbers are drawn in one order and stay alone."""
+    tags = getattr(node.target, "tags", ())
+    value = node.meta.get("val")
+    return (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+            or node.target is torch.ops.aten._to_copy.default) \
+        and isinstance(value, Tensor) and value.dim() > 0 and value.layout is torch.strided \
+        and not set(node.kwargs) & {"memory_format", "layout", "generator"} \
+        and all(value.device == arg.meta["val"].device or not arg.meta["val"].dim()
+                for arg in node.all_input_nodes if isinstance(arg.meta["val"], Tensor))
+
+
+def size_bytes(value) -> int:
+    """Of the distinct elements of a tensor, or of each tensor of a tuple; an expanded dimension
+    adds none. Two views of one tensor are two values. Sizes that are symbols count as in the call
+    that was compiled."""
+    if not isinstance(value, Tensor):
+        return sum(map(size_bytes, value)) if isinstance(value, (tuple, list)) else 0
+    sizes = [hint(size) for size, stride in zip(value.shape, value.stride()) if hint(stride)]
+    return math.prod(sizes) * value.element_size()
+
+
+def hint(size) -> int:
+    """A size as a number, without a promise that it stays one."""
+    return size if isinstance(size, int) else symbolic_shapes.optimization_hint(size)
+
+
+def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[str]]:
+    """What `best_groups` takes. Shapes are compared as they are written, with their symbols, so
+    that two which only happen to be equal in this call do not share a group."""
+    found, sizes = [], {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        sizes[node.name] = size_bytes(value)
+        if node.op in ("call_function", "call_module"):
+            reads = tuple(dict.fromkeys(
+                arg.name for arg in node.all_input_nodes if size_bytes(arg.meta.get("val"))))
+            space = (str(value.device), *map(str, value.shape)) if pointwise(node) else None
+            found.append(Operator(node.name, reads, space, free=is_free(node)))
+    return found, sizes, [node.name for node in graph.output_node().all_input_nodes]
+
+
+def is_free(node: fx.Node) -> bool:
+    """Views, parts of a tuple, and sizes move no bytes."""
+    return getattr(node.target, "is_view", False) or node.target in (
+        torch.ops.aten._unsafe_view.default, operator.getitem) \
+        or not size_bytes(node.meta.get("val"))
+
+
+def fuse(graph: fx.GraphModule, block: int = BLOCK, memory: "Memory | None" = None
+         ) -> fx.GraphModule:
+    """The graph with each of its best groups as one module that runs block by block."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])  # no gradient is recorded here
+        graph.graph.erase_node(node)
+    named = {node.name: node for node in graph.graph.nodes}
+    groups = best_groups(*operators_of(graph.graph))
+    fused = fuse_by_partitions(graph, [{named[name]: None for name in group} for group in groups],
+                               prefix="group_")
+    for name, part in fused.named_children():
+        if name.startswith("group_"):
+            setattr(fused, name, Blocked(part, block, memory or Memory()))
+    return fused
+
+
+# -- a group, block by block ----------------------------------------------------------------------
+
+
+class Blocked(torch.nn.Module):
+    """Runs a graph of pointwise operators on blocks of at most `block` elements.
+
+    For each kind of arguments (shapes, strides, formats) a `Pass` is made once; then
+
+        for each block:    every operator of the group, results in buffers that stay in cache
+    """
+
+    def __init__(self, part: fx.GraphModule, block: int, memory: "Memory"):
+        super().__init__()
+        self.part, self.block, self.memory, self.passes = part, block, memory, {}
+
+    @torch.no_grad()
+    def forward(self, *args):
+        kind = self.block, *((arg.shape, arg.stride(), arg.dtype, arg.device)
+                     if isinstance(arg, Tensor) else arg for arg in args)
+        if kind not in self.passes:
+            if len(self.passes) > 100:  # of sizes that change with every call
+                self.passes.clear()
+            self.passes[kind] = Pass(self.part, args, self.block, self.memory)
+        return self.passes[kind](args)
+
+
+class Pass:
+    """The program of one block, and how the tensors are cut into blocks."""
+
+    def __init__(self, part: fx.GraphModule, args: Sequence, block: int, memory: "Memory"):
+        values, self.memory = shapes_of(part, args), memory
+        returned = part.graph.output_node().args[0]
+        self.alone = isinstance(returned, fx.Node)
+        self.results = [values[node] for node in ([returned] if self.alone else returned)]
+        self.shape = self.results[0].shape
+        self.cut = [isinstance(arg, Tensor) and arg.dim() > 0 for arg in args]
+        self.device = next(arg.device for arg in args if isinstance(arg, Tensor) and arg.dim())
+        self.block, self.code, self.buffers = block, *program(part, values)
+
+    def __call__(self, args: Sequence):
+        made = [self.memory.empty(each, self.device) for each in self.results]
+        if self.device.type == "meta":
+            return made[0] if self.alone else tuple(made)
+        whole = [arg.expand(self.shape) for arg, cut in zip(args, self.cut) if cut]
+        buffers: dict[torch.Size, list[Tensor]] = {}
+        for pieces in blocks([*made, *whole], self.block):
+            shape = pieces[0].shape
+            if shape not in buffers:
+                buffers[shape] = [torch.empty(shape, dtype=dtype, device=self.device)
+                                  for dtype in self.buffers]
+            rest = iter(pieces[len(made):])
+            self.code(*(next(rest) if cut else arg for arg, cut in zip(args, self.cut)),
+                      *pieces[:len(made)], *buffers[shape])
+        return made[0] if self.alone else tuple(made)
+
+
+class Memory:
+    """Where large results lie. Memory of a result that nobody has any more serves again, as a GPU's
+    caching allocator keeps it; a CPU's gives it back, and each of its pages costs time anew."""
+
+    LARGE_BYTES = 2**20
+
+    def __init__(self):
+        self.free: dict[int, list[np.ndarray]] = {}
+
+    def empty(self, like: Tensor, device: torch.device) -> Tensor:
+        """A tensor of the shape, strides and format of `like`."""
+        size = like.numel() * like.element_size()
+        if size < self.LARGE_BYTES or device.type != "cpu":
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        free = self.free.setdefault(size, [])
+        whole = free.pop() if free else np.empty(size, np.uint8)
+        lent = whole[:]  # lives as long as a tensor lies in it
+        weakref.finalize(lent, free.append, whole).atexit = False
+        return torch.from_numpy(lent).view(like.dtype).as_strided(like.shape, like.stride())
+
+
+def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
+    """Each value of the part as a tensor without data: its shape, strides and format."""
+    found = {}
+
+    class Shapes(fx.Interpreter):
+        def run_node(self, node):
+            found[node] = super().run_node(node)
+            return found[node]
+
+    empty = [torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
+             if isinstance(arg, Tensor) else arg for arg in args]
+    Shapes(part).run(*empty)
+    return found
+
+
+def program(part: fx.GraphModule, values: Mapping) -> tuple[fx.GraphModule, list[torch.dtype]]:
+    """The part as a function of (arguments, places of the results, buffers), and the format of each
+    buffer. An operator writes over a buffer whose value nobody needs any more."""
+    graph, returned = fx.Graph(), part.graph.output_node().all_input_nodes
+    at = {node: graph.placeholder(node.name) for node in part.graph.find_nodes(op="placeholder")}
+    places = {node: graph.placeholder(f"to_{node.name}") for node in returned}
+    last = {arg: node for node in part.graph.nodes for arg in node.all_input_nodes}
+    buffers, free, begin = [], [], graph.find_nodes(op="placeholder")[-1]
+    for node in (node for node in part.graph.nodes if node.op == "call_function"):
+        free += [places[arg] for arg in node.all_input_nodes
+                 if last[arg] is node and places.get(arg) in buffers]
+        if node not in places:
+            dtype = values[node].dtype
+            place = next((each for each in free if each.meta["dtype"] == dtype), None)
+            if place:
+                free.remove(place)
+            else:
+                with graph.inserting_after(begin):
+                    begin = place = graph.placeholder(f"buffer_{len(buffers)}")
+                place.meta["dtype"] = dtype
+                buffers.append(place)
+            places[node] = place
+        at[node] = written(graph, node, at, places[node])
+    graph.output(None)
+    return fx.GraphModule({}, graph), [each.meta["dtype"] for each in buffers]
+
+
+def written(graph: fx.Graph, node: fx.Node, at: Mapping, place: fx.Node) -> fx.Node:
+    """The operator of `node`, its result written to `place`."""
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), at.__getitem__)
+    if node.target is torch.ops.aten._to_copy.default:
+        return graph.call_function(torch.ops.aten.copy_.default, (place, args[0]))
+    into = out_of(node.target)
+    if into is None:  # a rare operator: its result is a new tensor, and copied
+        made = graph.call_function(node.target, args, kwargs)
+        return graph.call_function(torch.ops.aten.copy_.default, (place, made))
+    return graph.call_function(into[0], args, {**kwargs, into[1]: place})
+
+
+@cache
+def out_of(target):
+    """The function that writes an operator's result into a given tensor, and that argument's name:
+    torch.mul where torch offers it under that name, which is called faster, else the overload.
+    Only `_schema` says what the arguments are; without it every result is a new tensor."""
+    schema = getattr(target, "_schema", None)
+    wanted = [(each.name, str(each.type)) for each in schema.arguments] if schema else None
+    for name in target.overloadpacket.overloads():
+        other = getattr(target.overloadpacket, name)
+        given = getattr(other, "_schema", schema).arguments if schema else ()
+        outs = [each.name for each in given if each.is_out]
+        if len(outs) == 1 and wanted == [(each.name, str(each.type)) for each in given
+                                         if not each.is_out]:
+            public = getattr(torch, target.overloadpacket.__name__, None)
+            offered = public and outs == ["out"] and torch.Tag.generated not in other.tags
+            return (public if offered else other), outs[0]
+    return None
+
+
+def blocks(tensors: Sequence[Tensor], most: int):
+    """Tensors of one shape, cut alike into pieces of at most `most` elements. Dimensions that lie
+    one behind the other in every tensor become one first."""
+    order = sorted(range(tensors[0].dim()), key=lambda dim: -tensors[0].stride(dim))
+    tensors = [tensor.permute(order) for tensor in tensors]
+    sizes, strides = [1], [[0] for _ in tensors]
+    for dim, size in enumerate(tensors[0].shape):
+        own = [tensor.stride(dim) for tensor in tensors]
+        if size == 1:
+            continue
+        if all(outer[-1] == size * stride for outer, stride in zip(strides, own)) or sizes[-1] == 1:
+            sizes[-1] *= size
+            for outer, stride in zip(strides, own):
+                outer[-1] = stride
+        else:
+            sizes.append(size)
+            for outer, stride in zip(strides, own):
+                outer.append(stride)
+    return pieces([tensor.as_strided(sizes, stride) for tensor, stride in zip(tensors, strides)],
+                  most)
+
+
+def pieces(tensors: Sequence[Tensor], most: int):
+    """Cut along the first dimension; where a row is too long, the rows themselves."""
+    rows, row = tensors[0].shape[0], math.prod(tensors[0].shape[1:])
+    if not rows * row:
+        return
+    if row <= most:
+        yield from zip(*(tensor.split(most // row) for tensor in tensors))
+    else:
+        for inner in zip(*(tensor.unbind() for tensor in tensors)):
+            yield from pieces(inner, most)
+
+
+# -- the backend -----------------------------------------------------------------------------------
+
+
+class Compiled(NamedTuple):
+    """What was made of one graph, and what it moves and calls before and after."""
+
+    way: str  # "forward" or "backward"
+    seconds: float
+    before_bytes: int
+    after_bytes: int
+    operators: int
+    kernels: int
+    graph: fx.GraphModule
+
+
+class Fusion:
+    """A backend for torch.compile:
+
+        backend = Fusion()
+        fast = torch.compile(model, backend=backend)
+
+    block  the most elements of a block
+    run    (way, graph) -> what is called instead of the graph, to watch it
+
+    `compiled` has one entry for each forward and each backward, and `reasons()` one sentence for
+    each graph that torch.compile captured: why it did so."""
+
+    partition = staticmethod(min_cut_rematerialization_partition)  # into forward and backward
+
+    def __init__(self, block: int = BLOCK, run: Callable = lambda way, graph: graph.forward):
+        guard.refuse_block(block)
+        self.block, self.run, self.memory = block, run, Memory()
+        self.captured, self.compiled = [], []
+
+    def __call__(self, graph: fx.GraphModule, examples: Sequence):
+        self.captured.append(guard.captured(graph))
+        return aot_autograd(fw_compiler=self.compiler("forward"),
+                            bw_compiler=self.compiler("backward"),
+                            partition_fn=self.partition)(graph, examples)
+
+    def reasons(self) -> list[str]:
+        return guard.reasons(self.captured)
+
+    def compiler(self, way: str):
+        def compile_graph(graph: fx.GraphModule, examples: Sequence):
+            start, eager = perf_counter(), operators_of(graph.graph)
+            before = moved_bytes(*eager, [])
+            fused = self.rewritten(graph)
+            after = operators_of(fused.graph)
+            self.compiled.append(Compiled(
+                way, perf_counter() - start, before, moved_bytes(*after, []),
+                sum(not each.free for each in eager[0]), sum(not each.free for each in after[0]),
+                fused))
+            return make_boxed_func(self.run(way, fused))
+        return compile_graph
+
+    def rewritten(self, graph: fx.GraphModule) -> fx.GraphModule:
+        return fuse(graph, self.block, self.memory)
+
+
+class Unfused(Fusion):
+    """Every operator is a kernel; forward and backward are as eager runs them."""
+
+    partition = staticmethod(default_partition)
+
+    def rewritten(self, graph: fx.GraphModule) -> fx.GraphModule:
+        return graph

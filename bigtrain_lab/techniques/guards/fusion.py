@@ -1,0 +1,86 @@
+"""Where a graph breaks, and why a function is captured again, each in a sentence."""
+
+import linecache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from ...core import Impossible
+
+
+def refuse_block(block) -> None:
+    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+        raise Impossible(f"A block of {block!r} elements: give a whole number of at least 1.")
+
+
+# -- graph breaks ----------------------------------------------------------------------------------
+
+
+def graph_breaks(function, *args, **kwargs) -> list[str]:
+    """A sentence for each place where torch.compile cannot follow the Python code; [] where one
+    graph has it all. The function is called once with these arguments."""
+    found = torch._dynamo.explain(function)(*args, **kwargs)  # torch's manual names no other way
+    told = []
+    for each in found.break_reasons:
+        place = each.user_stack[-1]
+        line = linecache.getline(place.filename, place.lineno).strip() or each.reason
+        why = ("depends on the values of a tensor" if "jump" in each.reason or ".item" in line
+               else "cannot be captured")
+        told.append(f"The graph breaks at line {place.lineno} of {place.filename}, {line!r}, which "
+                    f"{why}: what comes before and after it is compiled apart.")
+    return told
+
+
+def refuse_breaks(function, *args, **kwargs) -> None:
+    """Impossible where the function is not one graph."""
+    if told := graph_breaks(function, *args, **kwargs):
+        raise Impossible(told[0])
+
+
+# -- captured again --------------------------------------------------------------------------------
+
+
+class Captured(NamedTuple):
+    """A graph as torch.compile captured it: what its tensors are like, and its operators."""
+
+    inputs: dict[str, dict[str, object]]  # name -> what is said of it
+    operators: tuple[str, ...]
+
+
+def captured(graph: fx.GraphModule) -> Captured:
+    inputs = {}
+    for node in graph.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        if isinstance(value, Tensor):
+            inputs[node.name.removeprefix("l_").strip("_")] = {
+                "shape": " x ".join(map(str, value.shape)) or "scalar",
+                "format": str(value.dtype).removeprefix("torch."),
+                "strides": tuple(map(str, value.stride())),
+                "gradient": "with a gradient" if value.requires_grad else "without a gradient"}
+    return Captured(inputs, tuple(str(node.target) for node in graph.graph.nodes
+                                  if node.op.startswith("call_")))
+
+
+def reasons(graphs: list[Captured]) -> list[str]:
+    """Why each graph was captured, in order."""
+    told = []
+    for k, now in enumerate(graphs):
+        before = next((each for each in reversed(graphs[:k])
+                       if each.operators == now.operators), None)
+        told.append(change(before, now) if before else "the first call of this code")
+    return told
+
+
+def change(before: Captured, now: Captured) -> str:
+    """What differs between two captures of the same operators."""
+    for name, said in now.inputs.items():
+        earlier = before.inputs.get(name)
+        if earlier is None:
+            return f"{name} is another number: it became an input"
+        for what in ("shape", "format", "gradient", "strides"):
+            if earlier[what] != said[what]:
+                symbols = what == "shape" and any(map(str.isalpha, said[what].replace(" x ", "")))
+                return (f"the {what} of {name} was {earlier[what]} and is {said[what]}"
+                        + (": from now on a symbol, for any length" if symbols else ""))
+    return "a Python value that the code reads has changed"
