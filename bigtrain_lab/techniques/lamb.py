@@ -56,7 +56,7 @@ class LAMB(LayerWise):
         g = batch.g if self.shrink is None else torch._foreach_div(batch.g, self.shrink)
         if not options["bias_correction"]:
             torch._foreach_add_(batch.steps, inf)
-        u = [torch.mul(x, options["weight_decay"], out=u) for x, u in zip(batch.x, batch.room())]
+        u = torch._foreach_mul(batch.x, options["weight_decay"])
         traced = torch.compiler.is_compiling()  # the fused kernel is not; foreach rounds b^t as t
         steps = [t.double() for t in batch.steps] if traced else batch.steps
         adam(u, g, m, v, [], steps, fused=not traced, foreach=traced, capturable=traced,

@@ -23,6 +23,7 @@ from ..runtime.group import Group
 from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
+# torch documents its _foreach operators, underscore and all.
 BLOCK = 2**19  # elements of each tensor that are worked on at a time: the cache has them twice
 
 
@@ -35,12 +36,6 @@ class Batch(NamedTuple):
     steps: list[Tensor]  # the updates before this one, in tensors that may be overwritten
     state: list[list[Tensor]]
     options: dict
-
-    def room(self) -> list[Tensor]:
-        """Tensors like x, of any values, in one piece: an allocator keeps a large one at hand."""
-        sizes = [x.numel() for x in self.x]
-        room = self.x[0].new_empty(sum(sizes)).split(sizes)
-        return [flat.view(x.shape) for flat, x in zip(room, self.x)]
 
 
 class Bucket(NamedTuple):
@@ -181,7 +176,8 @@ class LayerWise(Optimizer):
         if not (state := self.state[p]):
             state["step"] = torch.zeros((), device=p.device)
             for name in self.state_names:
-                state[name] = torch.zeros_like(p, dtype=wide(p.dtype), memory_format=torch.contiguous_format)
+                state[name] = torch.zeros_like(p, dtype=wide(p.dtype),
+                                               memory_format=torch.contiguous_format)
         return state
 
     def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
@@ -201,12 +197,13 @@ class LayerWise(Optimizer):
 
     def _of_whole(self, norms: list[Tensor], numbers: list[list[int]], rows=2) -> list[Tensor]:
         """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
-        parameter without a gradient on this rank adds nothing; a rank may have no gradient at all."""
+        parameter without a gradient on this rank adds nothing; a rank may have none at all."""
         every = [p for options in self.param_groups for p in options["params"]]
         squares = torch.zeros(rows, len(every), dtype=torch.float64, device=every[0].device)
         for own, each in zip(numbers, norms):
             squares[:, own] = each.square()
-        squares *= squares.new_tensor([float(self.ranks.rank == 0 or self.pieces(p)) for p in every])
+        counts = [float(self.ranks.rank == 0 or self.pieces(p)) for p in every]
+        squares *= squares.new_tensor(counts)
         self.ranks.all_reduce(squares, name="norms of layers")
         return [squares[:, own].sqrt() for own in numbers]
 
@@ -214,7 +211,9 @@ class LayerWise(Optimizer):
 def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
     """In float64, of tensors that come in so many blocks each."""
     tensors = [*chain(*batches)]
-    norms = torch.stack(torch._foreach_norm(tensors)).double() if tensors else torch.zeros(0).double()
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm(tensors)).double()
     if len(blocks) == len(norms):
         return norms
     return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])
