@@ -9,9 +9,10 @@ Source: Papineni et al. 2002, section 2; Post 2018 (arXiv:1804.08771); rename in
 """
 
 import io
+import pickle
 import tempfile
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 import torch
 
 from ...data.bleu import bleu, counted
+from ..box import travelling
 from ..fence import Refused
 from ..likeness import Scene, Topic, Wrong
 from ..ranks import Ranks
@@ -283,13 +285,14 @@ class SpreadEvaluation(Topic):
     @staticmethod
     def probe(answer, draw):
         seed, many = draw.randrange(2**31), draw.randint(3, 4)
-        for who, ranks in (("1 rank", 1), ("2 ranks", 2), (f"{many} ranks", many)):
-            trained = cache(lambda ranks=ranks: Trained(answer, ranks, seed))
+        carried = cache(lambda: travelling(answer))
+        for who, ranks in (("1 rank", 1), (f"{many} ranks", many)):
+            trained = cache(lambda ranks=ranks: Trained(ranks, seed).to_the_end(carried()))
             yield from scenes(who, trained)
-        yield Scene("1 rank, killed while it saves", lambda: killed(answer, seed))
-        for epochs in (3, 5):
-            yield from scenes(f"2 ranks, killed after {epochs} epochs and started again",
-                              cache(lambda epochs=epochs: Trained(answer, 2, seed, epochs)))
+        yield Scene("1 rank, killed while it saves", lambda: killed(carried(), seed))
+        for who, ranks, epochs in (("2 ranks", 2, 3), ("1 rank", 1, 5)):
+            again = cache(lambda ranks=ranks, epochs=epochs: Trained(ranks, seed).to_the_end(carried(), epochs))
+            yield from scenes(f"{who}, killed after {epochs} epochs and started again", again)
 
 
 def scenes(who: str, trained) -> list[Scene]:
@@ -297,9 +300,12 @@ def scenes(who: str, trained) -> list[Scene]:
             for shown in (Trained.updates, Trained.weights, Trained.scores, Trained.files)]
 
 
-V, SMOOTHING, PATIENCE, WINDOWS = 8, 0.1, 2, 3
+V, SMOOTHING, PATIENCE, WINDOWS = 8, 0.1, 2, 2
 ROUNDING = 1e-5  # an answer may count words, and smooth, in float32
 RIGHT_WORDS = 0.3, 0.55, 0.4, 0.95, 0.65, 0.8, 0.5  # share of an epoch's translations: the fourth is the best
+
+
+DAMAGED = {"model": {"damaged": 0}}
 
 
 class Killed(BaseException):
@@ -345,32 +351,39 @@ def sentences(draw: Random, rows: int, longest: int):
     return source, torch.where(source > 0, (source + 1) % (V - 1) + 1, 0)
 
 
+@lru_cache(maxsize=1000)
+def counts_of(said: str, right: str) -> list[int]:
+    return counted([said], [right])
+
+
 def text(words) -> str:
     return " ".join(f"w{word}" for word in words)
 
 
 class Trained(Ranks):
-    """A training by an answer, and what each rank did. `after`: it is killed after so many epochs, and started again. How good the
-    translations are is planned, epoch by epoch, so that every run has a turn for the worse, a best and an end."""
+    """A training by an answer, and what each rank did. How good the translations are is planned, epoch by epoch, so that every run
+    has a turn for the worse, a best and an end."""
 
-    def __init__(self, answer, ranks: int, seed: int, after: int | None = None):
-        with tempfile.TemporaryDirectory() as folder:
-            self.folder = Path(folder)
-            if after is not None:
-                with suppress(Killed):
-                    self.anew(ranks, seed, after).run(self.train, answer)
-            self.told = self.anew(ranks, seed).run(self.train, answer)
-            self.kept = {name: loaded(self.folder / name) for name in ("last.pt", "best.pt")}
-
-    def anew(self, ranks: int, seed: int, after: int | None = None) -> "Trained":
+    def __init__(self, ranks: int, seed: int, last: int | None = None):
         super().__init__(ranks, seed)
-        self.first, self.after, self.scored = seed, after, []
+        self.first, self.last, self.scored = seed, last, []
         self.epochs, self.tasks = [[] for _ in range(ranks)], [None] * ranks
+
+    def to_the_end(self, carried: bytes, killed_after: int | None = None) -> "Trained":
+        """With what it keeps; of a run that goes on where another was killed."""
+        with tempfile.TemporaryDirectory() as folder:
+            if killed_after is not None:
+                with suppress(Killed):
+                    Trained(self.size, self.first, killed_after).train(carried, Path(folder))
+            self.told = self.train(carried, Path(folder))
+            self.kept = {name: loaded(Path(folder) / name) for name in ("last.pt", "best.pt")}
         return self
 
-    def train(self, own, group):
-        task = self.tasks[group.rank] = self.task(group.rank)
-        return own(group, task, self.folder)
+    def train(self, carried: bytes, folder: Path) -> list:
+        def program(_, group):
+            task = self.tasks[group.rank] = self.task(group.rank)
+            return pickle.loads(carried)(group, task, folder)
+        return self.run(program, None)
 
     def task(self, rank: int) -> SimpleNamespace:
         model = Wrapper(Net(self.first))
@@ -379,7 +392,7 @@ class Trained(Ranks):
         held_out = [sentences(Random(f"{self.first} {n}"), 1, 6) for n in range(13)]
 
         def windows(epoch):
-            if epoch == self.after:
+            if epoch == self.last and rank == 0:  # which has saved by then
                 raise Killed
             if len(self.epochs[rank]) > 12:
                 raise Refused("Your run does not end: stop once task.patience epochs brought nothing better.")
@@ -393,7 +406,7 @@ class Trained(Ranks):
             draw, chance = Random(f"{self.first} {words}"), RIGHT_WORDS[min(epoch, len(RIGHT_WORDS) - 1)]
             drawn = [(draw.random(), draw.randint(1, V - 1)) for _ in words]
             said = [word if luck < chance else other for word, (luck, other) in zip(words, drawn)]
-            return torch.tensor(counted([text(said)], [text(words)]), dtype=torch.float64)
+            return torch.tensor(counts_of(text(said), text(words)), dtype=torch.float64)
 
         def rate(update):
             return 0.3 * (1 + 0.1 * (update % 5)) / (1 + update) ** 0.5
@@ -422,24 +435,24 @@ class Trained(Ranks):
                 raise Refused(f'{name} has no "model": save a dictionary with the model\'s own state dict under that name.')
             weights = state and state["model"]
             shown[f"names in {name}"] = sorted(weights) if weights else None
-            shown[f"numbers in {name}"] = torch.cat([weights[key].flatten() for key in sorted(weights)]) if weights else None
+            shown[f"numbers in {name}"] = torch.cat([torch.as_tensor(weights[key]).flatten() for key in sorted(weights)]) if weights else None
         return shown
 
 
 def loaded(path: Path):
-    """None where there is none, "damaged" where it is not whole."""
+    """None where there is none, DAMAGED where it is not whole."""
     if not path.exists():
         return None
     try:
         return torch.load(path, weights_only=False)
     except Exception:
-        return {"model": {"damaged": torch.zeros(1)}}
+        return DAMAGED
 
 
-def killed(answer, seed: int) -> dict:
+def killed(carried: bytes, seed: int) -> dict:
     """Which checkpoints are not whole after a kill in the n-th call of torch.save, of those that were there before it."""
     shown = {}
-    for call in (2, 3, 4):
+    for call in (3, 4):
         calls, there, own = [], set(), torch.save
 
         def save(state, file, *given, _own=own, **named):
@@ -457,16 +470,15 @@ def killed(answer, seed: int) -> dict:
                 Path(file).write_bytes(half)
             raise Killed
 
-        training = Trained.__new__(Trained).anew(1, seed)
         with tempfile.TemporaryDirectory() as folder:
-            training.folder = room = Path(folder)
+            room = Path(folder)
             torch.save = save
             try:
                 with suppress(Killed):
-                    training.run(training.train, answer)
+                    Trained(1, seed).train(carried, room)
             finally:
                 torch.save = own
-            lost = [name for name in ("last.pt", "best.pt") if name in there and (
-                (state := loaded(room / name)) is None or "damaged" in state.get("model", {}))]
-        shown[f"lost by a kill in save {call}"] = lost
+            kept = {name: loaded(room / name) for name in sorted(there)}
+        shown[f"after a kill in save {call}"] = {name: "gone" if state is None else "damaged" if state is DAMAGED else "whole"
+                                                 for name, state in kept.items()}
     return shown
