@@ -24,8 +24,9 @@ def refuse(tool: str) -> None:
 
 
 def follow(run, tool: str) -> threading.Thread | None:
-    """Start a thread that hands a run's scalars to the tool until the run has ended; None: there is no tool."""
-    if tool not in TOOLS:
+    """Start a thread that hands a run's scalars to the tool until the run has ended; None: there is no tool, or, under
+    torchrun, this is not rank 0's process."""
+    if tool not in TOOLS or os.environ.get("RANK", "0") != "0":
         return None
     refuse(tool)
     thread = threading.Thread(target=hand_over, args=(run, tool), name=f"bigtrain_lab {tool}")
