@@ -15,8 +15,8 @@ import torch
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Scalar
 from bigtrain_lab.data.parallel import generated
-from bigtrain_lab.data.published import noam
 from bigtrain_lab.experiments.translate import Translate
+from bigtrain_lab.techniques.learning_rates import noam
 from bigtrain_lab.translation import SMALL, Translation
 
 from .measure import row

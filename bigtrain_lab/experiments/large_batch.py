@@ -322,7 +322,7 @@ class Looks(Lens):
         self.model.eval()
         output = self.model(inputs)
         self.model.train()
-        return {TEST_LOSS: loss_of(output, targets).item(), ACCURACY: (output.argmax(-1) == targets).float().mean().item()}
+        return {TEST_LOSS: loss_of(output, targets).item(), ACCURACY: (output.argmax(-1) == targets).double().mean().item()}
 
 
 def path(name: str) -> str:

@@ -38,7 +38,7 @@ from ..schedule import Action, Schedule
 from ..simulate import simulate
 from ..techniques.bucket_plan import with_buckets
 from ..techniques.data_loader import Loader, Loading, with_loads
-from ..data.published import noam
+from ..techniques.learning_rates import noam
 from ..techniques.mixed_precision import LEVELS
 from ..techniques.one_process import Sample
 from ..translation import Evaluation, Translation
