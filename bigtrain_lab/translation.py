@@ -29,6 +29,7 @@ from .data.bleu import COUNTS, bleu, counted
 from .data.parallel import Parallel
 from .data.tokens import BEGIN, END, PAD
 from .models.blocks import word_cross_entropy
+from .models.config import require_count
 from .models.decoding import beam_search, greedy
 from .models.dropout import Noise
 from .models.translator import Translator, TranslatorConfig
@@ -91,6 +92,16 @@ class Translation:
         if not self.pairs.held_out:
             raise Impossible(f"{self.pairs.name} holds no pair out: give some, to see what is "
                              "learned.")
+        for name in ("replicas", "accumulation", "epochs", "patience", "beam", "rows"):
+            require_count(name, getattr(self, name))
+        for name in ("evaluators", "evaluate_every", "save_every"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
+        if not 0 <= self.smoothing < 1:
+            raise Impossible(f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.")
+        if self.resume and self.directory is None:
+            raise Impossible("resume goes on from a directory's last.pt, and directory is None: "
+                             "name the one that the run saved in.")
 
     @cached_property
     def sizes(self) -> TranslatorConfig:
@@ -106,6 +117,9 @@ class Translation:
         """The held-out pairs that are evaluated together."""
         pairs = self.pairs.encoded(held_out=True)
         short = [n for n, pair in enumerate(pairs) if max(map(len, pair)) < self.config.longest]
+        if not short:
+            raise Impossible(f"No held-out pair of {self.pairs.name} has at most "
+                             f"{self.config.longest} tokens: take a longer `longest`.")
         return [[short[at] for at in rows]
                 for rows in in_order([pairs[n] for n in short], self.rows)]
 
@@ -166,7 +180,8 @@ class Evaluation(Lens):
         self.group = rank.group("dp") if asked.replicas > 1 else rank.group()
         self.rows: list[list[float]] = []
         self.sums = self.zeros(2)  # losses and words since the last evaluation
-        self.every = asked.evaluate_every or len(asked.batches)
+        asked.held_out  # noqa: B018  (raises Impossible)
+        self.every, self.steps = asked.evaluate_every or len(asked.batches), asked.recipe.steps
 
     def zeros(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.float64, device=self.group.device)
@@ -183,7 +198,7 @@ class Evaluation(Lens):
         if self.group.rank < len(sums):
             self.sums = sums[self.group.rank].to(self.group.device)
         stopped = self.rows and self.waited() >= self.asked.patience
-        return self.asked.recipe.steps if stopped else done
+        return self.steps if stopped else done
 
     def window(self, number, stages, samples):
         self.words = [self.asked.words(sample) for sample in samples]
@@ -192,7 +207,7 @@ class Evaluation(Lens):
     def ended(self, number, training, losses) -> bool:
         lost = sum(loss * words for loss, words in zip(losses, self.words))
         self.sums += self.sums.new_tensor([lost, sum(self.words)])
-        done, ends = number + 1, number + 1 == self.asked.recipe.steps
+        done, ends = number + 1, number + 1 == self.steps
         stop = best = False
         if evaluates := done % self.every == 0 or ends:
             stop, best = self.decided(self.evaluated(done, training))

@@ -103,6 +103,7 @@ class LayerWise(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        guard.refuse_gradients(p.grad for options in self.param_groups for p in options["params"])
         if self.max_grad_norm is not None:
             self.shrink = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
         buckets, self._ratios = self._buckets(), []
@@ -111,6 +112,11 @@ class LayerWise(Optimizer):
             for bucket, u, norms in zip(together, us, self._norms(together, us)):
                 self._finish(bucket, u, norms)
         return loss
+
+    def __getstate__(self) -> dict:
+        """For copies and pickles; torch keeps only what a step changes."""
+        own = "group", "pieces", "max_grad_norm", "shrink"
+        return super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
 
     def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
         options = bucket.batches[0].options
@@ -146,7 +152,6 @@ class LayerWise(Optimizer):
         numbers = count()
         for options in self.param_groups:
             learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
-            guard.refuse_gradients(p.grad for _, p in learnt)
             for (device, dtype), alike in groupby(learnt, lambda one: (one[1].device, one[1].dtype)):
                 alike = list(alike)
                 states = [self._state_of(p) for _, p in alike]
@@ -193,15 +198,16 @@ class LayerWise(Optimizer):
         learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
         norms = norms_of([[plain(g) for _, g in learnt]], [1] * len(learnt))[None]
         if self._shared:
-            (norms,) = self._of_whole([norms], [[n for n, _ in learnt]])
+            (norms,) = self._of_whole([norms], [[n for n, _ in learnt]], rows=1)
         return torch.linalg.vector_norm(norms)
 
-    def _of_whole(self, norms: list[Tensor], numbers: list[list[int]]) -> list[Tensor]:
+    def _of_whole(self, norms: list[Tensor], numbers: list[list[int]], rows=2) -> list[Tensor]:
         """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
-        parameter without a gradient on this rank adds nothing."""
+        parameter without a gradient on this rank adds nothing; a rank may have no gradient at all."""
         every = [p for options in self.param_groups for p in options["params"]]
-        squares = norms[0].new_zeros(len(norms[0]), len(every))
-        squares[:, list(chain(*numbers))] = torch.cat(norms, 1).square()
+        squares = torch.zeros(rows, len(every), dtype=torch.float64, device=every[0].device)
+        for own, each in zip(numbers, norms):
+            squares[:, own] = each.square()
         squares *= squares.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
         self.group.all_reduce(squares, name="norms of layers")
         return [squares[:, own].sqrt() for own in numbers]
@@ -209,7 +215,8 @@ class LayerWise(Optimizer):
 
 def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
     """In float64, of tensors that come in so many blocks each."""
-    norms = torch.stack(torch._foreach_norm([*chain(*batches)])).double()
+    tensors = [*chain(*batches)]
+    norms = torch.stack(torch._foreach_norm(tensors)).double() if tensors else torch.zeros(0).double()
     if len(blocks) == len(norms):
         return norms
     return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])

@@ -68,7 +68,8 @@ def noam(width: int, warm_up_updates: int, factor: float = 1.0) -> Schedule:
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Give every parameter group the rate, times its own "rate_scale" where it has one. A rate that
-    is a tensor, as under torch.compile, is filled."""
+    is a tensor, as under torch.compile, is filled. A number of NumPy becomes Python's, which a
+    checkpoint may keep."""
     for group in optimizer.param_groups:
-        scaled = rate * group.get("rate_scale", 1.0)
+        scaled = float(rate * group.get("rate_scale", 1.0))
         group["lr"] = group["lr"].fill_(scaled) if hasattr(group["lr"], "fill_") else scaled

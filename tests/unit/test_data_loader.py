@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bigtrain_lab.checks import clocks_differ, tensors_differ
-from bigtrain_lab.core import Cost, Span, Transfer
+from bigtrain_lab.core import Cost, Impossible, Span, Transfer
 from bigtrain_lab.recipe import Recipe, train
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.schedule import Schedule
@@ -71,3 +71,24 @@ def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer(
     assert step(Loading(2, 1, pinned=False)) == pytest.approx(4 + 5 / 60)
     late = {(0, n): {"R": 14} for n in range(9, 60, 10)}
     assert step(Loading(4, 1), of_batch=late) > step(Loading(4, 3), of_batch=late) == pytest.approx(3 + 6 / 60)
+
+
+def test_a_rank_that_the_last_window_leaves_without_a_micro_batch(tmp_path):
+    """It computes one that counts nothing, and waits for no worker."""
+    recipe = replace(recipe_of(2), samples=9, schedule="1f1b", micro_batches=2)
+
+    def program(rank):
+        windows = [window[rank.index::2] for window in recipe.windows]
+        trained = train(replace(recipe, data=Loader(recipe.data, windows, Loading(2), rank)), rank)
+        return recipe.arrays(trained.weights, trained.losses, trained.replica)
+
+    run = launch(program, 2, mesh=recipe.mesh, directory=tmp_path)
+    run.wait()
+    assert [len(window) for window in recipe.windows] == [4, 4, 1]
+    assert tensors_differ(run.result, recipe.reference()) == []
+
+
+@pytest.mark.parametrize("settings", [{"workers": -1}, {"workers": 1.5}, {"workers": 2, "prefetch": 0}, {"slow_s": -1}])
+def test_what_no_worker_can_keep_is_one_sentence(settings):
+    with pytest.raises(Impossible, match=f"^{[*settings][-1]} is "):
+        Loading(**settings)

@@ -12,7 +12,7 @@ import torch
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.data.batches import padded
-from bigtrain_lab.data.parallel import generated
+from bigtrain_lab.data.parallel import Parallel, generated
 from bigtrain_lab.models import TranslatorConfig
 from bigtrain_lab.recipe import train
 from bigtrain_lab.runtime import RankFailed
@@ -168,7 +168,21 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         replace(PLAIN, watched="f1")
     with pytest.raises(Impossible, match="holds no pair out"):
         replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
+    with pytest.raises(Impossible, match="No held-out pair .* has at most 40 tokens"):
+        here(replace(PLAIN, pairs=Parallel(PLAIN.pairs.train, [("one " * 50, "一")], PLAIN.pairs.vocabulary)))
+    for name, value in {"patience": 0, "rows": 0, "beam": 0, "evaluators": -1, "evaluate_every": -1, "save_every": 0, "smoothing": 1.5}.items():
+        with pytest.raises(Impossible, match=f"^{name}"):
+            replace(PLAIN, **{name: value})
+    with pytest.raises(Impossible, match="^resume goes on from a directory's last.pt"):
+        replace(PLAIN, resume=True)
     small = replace(PLAIN, epochs=1, directory=tmp_path)
     here(small)
     with pytest.raises(Impossible, match="last.pt is of another model, .* here: build the model with the sizes that it had.$"):
         here(replace(small, config=replace(TINY, width=32), resume=True))
+
+
+def test_a_rate_of_numpy_goes_on(tmp_path):
+    """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's number."""
+    asked = replace(PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01))
+    first = here(asked)["evaluations"]
+    assert here(replace(asked, epochs=2, resume=True))["evaluations"][:len(first)].tolist() == first.tolist()
