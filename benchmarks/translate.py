@@ -15,13 +15,13 @@ import torch
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Scalar
 from bigtrain_lab.data.parallel import generated
-from bigtrain_lab.data.published import noam
 from bigtrain_lab.experiments.translate import Translate
+from bigtrain_lab.techniques.learning_rates import noam
 from bigtrain_lab.translation import SMALL, Translation
 
 from .measure import row
 
-TRAINED = Translation(pairs=generated(pairs=20_000), learning_rate=noam(64, 200), replicas=2, epochs=4, patience=3)
+TRAINED = Translation(pairs=generated(pairs=20_000), learning_rate=noam(64, 200, 0.25), replicas=2, epochs=8, patience=3)
 LARGE = dict(layers=6, width=512, heads=8, vocabulary=32_000, pairs=8000, digits=8, held_out=768, held_out_rows=32, steps=4, evaluate_every=0, workers=2)
 
 

@@ -55,10 +55,12 @@ def tensorboard(run) -> Iterator[Callable]:
 def wandb(run) -> Iterator[Callable]:
     import wandb
 
-    mode = os.environ.get("WANDB_MODE", "offline")
+    mode, alone = os.environ.get("WANDB_MODE", "offline"), wandb.run is None
     with wandb.init(project="bigtrain_lab", name=run.directory.name, dir=str(run.directory), mode=mode, config=run.settings["settings"],
                     settings=wandb.Settings(silent=True, console="off")) as kept:
         yield lambda name, value, number: kept.log({name: value})
+    if alone:
+        wandb.teardown()  # its process ends, and has written all
 
 
 SINKS = {"tensorboard": tensorboard, "wandb": wandb}

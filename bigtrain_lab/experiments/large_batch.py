@@ -8,6 +8,7 @@ logged. A batch is taken in micro-batches on one rank, or spread over replicas.
 Source: You et al. 2019 (arXiv:1904.00962), section 4; Goyal et al. 2017 (arXiv:1706.02677), 2.1.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
@@ -26,15 +27,15 @@ from ..recipe import Lens, Recipe, train
 from ..rehearsal import WHOLE, Part, Rehearsal, rehearse
 from ..schedule import Schedule
 from ..simulate import simulate
-from ..techniques.accumulate import linear_rate, square_root_rate
 from ..techniques.bucket_plan import with_buckets
+from ..techniques.learning_rates import linear_scaling, polynomial_decay, square_root_scaling, warm_up
 from ..words import duration
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
 BASE = 32  # the batch whose rate the settings give
-SCALINGS = {"square-root": square_root_rate, "linear": linear_rate, "none": lambda rate, times: rate}
+SCALINGS = {"square-root": square_root_scaling, "linear": linear_scaling, "none": lambda rate, batch, base: rate}
 LOOKS, EVALUATIONS = 128, 40  # of a run, at most
 EXAMINED = 256  # held-out sequences of text
 SHAPES = ("optimizer", "task", "layers", "width", "norm", "sequence", "dtype", "replicas", "at_once", "batch")
@@ -106,12 +107,14 @@ class LargeBatch(OnHardware, Pipelined):
     @property
     def full_rate(self) -> float:
         """The highest rate of the run."""
-        return SCALINGS[self.scaling](self.learning_rate, self.batch / BASE)
+        return SCALINGS[self.scaling](self.learning_rate, self.batch, BASE)
 
-    def rate(self, update: int) -> float:
-        """Of an update, counted from 1: up in equal steps, then down in equal steps."""
+    @cached_property
+    def rate(self) -> Callable[[int], float]:
+        """Of an update, counted from 1; that of the last one is above 0."""
         rising = round(self.warm_up * self.steps)
-        return self.full_rate * (update / rising if update <= rising else (self.steps - update + 1) / (self.steps - rising))
+        falling = polynomial_decay(self.full_rate, self.steps - rising + 1)
+        return warm_up(self.full_rate, rising, after=falling) if rising else falling
 
     @cached_property
     def looked(self) -> list[int]:
@@ -319,7 +322,7 @@ class Looks(Lens):
         self.model.eval()
         output = self.model(inputs)
         self.model.train()
-        return {TEST_LOSS: loss_of(output, targets).item(), ACCURACY: (output.argmax(-1) == targets).float().mean().item()}
+        return {TEST_LOSS: loss_of(output, targets).item(), ACCURACY: (output.argmax(-1) == targets).double().mean().item()}
 
 
 def path(name: str) -> str:

@@ -64,6 +64,7 @@ class LayerWise(Optimizer):
 
     state_names: tuple[str, ...]
     shrink: Tensor | None = None  # what gradients are divided by
+    _ratios: Sequence[tuple[list[Tensor], Tensor]] = ()
 
     def __init__(self, params, defaults: dict, group=None,
                  pieces: Callable[[Tensor], bool] | None = None,
@@ -72,7 +73,10 @@ class LayerWise(Optimizer):
         self.group, self.pieces = None if group is None else Group.of(group), pieces or is_cut
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"trust_ratio": True} | defaults)
-        self._ratios: list[tuple[list[Tensor], Tensor]] = []
+
+    def __getstate__(self) -> dict:
+        return super().__getstate__() | {"group": self.group, "pieces": self.pieces,
+                                         "max_grad_norm": self.max_grad_norm}
 
     def among(self, group) -> "LayerWise":
         """This optimizer, for parameters of which the ranks of a group have pieces; one that was
@@ -99,7 +103,7 @@ class LayerWise(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        guard.refuse_gradients(p for options in self.param_groups for p in options["params"])
+        guard.refuse_gradients(p.grad for options in self.param_groups for p in options["params"])
         if self.max_grad_norm is not None:
             self.shrink = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
         buckets, self._ratios = self._buckets(), []

@@ -37,8 +37,8 @@ def refuse_parameters(parameters: list[Tensor]) -> None:
                              "floating-point numbers, so give complex ones as two real tensors.")
 
 
-def refuse_gradients(parameters: Iterable[Tensor]) -> None:
-    for p in parameters:
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise Impossible(f"The gradient of a parameter of shape {tuple(p.shape)} is sparse, and its norm needs all rows: make "
-                             "the embedding with sparse=False.")
+def refuse_gradients(gradients: Iterable[Tensor | None]) -> None:
+    for g in gradients:
+        if g is not None and g.layout != torch.strided:
+            raise Impossible(f"The gradient of a parameter of shape {tuple(g.shape)} is sparse, and its norm needs all rows: "
+                             "make the embedding with sparse=False.")
