@@ -56,9 +56,12 @@ class LAMB(LayerWise):
         g = batch.g if self.shrink is None else torch._foreach_div(batch.g, self.shrink)
         if not options["bias_correction"]:
             torch._foreach_add_(batch.steps, inf)
-        u = [torch.mul(x, options["weight_decay"], out=u) for x, u in zip(batch.x, batch.room())]
-        adam(u, g, m, v, [], batch.steps, fused=True, amsgrad=False, maximize=False, lr=-1.0,
-             beta1=b1, beta2=b2, eps=options["eps"], weight_decay=0.0)
+        u = torch._foreach_mul(batch.x, options["weight_decay"])
+        traced = torch.compiler.is_compiling()  # the fused kernel is not; foreach rounds b^t as t
+        steps = [t.double() for t in batch.steps] if traced else batch.steps
+        adam(u, g, m, v, [], steps, fused=not traced, foreach=traced, capturable=traced,
+             lr=-1.0, beta1=b1, beta2=b2, eps=options["eps"], weight_decay=0.0, amsgrad=False,
+             maximize=False)
         return u
 
     def ratio(self, x_norm: Tensor, u_norm: Tensor, options: dict) -> Tensor:

@@ -11,7 +11,7 @@ for BLOCK elements, or the largest tensor; on a GPU, or with a group, for all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count, groupby, islice
+from itertools import chain, count, islice
 from math import inf
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from ..runtime.group import Group
 from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
+# torch documents its _foreach operators, underscore and all.
 BLOCK = 2**19  # elements of each tensor that are worked on at a time: the cache has them twice
 
 
@@ -35,12 +36,6 @@ class Batch(NamedTuple):
     steps: list[Tensor]  # the updates before this one, in tensors that may be overwritten
     state: list[list[Tensor]]
     options: dict
-
-    def room(self) -> list[Tensor]:
-        """Tensors like x, of any values, in one piece: an allocator keeps a large one at hand."""
-        sizes = [x.numel() for x in self.x]
-        room = self.x[0].new_empty(sum(sizes)).split(sizes)
-        return [flat.view(x.shape) for flat, x in zip(room, self.x)]
 
 
 class Bucket(NamedTuple):
@@ -70,18 +65,14 @@ class LayerWise(Optimizer):
                  pieces: Callable[[Tensor], bool] | None = None,
                  max_grad_norm: float | None = None):
         guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
-        self.group, self.pieces = None if group is None else Group.of(group), pieces or is_cut
+        self.ranks, self.pieces = None if group is None else Group.of(group), pieces or is_cut
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"trust_ratio": True} | defaults)
-
-    def __getstate__(self) -> dict:
-        return super().__getstate__() | {"group": self.group, "pieces": self.pieces,
-                                         "max_grad_norm": self.max_grad_norm}
 
     def among(self, group) -> "LayerWise":
         """This optimizer, for parameters of which the ranks of a group have pieces; one that was
         given a group keeps it."""
-        self.group = Group.of(group) if self.group is None else self.group
+        self.ranks = Group.of(group) if self.ranks is None else self.ranks
         return self
 
     @property
@@ -115,7 +106,7 @@ class LayerWise(Optimizer):
 
     def __getstate__(self) -> dict:
         """For copies and pickles; torch keeps only what a step changes."""
-        own = "group", "pieces", "max_grad_norm", "shrink"
+        own = "ranks", "pieces", "max_grad_norm", "shrink"
         return super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
 
     def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
@@ -145,15 +136,17 @@ class LayerWise(Optimizer):
 
     @property
     def _shared(self) -> bool:
-        return self.group is not None and self.group.size > 1
+        return self.ranks is not None and self.ranks.size > 1
 
     def _buckets(self) -> Iterator[Bucket]:
         """The parameters that have gradients; their steps are counted."""
         numbers = count()
         for options in self.param_groups:
             learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
-            for (device, dtype), alike in groupby(learnt, lambda one: (one[1].device, one[1].dtype)):
-                alike = list(alike)
+            kinds: dict[tuple, list] = {}
+            for n, p in learnt:
+                kinds.setdefault((p.device, p.dtype), []).append((n, p))
+            for (device, _), alike in kinds.items():
                 states = [self._state_of(p) for _, p in alike]
                 steps = [state["step"] for state in states]
                 before = torch.stack(steps)
@@ -183,7 +176,8 @@ class LayerWise(Optimizer):
         if not (state := self.state[p]):
             state["step"] = torch.zeros((), device=p.device)
             for name in self.state_names:
-                state[name] = torch.zeros_like(p, dtype=wide(p.dtype), memory_format=torch.contiguous_format)
+                state[name] = torch.zeros_like(p, dtype=wide(p.dtype),
+                                               memory_format=torch.contiguous_format)
         return state
 
     def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
@@ -203,20 +197,23 @@ class LayerWise(Optimizer):
 
     def _of_whole(self, norms: list[Tensor], numbers: list[list[int]], rows=2) -> list[Tensor]:
         """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
-        parameter without a gradient on this rank adds nothing; a rank may have no gradient at all."""
+        parameter without a gradient on this rank adds nothing; a rank may have none at all."""
         every = [p for options in self.param_groups for p in options["params"]]
         squares = torch.zeros(rows, len(every), dtype=torch.float64, device=every[0].device)
         for own, each in zip(numbers, norms):
             squares[:, own] = each.square()
-        squares *= squares.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
-        self.group.all_reduce(squares, name="norms of layers")
+        counts = [float(self.ranks.rank == 0 or self.pieces(p)) for p in every]
+        squares *= squares.new_tensor(counts)
+        self.ranks.all_reduce(squares, name="norms of layers")
         return [squares[:, own].sqrt() for own in numbers]
 
 
 def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
     """In float64, of tensors that come in so many blocks each."""
     tensors = [*chain(*batches)]
-    norms = torch.stack(torch._foreach_norm(tensors)).double() if tensors else torch.zeros(0).double()
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm(tensors)).double()
     if len(blocks) == len(norms):
         return norms
     return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])

@@ -197,7 +197,7 @@ def greedy(also: str, pick: str = "ways[0]", start: str = SINGLES) -> tuple[tupl
     return in_place_of_search(GREEDY.format(start=start, choice=MERGE.format(also=also), pick=pick))
 
 
-MORE = "Another grouping moves fewer bytes: compare whole partitions, since a merge can forbid a better one later."
+MORE = "Another grouping moves fewer bytes: compare the bytes of whole partitions, since a merge can forbid a better one later."
 OUTSIDE = "A value that an operator outside of the group reads was not counted as written: its second user finds it only in memory."
 INSIDE = "Values inside a group were counted as read: they touch no memory."
 PER_READER = "A value that several operators of one group read was counted several times: a group reads it once."
@@ -252,7 +252,7 @@ class FusionTopic(Topic):
             ("return best, moved(best)", "return best, moved([[name] for name in reads])"),)),
         "bytes saved": Wrong("You told the bytes that are saved: tell those that your groups still move.", (
             ("return best, moved(best)", "return best, moved([[name] for name in reads]) - moved(best)"),)),
-        "fewest groups": Wrong("You looked for the fewest groups: bytes count, and as few groups may move more.", ((KEY, "key=len"),)),
+        "fewest groups": Wrong(MORE, ((KEY, "key=len"),)),
         "neighbours in the list": Wrong("Only neighbours in the list were fused: their order there is one of many, and says nothing.", in_place_of_search(
             "    groups = []\n    for name, _, pointwise in operators:\n        if pointwise and groups and groups[-1][0] in free:\n            groups[-1].append(name)\n"
             "        else:\n            groups.append([name])\n    return groups, moved(groups)\n")),

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
+from threading import get_ident
 from types import SimpleNamespace
 
 import torch
@@ -243,6 +244,10 @@ class SpreadEvaluation(Topic):
          but(SHARE, "task.held_out[:len(task.held_out) // group.size * group.size][group.rank::group.size]")),
         ("all score all", "Each rank scores all sentences, so each counts as often as there are ranks: score a share.",
          but(SHARE, "task.held_out")),
+        ("rank 0 scores all", "One rank scores all sentences and the others wait: give each rank a share.",
+         but(SHARE, "task.held_out if group.rank == 0 else []")),
+        ("all ranks write", "Every rank writes the same file, one into the other: let rank 0 save.",
+         but("        if group.rank == 0:\n            state", "        if True:\n            state")),
         ("rank 0's third", "What is best is judged by a rank's own share of the sentences: add up the counts of all.",
          but(ADDED, "task.score(counts)")),
         ("rank0_decides_alone", "Rank 0 stops alone and the others wait in their next all-reduce: broadcast the decision.",
@@ -300,7 +305,7 @@ def scenes(who: str, trained) -> list[Scene]:
             for shown in (Trained.updates, Trained.weights, Trained.scores, Trained.files)]
 
 
-V, SMOOTHING, PATIENCE, WINDOWS = 8, 0.1, 2, 2
+V, SMOOTHING, PATIENCE, WINDOWS, HELD_OUT = 8, 0.1, 2, 2, 13
 ROUNDING = 1e-5  # an answer may count words, and smooth, in float32
 RIGHT_WORDS = 0.3, 0.55, 0.4, 0.95, 0.65, 0.8, 0.5  # share of an epoch's translations: the fourth is the best
 
@@ -367,6 +372,7 @@ class Trained(Ranks):
     def __init__(self, ranks: int, seed: int, last: int | None = None):
         super().__init__(ranks, seed)
         self.first, self.last, self.scored = seed, last, []
+        self.savers: set[int] = set()
         self.epochs, self.tasks = [[] for _ in range(ranks)], [None] * ranks
 
     def to_the_end(self, carried: bytes, killed_after: int | None = None) -> "Trained":
@@ -381,15 +387,25 @@ class Trained(Ranks):
 
     def train(self, carried: bytes, folder: Path) -> list:
         def program(_, group):
-            task = self.tasks[group.rank] = self.task(group.rank)
+            numbers[get_ident()], task = group.rank, self.task(group.rank)
+            self.tasks[group.rank] = task
             return pickle.loads(carried)(group, task, folder)
-        return self.run(program, None)
+
+        def save(*given, **named):
+            self.savers.add(numbers[get_ident()])
+            return own(*given, **named)
+
+        numbers, own, torch.save = {}, torch.save, save
+        try:
+            return self.run(program, None)
+        finally:
+            torch.save = own
 
     def task(self, rank: int) -> SimpleNamespace:
         model = Wrapper(Net(self.first))
         optimizer = Steps(model.parameters(), lr=0.1, momentum=0.5)
         optimizer.rates = []
-        held_out = [sentences(Random(f"{self.first} {n}"), 1, 6) for n in range(13)]
+        held_out = [sentences(Random(f"{self.first} {n}"), 1, 6) for n in range(HELD_OUT)]
 
         def windows(epoch):
             if epoch == self.last and rank == 0:  # which has saved by then
@@ -425,11 +441,12 @@ class Trained(Ranks):
 
     def scores(self) -> dict:
         epochs = max(1, len(self.epochs[0]))
-        return {"sentences scored an epoch": len(self.scored) / epochs,
+        most = max(self.scored.count(rank) for rank in range(self.size)) / epochs
+        return {"sentences scored an epoch": len(self.scored) / epochs, "by one rank beyond its share": max(0, most - -(-HELD_OUT // self.size)),
                 "BLEU of each epoch": [[round(float(score), 9) for score in own] for own in self.told]}
 
     def files(self) -> dict:
-        shown = {}
+        shown = {"ranks that save": sorted(self.savers)}
         for name, state in self.kept.items():
             if state is not None and (not isinstance(state, dict) or "model" not in state):
                 raise Refused(f'{name} has no "model": save a dictionary with the model\'s own state dict under that name.')
