@@ -236,6 +236,8 @@ class FusionTopic(Topic):
                                    (("        total += sum(sizes[n] for n in group if n in outside or n in outputs)", "        total += sum(sizes[n] for n in group)"),)),
         "once a reader": Wrong(PER_READER, (("sum(sizes[r] for r in set().union(*(reads[n] for n in group)) - inside)",
                                              "sum(sizes[r] for n in group for r in reads[n] - inside)"),)),
+        "a result twice": Wrong("A result that another group reads was counted as written twice: it is written once, for both.", (
+            ("if n in outside or n in outputs)", "if n in outside) + sum(sizes[n] for n in group if n in outputs)"),)),
         "counts tensors": Wrong("You counted values, not bytes: add up their sizes.", (("    reads = {", "    sizes = dict.fromkeys(sizes, 1)\n    reads = {"),)),
         "only writes": Wrong("What groups read was not counted: reading takes as long as writing.", (
             ("total += sum(sizes[r] for r in set().union(*(reads[n] for n in group)) - inside)", "pass"),)),
@@ -296,6 +298,7 @@ class FusionTopic(Topic):
         yield scene("one value read twice inside", [("a", "x", True), ("b", "a x", True), ("c", "a b x", True)], ["c"])
         yield scene("two readers of an inner value", [("a", "x", True), ("b", "a", True), ("c", "a y", True), ("d", "b c", True)], ["d"])
         yield scene("a reduction at the end", [("a", "x", True), ("b", "a", True), ("s", "b", False)], ["s"])
+        yield scene("a result that a reduction reads", [("a", "x", True), ("s", "a", False)], ["a", "s"])
         yield scene("softmax", [("m", "x", False), ("a", "x m", True), ("e", "a", True), ("s", "e", False), ("y", "e s", True)], ["y"])
         yield scene("a reduction beside a chain", [("a", "x", True), ("s", "a", False), ("b", "a y", True), ("c", "b s", True)], ["c"])
         yield scene("two reductions in turn", [("a", "x", True), ("s", "a", False), ("b", "s", True), ("t", "b", False), ("c", "a t", True)], ["c"])
