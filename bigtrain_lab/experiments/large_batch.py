@@ -267,7 +267,8 @@ def rehearsed(settings: tuple[tuple[str, Any], ...], rehearsal: Rehearsal) -> Pa
     lab = LargeBatch(**dict(settings))
     inputs = torch.zeros(lab.rows, POINTS, dtype=getattr(torch, lab.dtype)) if lab.task == "digits" else ids(lab)
     targets = torch.zeros(lab.rows, dtype=torch.int64) if lab.task == "digits" else ids(lab)
-    return rehearse(replace(lab.recipe, data=lambda number: (inputs.clone(), targets.clone())), rehearsal, 0, 1)
+    recipe = replace(lab.recipe, data=lambda number: (inputs.clone(), targets.clone()), micro_batches=1, schedule="1f1b", steps=1)
+    return rehearse(recipe, rehearsal, 0, 1)
 
 
 def ids(lab: LargeBatch) -> Tensor:

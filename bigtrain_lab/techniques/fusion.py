@@ -223,8 +223,7 @@ def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[
         value = node.meta.get("val")
         sizes[node.name] = size_bytes(value)
         if node.op in ("call_function", "call_module"):
-            reads = tuple(dict.fromkeys(
-                arg.name for arg in node.all_input_nodes if size_bytes(arg.meta.get("val"))))
+            reads = tuple(dict.fromkeys(arg.name for arg in node.all_input_nodes))
             space = (str(value.device), *map(str, value.shape)) if pointwise(node) else None
             found.append(Operator(node.name, reads, space, free=is_free(node)))
     return found, sizes, [node.name for node in graph.output_node().all_input_nodes]

@@ -15,7 +15,7 @@ SMALL = dict(batch=64, samples=1024, layers=2, width=16, dtype="float64")
 
 def test_two_replicas_train_as_one_process_and_say_how_far_each_layer_went(tmp_path):
     """By LAMB each layer's step is the rate's share of its weights; the last updates are looked at, where not all are."""
-    asked = LargeBatch(**SMALL, replicas=2, at_once=16, norm="batch")
+    asked = LargeBatch(**SMALL, replicas=2, at_once=4, norm="batch")  # 8 micro-batches of a replica
     run = asked.run(directory=tmp_path / "run")
     run.wait()
     assert run_differs(asked, run) == []

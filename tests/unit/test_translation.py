@@ -21,14 +21,14 @@ from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.techniques import saved
 from bigtrain_lab.translation import Evaluation, Translation
 
-TINY = TranslatorConfig(layers=1, width=16, heads=2, inner=24, longest=40, embedding_scale=4.0, dtype=torch.float64)
+TINY = TranslatorConfig(layers=1, width=16, heads=2, inner=24, longest=20, embedding_scale=4.0, dtype=torch.float64)
 
 
 def rate(update):
     return 0.02 / max(1, update / 10)
 
 
-PLAIN = Translation(pairs=generated(pairs=250, held_out=30, digits=3), config=TINY, learning_rate=rate, batch_tokens=160, epochs=20, rows=4,
+PLAIN = Translation(pairs=generated(pairs=250, held_out=30, digits=3), config=TINY, learning_rate=rate, batch_tokens=160, epochs=20, rows=8,
                     evaluate_every=25, patience=50)
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         replace(PLAIN, watched="f1")
     with pytest.raises(Impossible, match="holds no pair out"):
         replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
-    with pytest.raises(Impossible, match="No held-out pair .* has at most 40 tokens"):
+    with pytest.raises(Impossible, match="No held-out pair .* has at most 20 tokens"):
         here(replace(PLAIN, pairs=Parallel(PLAIN.pairs.train, [("one " * 50, "一")], PLAIN.pairs.vocabulary)))
     for name, value in {"patience": 0, "rows": 0, "beam": 0, "evaluators": -1, "evaluate_every": -1, "save_every": 0, "smoothing": 1.5}.items():
         with pytest.raises(Impossible, match=f"^{name}"):

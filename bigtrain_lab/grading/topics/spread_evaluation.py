@@ -1,10 +1,11 @@
-"""A training that several ranks evaluate together, that ends by one decision, and that can be taken up again.
+"""A training that ranks evaluate together, that ends by one decision and can be taken up again.
 
     loss     sum over ranks and micro-batches of the words' losses / all their words
     BLEU     of counts that are added up; each held-out sentence is scored once
     end      rank 0's decision, which all take         last.pt, best.pt   whole at any moment
 
-What an answer trains is compared with torch's own smoothed loss of all words, what it scores with sacrebleu of the whole corpus.
+Two answers in very different styles agree on what is right; one smooths through torch's own
+cross-entropy of soft targets.
 Source: Papineni et al. 2002, section 2; Post 2018 (arXiv:1804.08771); rename in POSIX.1-2017.
 """
 
@@ -115,7 +116,8 @@ class Run:
         s, V = self.task.smoothing, z.shape[-1]
         q = F.one_hot(y, V) * (1 - s) + s / (V - 1)
         q[..., 0] = 0
-        return F.cross_entropy(z.flatten(0, 1), q.flatten(0, 1), reduction="none")[y.flatten() > 0].sum()
+        every = F.cross_entropy(z.flatten(0, 1), q.flatten(0, 1), reduction="none")
+        return every[y.flatten() > 0].sum()
 
     def epoch(self, number):
         net, size = self.task.model, self.group.size
@@ -145,8 +147,10 @@ class Run:
         return self.task.score(sums)
 
     def keep(self, name):
-        kept = {"model": {k: v.clone() for k, v in self.task.model.module.state_dict().items()},
-                "steps": self.task.optimizer.state_dict(), "history": self.history, "updates": self.updates}
+        model = self.task.model.module.state_dict()
+        kept = {"model": {name: weight.clone() for name, weight in model.items()},
+                "steps": self.task.optimizer.state_dict(),
+                "history": self.history, "updates": self.updates}
         torch.save(kept, self.folder / ("_" + name))
         (self.folder / ("_" + name)).replace(self.folder / name)
 
@@ -165,17 +169,25 @@ def answer(group, task, folder):
             if max(run.history[:-1], default=-1) < new[-1]:
                 run.keep("best.pt")
 """
-FLOAT, SUM, ADDED = "float(sum((y != 0).sum() for _, y in window))", "sum([task.counts(each) for each in mine]", "task.score(group.all_reduce(counts))"
-SAID = "        said = group.broadcast(torch.tensor([float(stop), float(better)]))\n        stop, better = bool(said[0]), bool(said[1])\n"
+FLOAT, ADDED = "float(sum((y != 0).sum() for _, y in window))", "task.score(group.all_reduce(counts))"
+TELL = "said = group.broadcast(torch.tensor([float(stop), float(better)]))"
+SAID = f"        {TELL}\n        stop, better = bool(said[0]), bool(said[1])\n"
+STOP, ZERO = "        stop = waited >= task.patience\n        said", "            optimizer.zero_grad()\n"
 RATE = "            for each in optimizer.param_groups:\n                each[\"lr\"] = task.rate(update)\n"
 BACK = "(smoothed(net(x), y, task.smoothing) / words[0]).backward()"
 SHARE = "task.held_out[group.rank::group.size]"
 ASIDE = "    aside = str(path) + \".partial\"\n"
 PROGRESS = "epoch, update, best, waited = state[\"progress\"]"
 KEYS = "\"model\": net.module.state_dict()"
+SUMS = "            for p in net.parameters():\n                group.all_reduce(p.grad)\n"
+STEP = "            optimizer.step()\n" + ZERO
 BETTER = "if better:\n                save"
-KEEP, ONES = "[keep].sum()", "    keep = target != 0\n"
+KEEP, SIZE = "[keep].sum()", "len(task.held_out)"
 TOTAL = "words = group.all_reduce(words)"
+
+
+def indented(text: str) -> str:
+    return "".join(f"    {line}" for line in text.splitlines(keepends=True))
 
 
 def but(*changes: str) -> str:
@@ -190,22 +202,25 @@ def but(*changes: str) -> str:
 class SpreadEvaluation(Topic):
     name = "spread-evaluation"
     hints = ("Which numbers may be added up over ranks, and which may not? Whose word decides?",
-             "Words, gradients and n-gram counts are sums; a loss and BLEU are ratios of sums. Let rank 0 tell all what it decides.",
-             "Write aside, then rename. Keep the model's own state dict, the optimizer's, the epoch, the update, the best score and how long "
-             "it was not beaten.")
+             "Words, gradients and n-gram counts are sums; a loss and BLEU are ratios. Let rank 0 tell all what it decides.",
+             "Write aside, then rename. Keep the model's own state dict, the optimizer's, the epoch, the update, "
+             "the best score and how long it was not beaten.")
     right = {"plain": RIGHT, "a class": OTHER,
              "divides after": but(BACK, "smoothed(net(x), y, task.smoothing).backward()", "group.all_reduce(p.grad)\n",
                                   "group.all_reduce(p.grad).div_(words[0])\n"),
-             "means": but(TOTAL, "words = group.all_reduce(words, op='mean')", "group.all_reduce(p.grad)", "group.all_reduce(p.grad, op='mean')"),
-             "in blocks": but(SHARE, "[each for n, each in enumerate(task.held_out) if n * group.size // len(task.held_out) == group.rank]"),
-             "max decides": but("said = group.broadcast(torch.tensor([float(stop), float(better)]))",
-                                "said = group.all_reduce(torch.tensor([float(stop), float(better)]), op='max')")}
+             "means": but(TOTAL, "words = group.all_reduce(words, op='mean')", "group.all_reduce(p.grad)",
+                          "group.all_reduce(p.grad, op='mean')"),
+             "in blocks": but(SHARE, "[each for n, each in enumerate(task.held_out) "
+                                     f"if n * group.size // {SIZE} == group.rank]"),
+             "max decides": but(TELL, TELL.replace("broadcast", "all_reduce").replace("]))", "]), op='max')"))}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
         ("noam_per_micro", "The schedule runs as often as there are micro-batches: count updates, one a window.",
-         but("                (smoothed", "                update += 1\n                (smoothed", "            update += 1\n            for each", "            for each")),
-        ("rate from 0", "The first update has the rate of update 0: count updates from 1.", but("task.rate(update)", "task.rate(update - 1)")),
+         but("                (smoothed", "                update += 1\n                (smoothed",
+             "            update += 1\n            for each", "            for each")),
+        ("rate from 0", "The first update has the rate of update 0: count updates from 1.",
+         but("task.rate(update)", "task.rate(update - 1)")),
         ("rate after the step", "Each update uses the rate of the one before: set it before the step.",
-         but(RATE, "", "            optimizer.zero_grad()\n", "            optimizer.zero_grad()\n" + RATE)),
+         but(RATE, "", ZERO, ZERO + RATE)),
         ("rate an epoch", "The rate changes once an epoch: it is a function of the update.",
          but("task.rate(update)", "task.rate(epoch + 1)")),
         ("pad_in_loss", "The loss averages over padding too: longer batches look easier. Count words only.",
@@ -217,7 +232,8 @@ class SpreadEvaluation(Topic):
          but("log[..., 1:].mean(-1)", "log.mean(-1)")),
         ("others only", "The smoothed mass leaves out the word itself: spread it over all words, that one among them.",
          but("-log[..., 1:].mean(-1)", "-(log[..., 1:].sum(-1) + word) / (log.shape[-1] - 2)")),
-        ("no smoothing", "The labels are not smoothed: give task.smoothing of a target's mass to all words.", but("task.smoothing)", "0.0)")),
+        ("no smoothing", "The labels are not smoothed: give task.smoothing of a target's mass to all words.",
+         but("task.smoothing)", "0.0)")),
         ("mean_of_means", "Each rank divides by its own words, so ranks with few words weigh too much: add up the words of all ranks.",
          but(TOTAL, "words = words * group.size")),
         ("mean of micro-batches", "Each micro-batch is divided by its own words: divide all of them by the window's.",
@@ -226,22 +242,21 @@ class SpreadEvaluation(Topic):
          but("group.all_reduce(p.grad)", "pass")),
         ("divides twice", "The gradient is divided by the number of ranks once too often: words are added up already.",
          but("group.all_reduce(p.grad)", "group.all_reduce(p.grad, op='mean')")),
-        ("keeps gradients", "An update holds the gradients of those before: clear them after each step.", but("            optimizer.zero_grad()\n", "")),
+        ("keeps gradients", "An update holds the gradients of those before: clear them after each step.", but(ZERO, "")),
         ("steps each micro-batch", "There is a step after each micro-batch: make one update of a window.",
-         but("                (smoothed(net(x), y, task.smoothing) / words[0]).backward()\n            for p in net.parameters():\n"
-             "                group.all_reduce(p.grad)\n            update += 1\n" + RATE + "            optimizer.step()\n            optimizer.zero_grad()\n",
-             "                (smoothed(net(x), y, task.smoothing) / words[0]).backward()\n                for p in net.parameters():\n"
-             "                    group.all_reduce(p.grad)\n                for each in optimizer.param_groups:\n"
-             "                    each['lr'] = task.rate(update + 1)\n                optimizer.step()\n                optimizer.zero_grad()\n"
-             "            update += 1\n")),
-        ("mean_of_bleus", "BLEU is a ratio of sums, and you take the mean of the ranks' BLEUs: add n-gram counts and lengths, then score.",
+         but(f"                {BACK}\n{SUMS}            update += 1\n{RATE}{STEP}",
+             f"                {BACK}\n" + indented(SUMS + RATE.replace("(update)", "(update + 1)") + STEP)
+             + "            update += 1\n")),
+        ("mean_of_bleus", "BLEU is no mean of the ranks' BLEUs: add n-gram counts and lengths, then score.",
          but(ADDED, "float(group.all_reduce(torch.tensor([task.score(counts)]).double(), op='mean'))")),
-        ("mean of sentences", "BLEU is a ratio of sums, and you take the mean over sentences: add n-gram counts and lengths, then score.",
-         but(ADDED, "float(group.all_reduce(torch.tensor([sum(task.score(task.counts(each)) for each in mine)]).double())) / len(task.held_out)")),
+        ("mean of sentences", "BLEU is no mean over sentences: add n-gram counts and lengths, then score.",
+         but(ADDED, "float(group.all_reduce(torch.tensor([sum(task.score(task.counts(each)) for each in mine)])"
+                    f".double())) / {SIZE}")),
         ("padding_scored", "More sentences are scored than there are: leave shares uneven, and repeat none.",
-         but(SHARE, "[task.held_out[n % len(task.held_out)] for n in range(group.rank, -(-len(task.held_out) // group.size) * group.size, group.size)]")),
+         but(SHARE, f"[task.held_out[n % {SIZE}] for n in range(group.rank, -(-{SIZE} // group.size) * group.size, "
+                    "group.size)]")),
         ("drops the rest", "Fewer sentences are scored than there are: the last share may be shorter.",
-         but(SHARE, "task.held_out[:len(task.held_out) // group.size * group.size][group.rank::group.size]")),
+         but(SHARE, f"task.held_out[:{SIZE} // group.size * group.size][group.rank::group.size]")),
         ("all score all", "Each rank scores all sentences, so each counts as often as there are ranks: score a share.",
          but(SHARE, "task.held_out")),
         ("rank 0 scores all", "One rank scores all sentences and the others wait: give each rank a share.",
@@ -253,22 +268,26 @@ class SpreadEvaluation(Topic):
         ("rank0_decides_alone", "Rank 0 stops alone and the others wait in their next all-reduce: broadcast the decision.",
          but(SAID, "        stop = stop and group.rank == 0\n")),
         ("never stops early", "The run goes on though nothing got better for task.patience epochs: count them.",
-         but("            if better:\n", "            pass\n        stop = epoch >= 9\n        if group.rank == 0:\n            if better:\n")),
+         but("            if better:\n", "            pass\n        stop = epoch >= 9\n        if group.rank == 0:\n"
+                                       "            if better:\n")),
         ("patience + 1", "The run ends an epoch late: stop once task.patience epochs brought nothing better.",
-         but("        stop = waited >= task.patience\n        said", "        stop = waited > task.patience\n        said")),
+         but(STOP, STOP.replace(">=", ">"))),
         ("first worse ends", "The run ends at the first epoch that is not better: wait for task.patience of them.",
-         but("        stop = waited >= task.patience\n        said", "        stop = waited >= 1\n        said")),
+         but(STOP, STOP.replace("task.patience", "1"))),
         ("against the last", "You compare with the epoch before: compare with the best so far.",
          but("(best, waited + 1)", "(score, waited + 1)")),
         ("patience is total", "Epochs without a better score add up over the run: a better one begins the count anew.",
          but("(score, 0) if", "(score, waited) if")),
         ("state_dict_of_wrapper", "The names in last.pt begin with `module.`, and one process cannot load them: save task.model.module's.",
-         but(KEYS, "\"model\": net.state_dict()", "net.module.load_state_dict(state", "net.load_state_dict(state")),
-        ("best is the last", "best.pt is written after every epoch: only where one is better.", but(BETTER, "if True:\n                save")),
-        ("no best.pt", "There is no best.pt: save a better model under that name too.", but(BETTER, "if False:\n                save")),
+         but(KEYS, "\"model\": net.state_dict()", "net.module.load_state_dict(state",
+             "net.load_state_dict(state")),
+        ("best is the last", "best.pt is written after every epoch: only where one is better.",
+         but(BETTER, "if True:\n                save")),
+        ("no best.pt", "There is no best.pt: save a better model under that name too.",
+         but(BETTER, "if False:\n                save")),
         ("best_not_atomic", "Killed while it saves, the run has lost its last good checkpoint: write aside, then rename.",
          but(ASIDE, "    aside = path\n", "    os.replace(aside, path)\n", "")),
-        ("removes first", "Killed while it saves, the run has no checkpoint at all: rename over the old one, and remove nothing before.",
+        ("removes first", "Killed while it saves, the run has no checkpoint: rename over the old one, remove nothing.",
          but(ASIDE, ASIDE + "    if path.exists():\n        os.remove(path)\n")),
         ("resume_without_sampler", "After a restart the data begins with epoch 0 again: go on with the epoch after the saved one.",
          but(PROGRESS, "_, update, best, waited = state[\"progress\"]")),
@@ -366,8 +385,8 @@ def text(words) -> str:
 
 
 class Trained(Ranks):
-    """A training by an answer, and what each rank did. How good the translations are is planned, epoch by epoch, so that every run
-    has a turn for the worse, a best and an end."""
+    """A training by an answer, and what each rank did. How good the translations are is planned,
+    epoch by epoch, so that every run has a turn for the worse, a best and an end."""
 
     def __init__(self, ranks: int, seed: int, last: int | None = None):
         super().__init__(ranks, seed)
@@ -414,7 +433,8 @@ class Trained(Ranks):
                 raise Refused("Your run does not end: stop once task.patience epochs brought nothing better.")
             self.epochs[rank].append(epoch)
             draw = Random(f"{self.first} {epoch} {rank}")
-            return [[sentences(draw, draw.randint(1, 3) + 3 * (rank == 0), 6) for _ in range(2)] for _ in range(WINDOWS)]
+            return [[sentences(draw, draw.randint(1, 3) + 3 * (rank == 0), 6) for _ in range(2)]
+                    for _ in range(WINDOWS)]
 
         def counts(sentence):
             self.scored.append(rank)
@@ -426,13 +446,18 @@ class Trained(Ranks):
 
         def rate(update):
             return 0.3 * (1 + 0.1 * (update % 5)) / (1 + update) ** 0.5
-        return SimpleNamespace(model=model, optimizer=optimizer, windows=windows, rate=rate, held_out=held_out, counts=counts,
-                               score=lambda sums: bleu(torch.as_tensor(sums).flatten().tolist()), patience=PATIENCE, smoothing=SMOOTHING)
+
+        def score(sums):
+            return bleu(torch.as_tensor(sums).flatten().tolist())
+        return SimpleNamespace(model=model, optimizer=optimizer, windows=windows, rate=rate,
+                               held_out=held_out, counts=counts, score=score, patience=PATIENCE,
+                               smoothing=SMOOTHING)
 
     # -- what a scene shows ----------------------------------------------------------------------------------
 
     def updates(self) -> dict:
-        return {"epochs trained": self.epochs[0][:2], "rates": [round(rate, 9) for rate in self.tasks[0].optimizer.rates[:WINDOWS + 2]]}
+        rates = self.tasks[0].optimizer.rates[:WINDOWS + 2]
+        return {"epochs trained": self.epochs[0][:2], "rates": [round(rate, 9) for rate in rates]}
 
     def weights(self) -> dict:
         """At the end, on each rank."""
@@ -442,17 +467,21 @@ class Trained(Ranks):
     def scores(self) -> dict:
         epochs = max(1, len(self.epochs[0]))
         most = max(self.scored.count(rank) for rank in range(self.size)) / epochs
-        return {"sentences scored an epoch": len(self.scored) / epochs, "by one rank beyond its share": max(0, most - -(-HELD_OUT // self.size)),
+        share = -(-HELD_OUT // self.size)
+        return {"sentences scored an epoch": len(self.scored) / epochs,
+                "by one rank beyond its share": max(0, most - share),
                 "BLEU of each epoch": [[round(float(score), 9) for score in own] for own in self.told]}
 
     def files(self) -> dict:
         shown = {"ranks that save": sorted(self.savers)}
         for name, state in self.kept.items():
             if state is not None and (not isinstance(state, dict) or "model" not in state):
-                raise Refused(f'{name} has no "model": save a dictionary with the model\'s own state dict under that name.')
+                raise Refused(f'{name} has no "model": save a dictionary with the model\'s own state '
+                              'dict under that name.')
             weights = state and state["model"]
             shown[f"names in {name}"] = sorted(weights) if weights else None
-            shown[f"numbers in {name}"] = torch.cat([torch.as_tensor(weights[key]).flatten() for key in sorted(weights)]) if weights else None
+            flat = [torch.as_tensor(weights[key]).flatten() for key in sorted(weights or ())]
+            shown[f"numbers in {name}"] = torch.cat(flat) if flat else None
         return shown
 
 
@@ -467,7 +496,7 @@ def loaded(path: Path):
 
 
 def killed(carried: bytes, seed: int) -> dict:
-    """Which checkpoints are not whole after a kill in the n-th call of torch.save, of those that were there before it."""
+    """What a kill in the n-th call of torch.save left of the checkpoints that were there before."""
     shown = {}
     for call in (3, 4):
         calls, there, own = [], set(), torch.save
@@ -496,6 +525,7 @@ def killed(carried: bytes, seed: int) -> dict:
             finally:
                 torch.save = own
             kept = {name: loaded(room / name) for name in sorted(there)}
-        shown[f"after a kill in save {call}"] = {name: "gone" if state is None else "damaged" if state is DAMAGED else "whole"
-                                                 for name, state in kept.items()}
+        shown[f"after a kill in save {call}"] = {
+            name: "gone" if state is None else "damaged" if state is DAMAGED else "whole"
+            for name, state in kept.items()}
     return shown
