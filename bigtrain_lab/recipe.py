@@ -292,6 +292,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         if learning:
             learning = [precision.masters.get(p, p) for p in learning]
             optimizers[stage].append(optimizer := recipe.optimizer(learning))
+            guard.refuse_optimizer(optimizer, order)
             if slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
                 optimizer.among(slices)
     replica, parallel = (copies.rank, averaging(recipe, stages, copies)) if copies else (0, None)

@@ -195,8 +195,8 @@ class Evaluation(Lens):
         state = saved.load(last)
         done = saved.restore(state, training, self.group.rank, last)
         self.rows, sums = state["rows"].tolist(), state["sums"]
-        if self.group.rank < len(sums):
-            self.sums = sums[self.group.rank].to(self.group.device)
+        own = sums[self.group.rank::self.group.size]  # of fewer ranks than saved, each has several
+        self.sums = own.sum(0).to(self.group.device)
         stopped = self.rows and self.waited() >= self.asked.patience
         return self.steps if stopped else done
 

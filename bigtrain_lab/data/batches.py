@@ -44,7 +44,6 @@ class Batches:
         if (longest := self.lengths.max()) > tokens:
             raise Impossible(f"A sentence of {longest:,} tokens is more than a batch of "
                              f"{tokens:,}: take larger batches, or leave out such sentences.")
-        self.sampler = DistributedSampler(len(pairs), 0, 1, seed=seed)
         self.starts = cuts(np.sort(self.lengths), tokens)
         self.latest = (-1, [])  # an epoch, and its batches
 
@@ -53,16 +52,18 @@ class Batches:
         return len(self.starts)
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        """The sentences of each batch."""
-        if self.latest[0] == number:
-            return self.latest[1]
-        self.sampler.set_epoch(number)
-        order = np.array([*self.sampler])
+        """The sentences of each batch. Threads that load for the next epoch may ask meanwhile."""
+        latest, batches = self.latest
+        if latest == number:
+            return batches
+        sampler = DistributedSampler(len(self.pairs), 0, 1, seed=self.seed)
+        sampler.set_epoch(number)
+        order = np.array([*sampler])
         order = order[self.lengths[order].argsort(kind="stable")]
         shuffled = torch.randperm(len(self), generator=generator("batches", self.seed, number))
-        batches = np.split(order, self.starts[1:])
-        self.latest = number, [batches[at] for at in shuffled.tolist()]
-        return self.latest[1]
+        cut = np.split(order, self.starts[1:])
+        self.latest = number, (batches := [cut[at] for at in shuffled.tolist()])
+        return batches
 
     def place(self, update: int) -> tuple[int, int]:
         """Epoch, and batch in it."""

@@ -61,6 +61,7 @@ def generated(seed: int = 0, pairs: int = 20_000, held_out: int = 500, digits: i
     """Numbers and dates from English into Chinese, or into "english"."""
     require_count("pairs", pairs)
     require_count("held_out", held_out)
+    require_count("digits", digits)
     if into not in ("chinese", "english"):
         raise Impossible(f"into is {into!r}: choose chinese or english.")
 
@@ -85,7 +86,7 @@ def read_pairs(source, target=None, held_out: int = 1000, vocabulary: str = "sub
                              "line n of one must translate line n of the other.")
         pairs, name = list(zip(lines, others)), f"{name} and {target}"
     else:
-        pairs = [tuple(line.split("\t")) for line in lines]
+        pairs = [tuple(line.split("\t")) if line.strip() else ("", "") for line in lines]
         for number, parts in enumerate(pairs, 1):
             if len(parts) != 2:
                 raise Impossible(f"Line {number} of {name} has {len(parts) - 1} tabs: write "
@@ -96,6 +97,8 @@ def read_pairs(source, target=None, held_out: int = 1000, vocabulary: str = "sub
 def of_pairs(pairs: Sequence[Pair], name: str = "pairs", held_out: int = 1000,
              vocabulary: str = "subwords", size: int = 8000) -> Parallel:
     """Split by source text, a tenth at most held out, with a vocabulary of the training pairs."""
+    require_count("held_out", held_out)
+    require_count("size", size)
     pairs = [tuple(side.strip() for side in pair) for pair in pairs]
     for number, pair in enumerate(pairs, 1):
         for side, text in zip(("source", "target"), pair):
@@ -116,7 +119,7 @@ def of_pairs(pairs: Sequence[Pair], name: str = "pairs", held_out: int = 1000,
     kept = set(sources[:max(1, min(held_out, len(sources) // 10))])
     train = [pair for pair in pairs if pair[0] not in kept]
     texts = [text for pair in train for text in pair]
-    found = Words(texts) if vocabulary == "words" else Subwords(texts, size)
+    found = Words(texts, spaces=True) if vocabulary == "words" else Subwords(texts, size)
     letters = "".join(target for _, target in train[:1000])
     chinese = 2 * sum("\u4e00" <= letter <= "\u9fff" for letter in letters) > len(letters)
     return Parallel(train, [pair for pair in pairs if pair[0] in kept], found, chinese, name)
@@ -131,6 +134,10 @@ def read_lines(path) -> list[str]:
     except UnicodeDecodeError as error:
         raise Impossible(f"{path} is not in UTF-8 (byte {error.start:,}): save it as UTF-8, for "
                          "example with iconv.") from error
+    except Impossible:
+        raise
+    except (TypeError, ValueError) as error:
+        raise Impossible(f"{path!r} is no path: give the name of a text file.") from error
     except OSError as error:
         raise Impossible(f"{path} cannot be read ({error.strerror}): name a text file that you may "
                          "open.") from error

@@ -15,28 +15,31 @@ from itertools import takewhile
 from bigtrain_lab.core import Impossible
 
 PAD, BEGIN, END, UNKNOWN = RESERVED = range(4)
-PIECE = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
+PIECE, PIECE_OR_SPACE = re.compile(r"[A-Za-z]+|[^\sA-Za-z]"), re.compile(r"[A-Za-z]+|[^A-Za-z]")
 BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?![A-Za-z])|(?<![A-Za-z]) ")
 
 
 class Words:
-    """A word of Latin letters, or any other character, is a token; those of the texts are known."""
+    """A word of Latin letters, or any other character, is a token; those of the texts are known.
+    With `spaces` a space is one too, and every known text comes back as it was; without, words are
+    spaced, characters are not."""
 
-    def __init__(self, texts: Iterable[str]):
-        self.pieces = sorted({piece for text in texts for piece in PIECE.findall(text)})
+    def __init__(self, texts: Iterable[str], spaces: bool = False):
+        self.piece, self.spaces = PIECE_OR_SPACE if spaces else PIECE, spaces
+        self.pieces = sorted({piece for text in texts for piece in self.piece.findall(text)})
         self.numbers = {piece: number for number, piece in enumerate(self.pieces, len(RESERVED))}
 
     def __len__(self):
         return len(RESERVED) + len(self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        return [self.numbers.get(piece, UNKNOWN) for piece in PIECE.findall(text)]
+        return [self.numbers.get(piece, UNKNOWN) for piece in self.piece.findall(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text up to its end; words are spaced, characters are not."""
+        """The text up to its end."""
         known = len(RESERVED)
         pieces = (self.pieces[i - known] if i >= known else "?" for i in words_of(ids))
-        return BETWEEN_WORDS.sub("", " ".join(pieces))
+        return "".join(pieces) if self.spaces else BETWEEN_WORDS.sub("", " ".join(pieces))
 
 
 class Subwords:
@@ -57,6 +60,7 @@ class Subwords:
         self.tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
             vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"],
             initial_alphabet=alphabet, show_progress=False))
+        self.tokenizer.encode_special_tokens = True  # "<end>" in a text is text
 
     def __len__(self):
         return self.tokenizer.get_vocab_size()

@@ -56,6 +56,13 @@ def product(xp, x):
     return gelu(xp, x) @ x[:64].T * 0.125
 
 
+def clipped(x):
+    """What no compiler can capture as one graph: the next line depends on the values of x."""
+    if x.norm() > 1:
+        x = x / x.norm()
+    return 0.5 * x
+
+
 FUNCTIONS = {"gelu": gelu, "normalize": normalize, "softmax": softmax, "product": product}
 
 

@@ -247,8 +247,9 @@ class LargeBatch(OnHardware, Pipelined):
         if (steps := of_layers(trace, STEP)) and not trace.settings.get("unfinished"):
             middle = len(self.looked) // 2
             own = [values[middle] for values in steps.values()]
-            said.append(f"In update {self.looked[middle]:,}, at a rate of {self.rate(self.looked[middle]):.3g}, the layers moved by "
-                        f"{min(own):.2%} to {max(own):.2%} of the length of their weights.")
+            least, most = f"{min(own):.2%}", f"{max(own):.2%}"
+            said.append(f"In update {self.looked[middle]:,}, at a rate of {self.rate(self.looked[middle]):.3g}, "
+                        f"a layer moved by {least if least == most else f'{least} to {most}'} of the length of its weights.")
             reached, wanted = self.updates_to_target(trace), f"{self.target:.0%} of the held-out samples"
             said.append(f"It reached {wanted} at update {reached:,} of {self.steps:,}." if reached else f"It never reached {wanted}.")
         return said

@@ -75,7 +75,7 @@ def animate(figure: go.Figure, layers: dict[int, dict[str, list[float]]], looked
         figure.update_yaxes(range=[low, high], row=row, col=1)
         figure.update_xaxes(range=[0, 1.01 * looked[-1]], zeroline=False, row=row, col=1)
         figure.update_yaxes(autorange="reversed", side="right", row=row, col=2)
-    figure.update_layout(margin=dict(l=56, r=16, t=48, b=96), showlegend=True, bargap=0.25, updatemenus=[menu()], sliders=[dict(
+    figure.update_layout(margin=dict(l=56, r=16, t=48, b=96), showlegend=True, bargap=0.15, uniformtext=dict(mode=False), updatemenus=[menu()], sliders=[dict(
         active=len(played) - 1, x=0.12, len=0.88, y=0, pad=dict(t=46, b=0), ticklen=3, font_size=10,
         currentvalue=dict(prefix="update ", font_size=13, xanchor="left"),
         steps=[dict(method="animate", label=f"{looked[n]:,}", args=[[str(looked[n])], told(0)]) for n in played])])
@@ -90,6 +90,7 @@ def at(layers: dict[int, dict[str, list[float]]], looked: list[int], ends: dict,
         axes = dict(xaxis=f"x{2 * row}", yaxis=f"y{2 * row}")
         traces.append(go.Bar(y=[*own], x=[max(value, low) - low for value in values], base=low, orientation="h", showlegend=False, marker=dict(
             color=[colour(n, len(own)) for n in range(len(own))], line_width=0), text=[f"{value:.3g}" for value in values], textposition="inside",
+            insidetextanchor="start", constraintext="none", insidetextfont=dict(size=10, color=[palette.ink(colour(n, len(own))) for n in range(len(own))]),
             hovertemplate=f"%{{y}}: {ROWS[row][1]} %{{text}}<extra></extra>", **axes))
         axes = dict(xaxis=f"x{2 * row - 1 if row > 1 else ''}", yaxis=f"y{2 * row - 1 if row > 1 else ''}")
         traces.append(go.Scatter(x=[looked[number]] * 2, y=[low, high], mode="lines", showlegend=False, hoverinfo="skip",

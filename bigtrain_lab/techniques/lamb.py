@@ -26,8 +26,8 @@ from .layerwise import Batch, LayerWise
 
 
 class LAMB(LayerWise):
-    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio": False},
-    as is usual for biases and norms.
+    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
+    False}, as is usual for biases and norms.
 
     lr               a number, or a tensor, whose changes make no compiled step be compiled again
     weight_decay     lambda

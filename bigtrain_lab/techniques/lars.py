@@ -22,8 +22,8 @@ from .layerwise import Batch, LayerWise
 
 
 class LARS(LayerWise):
-    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio": False}:
-    these take SGD's step, with the rate lr.
+    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
+    False}: these take SGD's step, with the rate lr.
 
     trust_coefficient   eta
     nesterov            x <- x - (mu v + lr r (g + beta x)), of the new v

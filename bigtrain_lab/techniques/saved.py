@@ -29,7 +29,7 @@ from .guards import saved as guard
 
 def save(path, state: dict) -> None:
     """Put the state under this name, whole; or leave what was there, whole. Impossible where it
-    cannot be written."""
+    cannot be written, or where `load` could not read it again."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     with guard.written(path, partial):
@@ -38,6 +38,7 @@ def save(path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        guard.refuse_unreadable(partial)
         partial.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:

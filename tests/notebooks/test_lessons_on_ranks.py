@@ -1,4 +1,4 @@
-"""Lessons 05, 06, 08, 10, 12, 13 and 14: their exercises can be solved, and what follows uses the solutions."""
+"""Lessons 05, 06, 08, 10, 12, 13, 14 and 15: their exercises can be solved, and what follows uses the solutions."""
 
 import pytest
 
@@ -12,7 +12,8 @@ LESSONS = {
     "10_train_a_translator": ("spread-evaluation", "spread_evaluation", "BLEU [44.44 44.44 44.44], ranks that differ: 0\n"),
     "12_tensor_slicing": ("tensor-slicing", "MySlices", "off by 0.0, ranks that differ: 0\n"),
     "13_layouts": ("layouts", "my_collectives", "n 234.9 MB\nf 7.3 MB\nd 234.9 MB\n\n"),
-    "14_all_together": ("all-together", "my_clip", "norm 6.0, ranks that differ: 0\n")}
+    "14_all_together": ("all-together", "my_clip", "norm 6.0, ranks that differ: 0\n"),
+    "15_compilers": ("fusion", "my_groups", "3216 bytes; ['de']\n\n")}
 
 
 @pytest.mark.slow

@@ -222,6 +222,15 @@ def test_my_script_changed_trains_as_before(lesson, sides):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # float32, another order of sums
 
 
+@pytest.mark.slow
+def test_a_compiled_script_trains_as_before(tmp_path):
+    """Both sides of lesson 15's diff, in one process."""
+    added, before, after = both_sides(NOTEBOOKS / "15_compilers.ipynb", tmp_path)
+    losses = [[float(line.split()[1]) for line in script_prints(script).splitlines()] for script in (before, after)]
+    assert added <= 12 and len(losses[0]) == 20 and losses[0][-1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 # -- it can be read -------------------------------------------------------------------------------------------------------
 
 

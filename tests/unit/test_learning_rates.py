@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +48,10 @@ def test_batch_norm_of_a_large_batch_remembers_as_many_samples():
             norm(torch.zeros(batch, 1, dtype=torch.float64))
         kept[batch] = norm.running_mean.item()
     assert kept[32] == pytest.approx(kept[4], rel=1e-12) and kept[4] == pytest.approx(0.9**16)
+
+
+def test_a_batch_may_be_a_number_of_numpy():
+    assert linear_scaling(0.1, np.int64(64), np.float32(32)) == 0.2
 
 
 @pytest.mark.parametrize("make", [lambda: noam(0, 4000), lambda: warm_up(0.1, 0), lambda: polynomial_decay(0.1, math.inf),

@@ -1,5 +1,6 @@
 """Pairs of sentences: what is generated is right, what is read is checked, batches hold each sentence once."""
 
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -71,11 +72,14 @@ def test_words_and_subwords_give_the_text_back():
     assert subwords.decode(subwords.encode("żółw 7?")) == "żółw 7?" and words.encode("a cat")[1] == UNKNOWN
     assert len(subwords) == 270 and min(subwords.encode("the dog")) >= 4 and len(subwords.encode("the dog")) < len(b"the dog")
     assert Subwords(texts, 270).encode(texts[0]) == subwords.encode(texts[0])
+    assert min(subwords.encode("<end> <pad>")) >= 4 and subwords.decode(subwords.encode("<end>")) == "<end>"
+    spaced = Words(["in 1999 das café, über all"], spaces=True)
+    assert spaced.decode(spaced.encode("in 1999 das café, über all")) == "in 1999 das café, über all"
 
 
 def test_a_user_s_files_are_read(tmp_path):
     rows = [(f"sentence {n % 40}", f"Satz {n}") for n in range(80)]
-    (tmp_path / "a.tsv").write_bytes("\ufeff".encode() + "\r\n".join("\t".join(row) for row in rows).encode())
+    (tmp_path / "a.tsv").write_bytes("\ufeff".encode() + "\r\n".join("\t".join(row) for row in rows).encode() + b"\r\n \r\n")
     (tmp_path / "a.en").write_text("\n".join(source for source, _ in rows) + "\n", encoding="utf-8")
     (tmp_path / "a.de").write_text("\n".join(target for _, target in rows) + "\n", encoding="utf-8")
     one, two = read_pairs(tmp_path / "a.tsv", vocabulary="words"), read_pairs(tmp_path / "a.en", tmp_path / "a.de", size=300)
@@ -112,6 +116,31 @@ def test_a_bad_file_is_one_sentence(content, other, told, tmp_path):
         read_pairs(*files, vocabulary="words")
     parts = told.split("{}")
     assert all(part in str(refused.value) for part in parts) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("settings, told", [({"held_out": 0}, "held_out=0 is too small"), ({"size": "big"}, "size='big'"), ({"source": None}, "None is no path")])
+def test_a_setting_that_means_nothing_is_refused(settings, told, tmp_path):
+    (tmp_path / "a.tsv").write_text("one\teins\ntwo\tzwei\n", encoding="utf-8")
+    with pytest.raises(Impossible, match=re.escape(told)):
+        read_pairs(**{"source": tmp_path / "a.tsv"} | settings)
+
+
+def test_threads_may_ask_for_two_epochs_at_once():
+    """The next epoch is asked for whenever this one's order is half made."""
+    pairs = generated(pairs=80, digits=3).encoded()
+    whole, torn = Batches(pairs, 200, seed=4), Batches(pairs, 200, seed=4)
+    right = {n: [each.tolist() for each in whole.epoch(n)] for n in (0, 1)}
+    lengths, asked = torn.lengths, []
+
+    class Lengths:
+        def __getitem__(self, order):
+            if not asked:
+                asked.append(1)
+                asked.append(torn.epoch(1))
+            return lengths[order]
+    torn.lengths = Lengths()
+    assert [each.tolist() for each in torn.epoch(0)] == right[0] == [each.tolist() for each in torn.epoch(0)]
+    assert [each.tolist() for each in asked[1]] == right[1]
 
 
 def test_what_is_absent_is_one_sentence(tmp_path, monkeypatch):

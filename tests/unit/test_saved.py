@@ -155,3 +155,11 @@ def test_what_is_no_checkpoint_is_one_sentence(content, told, tmp_path):
     with pytest.raises(Impossible, match=told) as refused:
         saved.load(path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("state, told", [({"rate": np.float64(0.1)}, "reading it would execute code"), ({"rate": lambda: 0.1}, "was not saved")])
+def test_what_could_not_be_read_again_is_not_saved(state, told, tmp_path):
+    saved.save(tmp_path / "last.pt", numbered(3))
+    with pytest.raises(Impossible, match=told):
+        saved.save(tmp_path / "last.pt", state)
+    assert whole(tmp_path / "last.pt") == 3 and os.listdir(tmp_path) == ["last.pt"]

@@ -1,5 +1,6 @@
 """A translator's training: one to three ranks are one training, its evaluation is one, and a killed run goes on to the bit."""
 
+import copy
 import os
 import signal
 from dataclasses import replace
@@ -17,6 +18,7 @@ from bigtrain_lab.models import TranslatorConfig
 from bigtrain_lab.recipe import train
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab.techniques import saved
 from bigtrain_lab.translation import Evaluation, Translation
 
 TINY = TranslatorConfig(layers=1, width=16, heads=2, inner=24, longest=20, embedding_scale=4.0, dtype=torch.float64)
@@ -186,3 +188,17 @@ def test_a_rate_of_numpy_goes_on(tmp_path):
     asked = replace(PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01))
     first = here(asked)["evaluations"]
     assert here(replace(asked, epochs=2, resume=True))["evaluations"][:len(first)].tolist() == first.tolist()
+
+
+def test_fewer_ranks_go_on_with_the_sums_of_all(tmp_path):
+    """Of a checkpoint that two ranks made in the middle of an epoch, one rank takes both parts of the train loss."""
+    asked = replace(PLAIN, directory=tmp_path, epochs=1, evaluate_every=None, save_every=3)
+    first = here(asked)["evaluations"]
+    kept = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved, "save", lambda path, state: kept.append(copy.deepcopy(state)))
+        here(asked)
+    state = next(state for state in kept if state["update"] == 3)
+    part = state["sums"] / 4
+    saved.save(tmp_path / "last.pt", state | {"sums": torch.cat([part, state["sums"] - part])})
+    assert np.allclose(here(replace(asked, resume=True))["evaluations"], first, rtol=1e-12)

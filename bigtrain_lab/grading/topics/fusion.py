@@ -197,7 +197,7 @@ def greedy(also: str, pick: str = "ways[0]", start: str = SINGLES) -> tuple[tupl
     return in_place_of_search(GREEDY.format(start=start, choice=MERGE.format(also=also), pick=pick))
 
 
-MORE = "Another grouping moves fewer bytes: compare whole partitions, since a merge can forbid a better one later."
+MORE = "Another grouping moves fewer bytes: compare the bytes of whole partitions, since a merge can forbid a better one later."
 OUTSIDE = "A value that an operator outside of the group reads was not counted as written: its second user finds it only in memory."
 INSIDE = "Values inside a group were counted as read: they touch no memory."
 PER_READER = "A value that several operators of one group read was counted several times: a group reads it once."
@@ -236,6 +236,8 @@ class FusionTopic(Topic):
                                    (("        total += sum(sizes[n] for n in group if n in outside or n in outputs)", "        total += sum(sizes[n] for n in group)"),)),
         "once a reader": Wrong(PER_READER, (("sum(sizes[r] for r in set().union(*(reads[n] for n in group)) - inside)",
                                              "sum(sizes[r] for n in group for r in reads[n] - inside)"),)),
+        "a result twice": Wrong("A result that another group reads was counted as written twice: it is written once, for both.", (
+            ("if n in outside or n in outputs)", "if n in outside) + sum(sizes[n] for n in group if n in outputs)"),)),
         "counts tensors": Wrong("You counted values, not bytes: add up their sizes.", (("    reads = {", "    sizes = dict.fromkeys(sizes, 1)\n    reads = {"),)),
         "only writes": Wrong("What groups read was not counted: reading takes as long as writing.", (
             ("total += sum(sizes[r] for r in set().union(*(reads[n] for n in group)) - inside)", "pass"),)),
@@ -252,7 +254,7 @@ class FusionTopic(Topic):
             ("return best, moved(best)", "return best, moved([[name] for name in reads])"),)),
         "bytes saved": Wrong("You told the bytes that are saved: tell those that your groups still move.", (
             ("return best, moved(best)", "return best, moved([[name] for name in reads]) - moved(best)"),)),
-        "fewest groups": Wrong("You looked for the fewest groups: bytes count, and as few groups may move more.", ((KEY, "key=len"),)),
+        "fewest groups": Wrong(MORE, ((KEY, "key=len"),)),
         "neighbours in the list": Wrong("Only neighbours in the list were fused: their order there is one of many, and says nothing.", in_place_of_search(
             "    groups = []\n    for name, _, pointwise in operators:\n        if pointwise and groups and groups[-1][0] in free:\n            groups[-1].append(name)\n"
             "        else:\n            groups.append([name])\n    return groups, moved(groups)\n")),
@@ -296,6 +298,7 @@ class FusionTopic(Topic):
         yield scene("one value read twice inside", [("a", "x", True), ("b", "a x", True), ("c", "a b x", True)], ["c"])
         yield scene("two readers of an inner value", [("a", "x", True), ("b", "a", True), ("c", "a y", True), ("d", "b c", True)], ["d"])
         yield scene("a reduction at the end", [("a", "x", True), ("b", "a", True), ("s", "b", False)], ["s"])
+        yield scene("a result that a reduction reads", [("a", "x", True), ("s", "a", False)], ["a", "s"])
         yield scene("softmax", [("m", "x", False), ("a", "x m", True), ("e", "a", True), ("s", "e", False), ("y", "e s", True)], ["y"])
         yield scene("a reduction beside a chain", [("a", "x", True), ("s", "a", False), ("b", "a y", True), ("c", "b s", True)], ["c"])
         yield scene("two reductions in turn", [("a", "x", True), ("s", "a", False), ("b", "s", True), ("t", "b", False), ("c", "a t", True)], ["c"])

@@ -54,7 +54,8 @@ def captured(graph: fx.GraphModule) -> Captured:
         value = node.meta.get("example_value")
         if isinstance(value, Tensor):
             inputs[node.name.removeprefix("l_").strip("_")] = {
-                "shape": " x ".join(map(str, value.shape)) or "scalar",
+                "shape": " x ".join(str(each) if isinstance(each, int) else "any"
+                                    for each in value.shape) or "scalar",
                 "format": str(value.dtype).removeprefix("torch."),
                 "strides": tuple(map(str, value.stride())),
                 "gradient": "with a gradient" if value.requires_grad else "without a gradient"}
@@ -80,7 +81,5 @@ def change(before: Captured, now: Captured) -> str:
             return f"{name} is another number: it became an input"
         for what in ("shape", "format", "gradient", "strides"):
             if earlier[what] != said[what]:
-                symbols = what == "shape" and any(map(str.isalpha, said[what].replace(" x ", "")))
-                return (f"the {what} of {name} was {earlier[what]} and is {said[what]}"
-                        + (": from now on a symbol, for any length" if symbols else ""))
+                return f"the {what} of {name} was {earlier[what]} and is {said[what]}"
     return "a Python value that the code reads has changed"

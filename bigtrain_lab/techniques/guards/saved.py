@@ -3,6 +3,9 @@
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
+from pickle import PickleError
+
+import torch
 
 from ...core import Impossible
 from . import refuse
@@ -14,9 +17,12 @@ def written(path: Path, partial: Path):
     file into its own."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         with suppress(OSError):
             partial.unlink()
+        if isinstance(error, (AttributeError, TypeError, PickleError)):
+            raise Impossible(f"The checkpoint {path} was not saved ({error}): keep tensors, numbers "
+                             "and texts.") from error
         cause = error
         while cause and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -27,6 +33,15 @@ def written(path: Path, partial: Path):
         whole = ", and the one before is whole" if path.is_file() else ""
         raise Impossible(f"The checkpoint {path} was not saved ({cause.strerror or cause}){whole}: "
                          f"{advice}.") from error
+
+
+def refuse_unreadable(partial: Path) -> None:
+    """Reading executes nothing, so it takes tensors, numbers and texts; their values stay on the disk."""
+    try:
+        torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
+    except PickleError as error:
+        raise Impossible("The checkpoint was not saved, since reading it would execute code: keep tensors, numbers and texts of "
+                         "Python, such as float(x) of a number of NumPy.") from error
 
 
 @contextmanager
