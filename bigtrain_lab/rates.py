@@ -16,6 +16,19 @@ from .core.cost import COLLECTIVES
 
 CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
 
+TRUST, STEP = "trust ratio ", "relative step "  # and a layer: what a run logs of it
+TEST_LOSS, ACCURACY = "test loss", "test accuracy"
+
+
+def of_layers(trace: Trace, what: str) -> dict[str, list[float]]:
+    """Layer -> all that rank 0 logged of it: its TRUST or its STEP."""
+    found: dict[str, list[float]] = {}
+    for event in trace.where(Scalar, rank=0):
+        if event.name.startswith(what):
+            found.setdefault(event.name.removeprefix(what), []).append(event.value)
+    return found
+
+
 def last(trace: Trace, name: str) -> float | None:
     """The last value that was logged under this name; None where there is none."""
     found = [event.value for event in trace.where(Scalar, name=name)]

@@ -291,7 +291,10 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
         if learning:
             learning = [precision.masters.get(p, p) for p in learning]
-            optimizers[stage].append(recipe.optimizer(learning))
+            optimizers[stage].append(optimizer := recipe.optimizer(learning))
+            guard.refuse_optimizer(optimizer, order)
+            if slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
+                optimizer.among(slices)
     replica, parallel = (copies.rank, averaging(recipe, stages, copies)) if copies else (0, None)
     samples, losses, waiting = {}, [], []
 

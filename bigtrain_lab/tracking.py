@@ -24,8 +24,9 @@ def refuse(tool: str) -> None:
 
 
 def follow(run, tool: str) -> threading.Thread | None:
-    """Start a thread that hands a run's scalars to the tool until the run has ended; None: there is no tool."""
-    if tool not in TOOLS:
+    """Start a thread that hands a run's scalars to the tool until the run has ended; None: there is no tool, or, under
+    torchrun, this is not rank 0's process."""
+    if tool not in TOOLS or os.environ.get("RANK", "0") != "0":
         return None
     refuse(tool)
     thread = threading.Thread(target=hand_over, args=(run, tool), name=f"bigtrain_lab {tool}")
@@ -55,10 +56,12 @@ def tensorboard(run) -> Iterator[Callable]:
 def wandb(run) -> Iterator[Callable]:
     import wandb
 
-    mode = os.environ.get("WANDB_MODE", "offline")
+    mode, alone = os.environ.get("WANDB_MODE", "offline"), wandb.run is None
     with wandb.init(project="bigtrain_lab", name=run.directory.name, dir=str(run.directory), mode=mode, config=run.settings["settings"],
                     settings=wandb.Settings(silent=True, console="off")) as kept:
         yield lambda name, value, number: kept.log({name: value})
+    if alone:
+        wandb.teardown()  # its process ends, and has written all
 
 
 SINKS = {"tensorboard": tensorboard, "wandb": wandb}

@@ -105,7 +105,7 @@ def run(experiment, *,
     if quiet:
         return 0
     try:
-        follow(started, len(predicted.spans()), errors)
+        follow(started, predicted, errors)
     except KeyboardInterrupt:
         started.stop()
     if started.state == "stopped":

@@ -11,7 +11,6 @@ from rich.text import Text
 from .. import report
 from ..core import CLOCKS, Span, Trace
 from ..figures import palette
-from ..words import counted
 
 LEVELS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -109,14 +108,14 @@ def amounts_apart(letters, clock: str, lines) -> Table:
     return table
 
 
-def follow(run, spans: int, errors: Console) -> None:
-    """A progress bar until the run has ended: the ranks' spans so far, of those that the prediction has."""
+def follow(run, predicted: Trace, errors: Console) -> None:
+    """A progress bar of each rank until the run has ended: its spans so far, of those that the prediction has."""
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
                    console=errors, transient=True, disable=not errors.is_terminal)
     with bar:
-        task = bar.add_task(counted(run.ranks, "rank"), total=spans)
+        tasks = [bar.add_task(f"rank {rank}", total=len(predicted.spans(rank))) for rank in range(run.ranks)]
         for event in run.events():
-            bar.advance(task, isinstance(event, Span))
+            bar.advance(tasks[event.rank], isinstance(event, Span))
 
 
 def finding_line(finding) -> Text:

@@ -1,14 +1,17 @@
-"""Batches of about as many tokens: sentences of like lengths together, so that little of a padded batch is padding.
+"""Batches of about as many tokens: sentences of like lengths together, so that little of a padded
+batch is padding.
 
-    epoch e    order = DistributedSampler's, drawn from seed + e;  stably sorted by length;  cut where rows x longest > tokens;
-               the batches shuffled
-    update w   batch w mod n of epoch w div n;  micro-batch i of m has its sentences i, i + m, i + 2 m, ...
+    epoch e    order = DistributedSampler's, drawn from seed + e, stably sorted by length;
+               cut where rows x longest > tokens; then the batches are shuffled
+    update w   batch w mod n of epoch w div n; micro-batch i of m: sentences i, i + m, i + 2 m, ..
 
-All epochs are cut at the same places, since their sorted lengths are the same: each has n batches, and update w is a function of its
-number alone. Sentences of one length change their batch from epoch to epoch, batches their order. The m micro-batches of an update
-are those of all replicas together (m = replicas x accumulation), so ranks share each batch as a DistributedSampler would, by
-sentences; one that gets none computes a row of padding, which counts no token. Cost: a sort an epoch, 8 bytes a sentence.
-Buckets by length as in Vaswani et al. 2017 (arXiv:1706.03762), section 5.1: about 25,000 tokens a batch there.
+All epochs are cut at the same places, since their sorted lengths are the same: each has n batches,
+and update w is a function of its number alone. Sentences of one length change their batch from
+epoch to epoch, batches their order. The m micro-batches of an update are those of all replicas
+together (m = replicas x accumulation), so ranks share each batch as a DistributedSampler would, by
+sentences; one that gets none computes a row of padding, which counts no token.
+Cost: a sort an epoch, 8 bytes a sentence. Buckets by length as in Vaswani et al. 2017
+(arXiv:1706.03762), section 5.1: about 25,000 tokens a batch there.
 
 Shapes: B sentences of a micro-batch, S source, T target.
 """
@@ -30,7 +33,8 @@ Ids = tuple[Sequence[int], Sequence[int]]
 
 
 class Batches:
-    """Of pairs of ids, batches of at most `tokens` tokens of the longer side, padding included; `parts`: micro-batches of one."""
+    """Of pairs of ids, batches of at most `tokens` tokens of the longer side, padding included;
+    `parts`: micro-batches of one."""
 
     def __init__(self, pairs: Sequence[Ids], tokens: int, parts: int = 1, seed: int = 0):
         require_count("tokens", tokens)
@@ -38,8 +42,8 @@ class Batches:
         self.pairs, self.tokens, self.parts, self.seed = pairs, tokens, parts, seed
         self.lengths = np.array([1 + max(len(source), len(target)) for source, target in pairs])
         if (longest := self.lengths.max()) > tokens:
-            raise Impossible(f"A sentence of {longest:,} tokens is more than a batch of {tokens:,}: take larger batches, or leave out such sentences.")
-        self.sampler = DistributedSampler(len(pairs), 0, 1, seed=seed)
+            raise Impossible(f"A sentence of {longest:,} tokens is more than a batch of "
+                             f"{tokens:,}: take larger batches, or leave out such sentences.")
         self.starts = cuts(np.sort(self.lengths), tokens)
         self.latest = (-1, [])  # an epoch, and its batches
 
@@ -48,16 +52,18 @@ class Batches:
         return len(self.starts)
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        """The sentences of each batch."""
-        if self.latest[0] == number:
-            return self.latest[1]
-        self.sampler.set_epoch(number)
-        order = np.array([*self.sampler])
+        """The sentences of each batch. Threads that load for the next epoch may ask meanwhile."""
+        latest, batches = self.latest
+        if latest == number:
+            return batches
+        sampler = DistributedSampler(len(self.pairs), 0, 1, seed=self.seed)
+        sampler.set_epoch(number)
+        order = np.array([*sampler])
         order = order[self.lengths[order].argsort(kind="stable")]
-        shuffled = torch.randperm(len(self), generator=generator("batches", self.seed, number)).tolist()
-        batches = np.split(order, self.starts[1:])
-        self.latest = number, [batches[at] for at in shuffled]
-        return self.latest[1]
+        shuffled = torch.randperm(len(self), generator=generator("batches", self.seed, number))
+        cut = np.split(order, self.starts[1:])
+        self.latest = number, (batches := [cut[at] for at in shuffled.tolist()])
+        return batches
 
     def place(self, update: int) -> tuple[int, int]:
         """Epoch, and batch in it."""
@@ -79,7 +85,8 @@ class Batches:
 
 
 def cuts(lengths: np.ndarray, tokens: int) -> list[int]:
-    """Where batches begin in ascending lengths: each as long as its rows times its longest are at most so many tokens."""
+    """Where batches begin in ascending lengths: each as long as its rows times its longest are at
+    most so many tokens."""
     starts = [0]
     for place, length in enumerate(lengths):
         if (place - starts[-1] + 1) * length > tokens:
@@ -98,7 +105,8 @@ def padded(pairs: Sequence[Ids]) -> Sample:
     if not pairs:
         return Sample(torch.tensor([[END]]), torch.tensor([[PAD]]), (torch.tensor([[BEGIN]]),))
     sources = filled([[*source, END] for source, _ in pairs])
-    return Sample(sources, filled([[*target, END] for _, target in pairs]), (filled([[BEGIN, *target] for _, target in pairs]),))
+    so_far = filled([[BEGIN, *target] for _, target in pairs])
+    return Sample(sources, filled([[*target, END] for _, target in pairs]), (so_far,))
 
 
 def filled(rows: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""A translation task whose truth is known: numbers and dates in English words, and in Chinese numerals.
+"""A translation task whose truth is known: numbers and dates in English words, and in Chinese.
 
     three hundred and forty thousand and seven       <->   三十四万零七
     the fourth of March nineteen oh five             <->   一九〇五年三月四日
 
-English counts in thousands and Chinese in ten thousands, so a digit's word depends on its place from the end; a date turns around.
-Values are drawn from a seed, as many as are asked for. One value in ten, by a hash of the value itself, occurs in held-out pairs
-only: no seed and no size puts one into training. English says a date in two ways; into English the first is the translation.
+English counts in thousands and Chinese in ten thousands, so a digit's word depends on its place
+from the end; a date turns around. Values are drawn from a seed, as many as are asked for. One value
+in ten, by a hash of the value itself, occurs in held-out pairs only: no seed and no size puts one
+into training. English says a date in two ways; into English the first is the translation.
 """
 
 from random import Random
@@ -14,19 +15,23 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.models.seed import stable_seed
 
 HELD_OUT = 10  # one value of so many
-SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-         "eighteen nineteen").split()
+SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+         "fifteen sixteen seventeen eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth",
-            "twenty": "twentieth", "thirty": "thirtieth"}
-MONTHS = "January February March April May June July August September October November December".split()
+ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth",
+            "nine": "ninth", "twelve": "twelfth", "twenty": "twentieth", "thirty": "thirtieth"}
+MONTHS = ("January February March April May June July August September October November "
+          "December").split()
+LARGE = (10**9, "billion"), (10**6, "million"), (10**3, "thousand")
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 DIGITS = "零一二三四五六七八九"
 MOST_DIGITS = 12
 
 
-def pair(seed: int, number: int, held_out: bool = False, digits: int = 8, one_way: bool = False) -> tuple[str, str]:
-    """The number-th pair (English, Chinese) of a split: numbers of up to so many digits, and dates, said in `one_way` or in two."""
+def pair(seed: int, number: int, held_out: bool = False, digits: int = 8,
+         one_way: bool = False) -> tuple[str, str]:
+    """The number-th pair (English, Chinese) of a split: numbers of up to so many digits, and dates,
+    said in `one_way` or in two."""
     if not 1 <= digits <= MOST_DIGITS:
         raise Impossible(f"digits={digits} cannot be said: take 1 to {MOST_DIGITS}.")
     draw = Random(stable_seed("numerals", seed, held_out, number))
@@ -45,7 +50,8 @@ def said(value: tuple[int, ...], second_way: bool = False) -> tuple[str, str]:
     if len(value) == 1:
         return english(*value), chinese(*value)
     year, month, day = value
-    spoken = f"{MONTHS[month - 1]} the {ordinal(day)}" if second_way else f"the {ordinal(day)} of {MONTHS[month - 1]}"
+    first, name = ordinal(day), MONTHS[month - 1]
+    spoken = f"{name} the {first}" if second_way else f"the {first} of {name}"
     written = "".join(DIGITS[int(digit)] for digit in str(year)).replace("零", "〇")
     return f"{spoken} {english_year(year)}", f"{written}年{chinese(month)}月{chinese(day)}日"
 
@@ -58,9 +64,9 @@ def english(n: int) -> str:
         return TENS[n // 10 - 2] + (f"-{SMALL[n % 10]}" if n % 10 else "")
     if n < 1000:
         return f"{SMALL[n // 100]} hundred" + (f" and {english(n % 100)}" if n % 100 else "")
-    size, name = next((size, name) for size, name in ((10**9, "billion"), (10**6, "million"), (10**3, "thousand")) if n >= size)
-    rest = n % size
-    return f"{english(n // size)} {name}" + (f"{' and' if rest < 100 else ''} {english(rest)}" if rest else "")
+    size, name = next((size, name) for size, name in LARGE if n >= size)
+    rest = f"{' and' if n % size < 100 else ''} {english(n % size)}" if n % size else ""
+    return f"{english(n // size)} {name}{rest}"
 
 
 def ordinal(day: int) -> str:
@@ -72,11 +78,13 @@ def english_year(year: int) -> str:
     century, rest = divmod(year, 100)
     if century % 10 == 0 and rest < 10:
         return english(year)
-    return f"{english(century)} " + (english(rest) if rest >= 10 else f"oh {SMALL[rest]}" if rest else "hundred")
+    small = f"oh {SMALL[rest % 10]}" if rest else "hundred"
+    return f"{english(century)} {english(rest) if rest >= 10 else small}"
 
 
 def chinese(n: int) -> str:
-    """Of 0 to 10^12 - 1: groups of four digits, each with its unit; zeros in a row are said once, at a group's end not at all."""
+    """Of 0 to 10^12 - 1: groups of four digits, each with its unit; zeros in a row are said once,
+    at a group's end not at all."""
     if n == 0:
         return DIGITS[0]
     text, zero = "", False
@@ -93,4 +101,5 @@ def chinese(n: int) -> str:
 
 def every_word() -> list[str]:
     """A text for each word of the task."""
-    return [*SMALL, *TENS, *map(ordinal, range(1, 32)), *MONTHS, "hundred thousand million billion and oh the of -", DIGITS + "〇十百千万亿年月日"]
+    return [*SMALL, *TENS, *map(ordinal, range(1, 32)), *MONTHS, DIGITS + "〇十百千万亿年月日",
+            "hundred thousand million billion and oh the of -"]

@@ -7,6 +7,8 @@ over before the third epoch was. What is derived from the log is computed here.
 
 from typing import NamedTuple
 
+from ..techniques.learning_rates import noam
+
 
 class Log(NamedTuple):
     """`seconds`: of one epoch, by what it was spent on; `thirds`: BLEU, of 1, that each rank saw of
@@ -44,10 +46,6 @@ class Log(NamedTuple):
     def waited(self, epoch: int) -> int:
         """Epochs since the best one."""
         return max(0, epoch - self.best)
-
-
-def noam(width, warm_up_updates, factor=1.0):
-    return lambda update: factor * width ** -0.5 * min(update ** -0.5, update * warm_up_updates ** -1.5)
 
 
 PUBLISHED_LOG = Log()

@@ -1,37 +1,45 @@
-"""Text as numbers, and back: words and characters for the generated task, trained subwords for a user's own text.
+"""Text as numbers, and back: words and characters for the generated task, trained subwords for a
+user's own text.
 
-    ids = [w_1 .. w_n],  0 < 4 reserved < w        0 padding, 1 begins a target, 2 ends a sentence, 3 stands for what is not known
+    0 padding   1 begins a target   2 ends a sentence   3 is unknown   4 and more: a piece of text
 
-One vocabulary serves both languages. Subwords are byte pairs merged by frequency (Sennrich et al. 2016, arXiv:1508.07909, section
-3.2) over bytes, so that no text is unknown; they need the package tokenizers.
+One vocabulary serves both languages. Subwords are pairs merged by frequency (Sennrich et al. 2016,
+arXiv:1508.07909, section 3.2) over bytes, so that no text is unknown; they need the package
+tokenizers.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from bigtrain_lab.core import Impossible
 
 PAD, BEGIN, END, UNKNOWN = RESERVED = range(4)
-PIECE = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
+PIECE, PIECE_OR_SPACE = re.compile(r"[A-Za-z]+|[^\sA-Za-z]"), re.compile(r"[A-Za-z]+|[^A-Za-z]")
 BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?![A-Za-z])|(?<![A-Za-z]) ")
 
 
 class Words:
-    """A word of Latin letters, or any other character, is a token; those of the texts are known."""
+    """A word of Latin letters, or any other character, is a token; those of the texts are known.
+    With `spaces` a space is one too, and every known text comes back as it was; without, words are
+    spaced, characters are not."""
 
-    def __init__(self, texts: Iterable[str]):
-        self.pieces = sorted({piece for text in texts for piece in PIECE.findall(text)})
+    def __init__(self, texts: Iterable[str], spaces: bool = False):
+        self.piece, self.spaces = PIECE_OR_SPACE if spaces else PIECE, spaces
+        self.pieces = sorted({piece for text in texts for piece in self.piece.findall(text)})
         self.numbers = {piece: number for number, piece in enumerate(self.pieces, len(RESERVED))}
 
     def __len__(self):
         return len(RESERVED) + len(self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        return [self.numbers.get(piece, UNKNOWN) for piece in PIECE.findall(text)]
+        return [self.numbers.get(piece, UNKNOWN) for piece in self.piece.findall(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text up to its end; words are spaced, characters are not."""
-        return BETWEEN_WORDS.sub("", " ".join(self.pieces[i - len(RESERVED)] if i >= len(RESERVED) else "?" for i in words_of(ids)))
+        """The text up to its end."""
+        known = len(RESERVED)
+        pieces = (self.pieces[i - known] if i >= known else "?" for i in words_of(ids))
+        return "".join(pieces) if self.spaces else BETWEEN_WORDS.sub("", " ".join(pieces))
 
 
 class Subwords:
@@ -41,16 +49,18 @@ class Subwords:
         try:
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         except ImportError as error:
-            raise Impossible("Subwords need the package tokenizers, which is not installed: pip install 'bigtrain_lab[tokens]', "
-                             "or take vocabulary='words'.") from error
+            raise Impossible("Subwords need the package tokenizers, which is not installed: "
+                             "install bigtrain_lab[tokens], or take vocabulary='words'.") from error
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        if size < len(RESERVED) + len(alphabet):
-            raise Impossible(f"{size} subwords are fewer than the {len(RESERVED) + len(alphabet)} of single bytes: take more.")
+        if size < (fewest := len(RESERVED) + len(alphabet)):
+            raise Impossible(f"{size} subwords are fewer than {fewest}, those of bytes: take more.")
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
-        self.tokenizer.train_from_iterable(texts, trainers.BpeTrainer(
-            vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"], initial_alphabet=alphabet, show_progress=False))
+        self.tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+            vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"],
+            initial_alphabet=alphabet, show_progress=False))
+        self.tokenizer.encode_special_tokens = True  # "<end>" in a text is text
 
     def __len__(self):
         return self.tokenizer.get_vocab_size()
@@ -64,5 +74,4 @@ class Subwords:
 
 def words_of(ids: Sequence[int]) -> list[int]:
     """Up to the end of the sentence, without padding."""
-    ids = list(map(int, ids))
-    return [i for i in ids[:ids.index(END)] if i != PAD] if END in ids else [i for i in ids if i != PAD]
+    return [i for i in takewhile(lambda i: i != END, map(int, ids)) if i != PAD]

@@ -177,7 +177,7 @@ class Layered(OnHardware, Pipelined):
         """The collectives that the slices of each layer call, as a Cost has them."""
         found = {}
         for at in range(len(self.pieces)):
-            for kind in "FBIW" if self.halves else "FB":
+            for kind in "FBIWU" if self.halves else "FBU":
                 part = self.stage_run(at, HALVES if kind in "IW" else WHOLE)
                 calls = part.usual(kind).calls(self.time)  # of a block in the place of all blocks
                 found[kind, at] = tuple(

@@ -11,7 +11,8 @@ priced as if each sentence were as long as the longest right answer of its batch
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,7 +38,7 @@ from ..schedule import Action, Schedule
 from ..simulate import simulate
 from ..techniques.bucket_plan import with_buckets
 from ..techniques.data_loader import Loader, Loading, with_loads
-from ..data.published import noam
+from ..techniques.learning_rates import noam
 from ..techniques.mixed_precision import LEVELS
 from ..techniques.one_process import Sample
 from ..translation import Evaluation, Translation
@@ -66,7 +67,7 @@ class Translate(Layered):
     schedule: ClassVar[str] = "1f1b"
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)
-    batch_tokens: int = knob(480, "tokens of an update, on all ranks together, padding included", low=64, high=65536, unit="tokens", logarithmic=True)
+    batch_tokens: int = knob(480, "tokens of an update, on all ranks together, padding included", low=64, high=2**18, unit="tokens", logarithmic=True)
     workers: int = knob(1, "threads of a rank that load micro-batches beside its compute; 0: it loads itself", low=0, high=4)
     disk_ms: float = knob(2.0, "time that the disk takes for a micro-batch; on the textbook profile in slots", low=0, high=1000, step=0.5, unit="ms")
     spread: bool = knob(True, "evaluate on all ranks; else on rank 0, while the others wait")
@@ -107,7 +108,7 @@ class Translate(Layered):
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"spread", "bucket_mb"} if settings["replicas"] == 1 else set()
         loads = set() if settings["workers"] else {"prefetch", "pinned"}
-        return super().idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
+        return super(Pipelined, cls).idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Translate(Layered):
     def config(self) -> TranslatorConfig:
         words = len(self.task.vocabulary)
         return TranslatorConfig(self.layers, self.width, self.heads, 4 * self.width, max(self.vocabulary, words), 128,
-                                getattr(torch, self.dtype), padding=PAD)
+                                getattr(torch, self.dtype), padding=PAD, embedding_scale=self.width ** 0.5)
 
     @cached_property
     def training(self) -> "InPieces":
@@ -235,8 +236,9 @@ class Translate(Layered):
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
             return {"L": count(self.config), "A": shape[2]}
-        loss, said = evaluation_works(self.config, shape, self.beam)
-        return {"L": self.time(loss), "A": self.time(said)}
+        one, two = (evaluation_works(replace(self.config, layers=layers), shape, self.beam) for layers in (1, 2))
+        works = (Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each))) for each in zip(one, two))
+        return {kind: self.time(work) for kind, work in zip("LA", works)}
 
     @cached_property
     def lowered(self) -> Plan:
@@ -248,6 +250,12 @@ class Translate(Layered):
         return replace(self.simulated(), settings=self.told)
 
     @cached_property
+    def peak_bytes(self) -> int:
+        """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates of its largest micro-batch."""
+        largest = max(map(self.training.shape, self.training.own(0)), key=prod)
+        return step_peak(self.config, largest, self.smoothing, self.training.precision, min(self.accumulation, 2), min(self.replicas, 2))
+
+    @cached_property
     def alone_s(self) -> float:
         """The same run on one rank."""
         one = self.replace(replicas=1, fault="none")
@@ -256,6 +264,10 @@ class Translate(Layered):
     @property
     def simulated_time(self) -> float:
         return simulate(self.lowered, self.cost(memory=False)).makespan
+
+    @property
+    def relief(self) -> str:
+        return "Fewer tokens of an update (batch_tokens), more micro-batches of it (accumulation) or more ranks (replicas) would need less."
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -437,18 +449,31 @@ def piece_run(config: TranslatorConfig, at: int, shape: tuple[int, int, int], sm
               replicas: int) -> Part:
     """A piece of a chain of one layer each, on micro-batches of one shape."""
     B, S, T = shape
-    stage, stages = int(at > 0), 1 + (at > 0) + (at < 4)
-    words = S if at < 3 else S + T
-    arriving = torch.empty(B, words, config.width, dtype=LEVELS[level].dtype if level else config.dtype, device=META)
-    source, target = torch.zeros(B, S, dtype=torch.int64), torch.zeros(B, T, dtype=torch.int64)
+    arriving = torch.empty(B, S if at < 3 else S + T, config.width, dtype=LEVELS[level].dtype if level else config.dtype, device=META)
+    recipe = recipe_of(config, shape, smoothing, level, replicas, lambda _: TranslatorPiece(config, at))
+    return rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
+
+
+@lru_cache(maxsize=64)
+def step_peak(config: TranslatorConfig, shape: tuple[int, int, int], smoothing: float, level: str | None, micro_batches: int,
+              replicas: int) -> int:
+    """Most bytes of two updates; a window's second micro-batch is as all after it."""
+    recipe = recipe_of(config, shape, smoothing, level, replicas, lambda at: TranslatorPiece(config, at))
+    order = by_layers(Schedule.named("1f1b")(1, micro_batches), [range(count(config))])
+    return dry_run(partial(train, replace(recipe, schedule=order, steps=2, whole_names=True))).peak_bytes
+
+
+def recipe_of(config: TranslatorConfig, shape: tuple[int, int, int], smoothing: float, level: str | None, replicas: int, model) -> Recipe:
+    """A training on micro-batches of one shape."""
+    B, S, T = shape
 
     def data(number: int) -> Sample:
-        return Sample(source.clone(), target.clone(), (source.clone(), target.clone(), Noise(0, 0, number)))
+        source, target, so_far = (torch.zeros(B, length, dtype=torch.int64) for length in (S, T, T))
+        return Sample(source, target, (source.clone(), so_far, Noise(0, 0, number)))
 
-    recipe = Recipe(
-        model=lambda _: TranslatorPiece(config, at), data=data, optimizer=adam, replicas=replicas, precision=level, clip=1.0,
-        loss=lambda logits, targets: word_cross_entropy(logits, targets, PAD, smoothing), weights=lambda window: [1.0] * len(window))
-    return rehearse(recipe, rehearsal, stage, stages, arriving)
+    return Recipe(
+        model=model, data=data, optimizer=adam, replicas=replicas, precision=level, clip=1.0,
+        loss=lambda logits, targets: word_cross_entropy(logits, targets, PAD, smoothing), weights=lambda window: [1 / len(window)] * len(window))
 
 
 @lru_cache(maxsize=1024)

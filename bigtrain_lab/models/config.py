@@ -33,9 +33,7 @@ class GPTConfig:
             if self.heads % self.kv_heads:
                 raise Impossible(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values equally: "
                                  f"take {_nearest_divisors(self.heads, self.kv_heads)}.")
-        if self.width % self.heads:
-            raise Impossible(f"{self.heads} heads cannot share a width of {self.width} equally: "
-                             f"take {_nearest_divisors(self.width, self.heads)} heads.")
+        require_heads(self.width, self.heads)
         require_share(self.dropout)
         require_floating(self.dtype)
 
@@ -81,6 +79,12 @@ def require_slice(first: int, last: int, pieces: int):
 def require_count(name: str, value):
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise Impossible(f"{name}={value!r} is too small or not a whole number: take 1 or more.")
+
+
+def require_heads(width: int, heads: int):
+    if width % heads:
+        raise Impossible(f"{heads} heads cannot share a width of {width} equally: "
+                         f"take {_nearest_divisors(width, heads)} heads.")
 
 
 def require_share(dropout: float):

@@ -21,7 +21,7 @@ from torch import nn
 from bigtrain_lab.core import Impossible
 
 from .blocks import Linear, Table, by_head
-from .config import require_count, require_floating, require_share
+from .config import require_count, require_floating, require_heads, require_share
 from .dropout import Dropout, Noise
 from .gpt import initialise
 
@@ -46,6 +46,7 @@ class TranslatorConfig:
     def __post_init__(self):
         for name in ("layers", "width", "heads", "inner", "vocabulary", "longest"):
             require_count(name, getattr(self, name))
+        require_heads(self.width, self.heads)
         require_floating(self.dtype)
         require_share(self.dropout)
 

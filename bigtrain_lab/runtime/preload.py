@@ -5,6 +5,7 @@ The server must outlive a file that does not import, such as an experiment in th
 everything, and the rank that imports that file tells its error.
 """
 
+import gc
 from importlib import import_module
 
 from .. import orphan
@@ -17,4 +18,5 @@ except Exception as error:
     fresh.drop()
     raise ImportError(str(error)) from error  # which the server passes over
 finally:
+    gc.freeze()  # a rank's collector need not look at what it inherits, and copy the pages
     orphan.end()

@@ -126,29 +126,12 @@ def parameters(optimizer) -> list[Tensor]:
 # -- what is not part of the equality -----------------------------------------------------------------------------------
 
 
-def batch_norm_momentum(momentum: float, k: int) -> float:
-    """1 - (1 - m)^(1/k): k small updates of batch norm's running statistics forget as much of the past as one large.
+def batch_norm_momentum(momentum: float, k: float) -> float:
+    """1 - (1 - m)^(1/k): k small updates of batch norm's running statistics forget as much of the past as one large. So a
+    batch k times as large as that of m takes batch_norm_momentum(m, 1 / k), and remembers as many samples.
 
     It mends only that. In training each micro-batch is still normalised by its own mean and variance, so that outputs and
     gradients are not the large batch's; and the mean of k small variances lacks the variance between micro-batches.
     """
     guard.refuse_momentum(momentum, k)
     return 1 - (1 - momentum) ** (1 / k)
-
-
-def linear_rate(rate: float, times: float) -> float:
-    """A batch `times` as large, SGD: `times` the rate, since one long step replaces so many short ones along nearly the
-    same gradient. It needs a warm-up; for ResNet-50 it held up to 8,192 images and not beyond.
-    Goyal et al. 2017 (arXiv:1706.02677), section 2.1.
-
-    A rule of thumb for changing the batch. It is no part of accumulation, which equals the large batch at the same rate.
-    """
-    return rate * times
-
-
-def square_root_rate(rate: float, times: float) -> float:
-    """A batch `times` as large: sqrt(times) the rate, which keeps the variance that gradient noise gives an update.
-    For SGD the theory of Krizhevsky 2014 (arXiv:1404.5997), section 5, who then found the linear rule to do better.
-    For Adam the rule of Malladi et al. 2022 (arXiv:2205.10287), with 1 - beta multiplied by `times` and eps divided
-    by sqrt(times): where noise outweighs the gradient, sqrt(v) is that noise, so the step grows by sqrt(times) unasked."""
-    return rate * math.sqrt(times)

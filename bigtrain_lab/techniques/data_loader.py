@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..plan import Compute, Launch, Plan, Wait
 from ..schedule import Action
+from .guards import data_loader as guard
 from .one_process import Sample
 
 
@@ -38,6 +39,9 @@ class Loading:
     prefetch: int = 2
     slow_s: float = 0.0
     pinned: bool = True
+
+    def __post_init__(self):
+        guard.refuse(self)
 
     @property
     def ahead(self) -> int:
@@ -65,7 +69,7 @@ class Loader:
     def __init__(self, data: Callable[[int], Sequence], windows: Sequence[Sequence[int]],
                  loading: Loading, rank):
         self.data, self.loading, self.rank = data, loading, rank
-        self.own, self.firsts = [*chain(*windows)], {window[0] for window in windows}
+        self.own, self.firsts = [*chain(*windows)], {window[0] for window in windows if window}
         self.places = {number: place for place, number in enumerate(self.own)}
         self.lanes = [rank.lane(None, name) for name in loading.lanes]
         self.asked: int | None = None  # the next place that a worker is asked for

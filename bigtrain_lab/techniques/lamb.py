@@ -16,16 +16,18 @@ by their global norm before all else (NVIDIA's BERT), no decay and no ratio for 
 """
 
 from collections.abc import Callable
+from math import inf
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from .layerwise import Batch, LayerWise
 
 
 class LAMB(LayerWise):
-    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio": False},
-    as is usual for biases and norms.
+    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
+    False}, as is usual for biases and norms.
 
     lr               a number, or a tensor, whose changes make no compiled step be compiled again
     weight_decay     lambda
@@ -47,28 +49,24 @@ class LAMB(LayerWise):
                    "bias_correction": bias_correction, "clip_norm": clip_norm}
         super().__init__(params, options, group, pieces, max_grad_norm)
 
-    def scalars(self, steps: Tensor, options: dict) -> list[Tensor]:
-        """c1 / sqrt(c2) and c1 eps: u = m / (c1 (sqrt(v / c2) + eps)), where c = 1 - b^t."""
-        c1, c2 = (1 - beta**steps if options["bias_correction"] else torch.ones_like(steps)
-                  for beta in options["betas"])
-        return [c1 / c2.sqrt(), c1 * options["eps"]]
-
     def direction(self, batch: Batch) -> list[Tensor]:
-        (m, v), (scale, eps), (b1, b2) = batch.state, batch.scalars, batch.options["betas"]
+        """Adam's step, by torch's kernel, which adds lr / c1 m / (sqrt(v / c2) + eps): to lambda x,
+        with lr = -1. After infinitely many steps c1 = c2 = 1."""
+        (m, v), (b1, b2), options = batch.state, batch.options["betas"], batch.options
         g = batch.g if self.shrink is None else torch._foreach_div(batch.g, self.shrink)
-        torch._foreach_lerp_(m, g, 1 - b1)
-        torch._foreach_mul_(v, b2)
-        torch._foreach_addcmul_(v, g, g, 1 - b2)
-        root = torch._foreach_sqrt(v)
-        torch._foreach_mul_(root, scale)
-        torch._foreach_add_(root, eps)
-        u = torch._foreach_div(m, root)
-        torch._foreach_add_(u, batch.x, alpha=batch.options["weight_decay"])
+        if not options["bias_correction"]:
+            torch._foreach_add_(batch.steps, inf)
+        u = torch._foreach_mul(batch.x, options["weight_decay"])
+        traced = torch.compiler.is_compiling()  # the fused kernel is not; foreach rounds b^t as t
+        steps = [t.double() for t in batch.steps] if traced else batch.steps
+        adam(u, g, m, v, [], steps, fused=not traced, foreach=traced, capturable=traced,
+             lr=-1.0, beta1=b1, beta2=b2, eps=options["eps"], weight_decay=0.0, amsgrad=False,
+             maximize=False)
         return u
 
     def ratio(self, x_norm: Tensor, u_norm: Tensor, options: dict) -> Tensor:
         phi = x_norm if options["clip_norm"] is None else x_norm.clamp(max=options["clip_norm"])
-        return torch.where((x_norm > 0) & (u_norm > 0), phi / u_norm, 1.0)
+        return torch.where(x_norm * u_norm > 0, phi / u_norm, 1.0)
 
     def apply(self, batch: Batch, u: list[Tensor], rates: list[Tensor]) -> None:
         torch._foreach_addcmul_(batch.x, u, rates, value=-1)

@@ -7,11 +7,11 @@ Where ranks have pieces of a tensor, the squares of all norms are summed in one 
 tensors wait for it. What is no piece is a duplicate, the same on all ranks: rank 0's counts.
 
 Bytes sent: an all-reduce of 16 a parameter (a tensor, not a number). Memory: what `direction` gives
-for BUCKET elements, or the largest tensor; on a GPU, or with a group, for all.
+for BLOCK elements, or the largest tensor; on a GPU, or with a group, for all.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count, groupby, islice
+from itertools import chain, count, islice
 from math import inf
 from typing import NamedTuple
 
@@ -23,20 +23,19 @@ from ..runtime.group import Group
 from .guards import layerwise as guard
 from .tensor_parallel import cut_of
 
-# Elements: all tensors of a block stay in the L2 cache; those that a bucket needs again, in L3.
-BLOCK, BUCKET = 2**14, 2**18
+# torch documents its _foreach operators, underscore and all.
+BLOCK = 2**19  # elements of each tensor that are worked on at a time: the cache has them twice
 
 
 class Batch(NamedTuple):
     """Some parameters, or a block of one: lists alike in length, for torch's foreach operators.
-    `scalars` have no dimension. Half formats are float32 here."""
+    All are contiguous; half formats are float32 here."""
 
     x: list[Tensor]
     g: list[Tensor]
+    steps: list[Tensor]  # the updates before this one, in tensors that may be overwritten
     state: list[list[Tensor]]
-    scalars: list[list[Tensor]]
     options: dict
-    home: list[Tensor]  # the parameters themselves
 
 
 class Bucket(NamedTuple):
@@ -44,37 +43,36 @@ class Bucket(NamedTuple):
 
     numbers: list[int]  # in the optimizer
     parameters: list[Tensor]
-    blocks: list[int]  # of each parameter
+    x: list[Tensor]  # a parameter itself, or a float32 or contiguous copy
+    blocks: list[int]  # of each
     batches: list[Batch]
-    options: dict
 
 
 class LayerWise(Optimizer):
     """A subclass gives
 
-    state_names                                    its tensors of a parameter's shape
-    scalars(steps, options) -> list of vectors     of each parameter, whose updates steps counts
-    direction(batch) -> u                          whose norms count; the state moves on
-    ratio(x_norm, u_norm, options) -> vector
-    apply(batch, u, rates)                         the step on batch.x; rates: ratio times lr
+    state_names                                 its tensors of a parameter's shape
+    direction(batch) -> u                       whose norms count; the state moves on
+    ratio(x_norm, u_norm, options) -> vector    one of each parameter
+    apply(batch, u, rates)                      the step on batch.x; rates: ratio times lr
     """
 
     state_names: tuple[str, ...]
     shrink: Tensor | None = None  # what gradients are divided by
+    _ratios: Sequence[tuple[list[Tensor], Tensor]] = ()
 
     def __init__(self, params, defaults: dict, group=None,
                  pieces: Callable[[Tensor], bool] | None = None,
                  max_grad_norm: float | None = None):
         guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
-        self.group, self.pieces = None if group is None else Group.of(group), pieces or is_cut
+        self.ranks, self.pieces = None if group is None else Group.of(group), pieces or is_cut
         self.max_grad_norm = max_grad_norm
-        self._ratios: list[tuple[list[Tensor], Tensor]] = []
         super().__init__(params, {"trust_ratio": True} | defaults)
 
     def among(self, group) -> "LayerWise":
         """This optimizer, for parameters of which the ranks of a group have pieces; one that was
         given a group keeps it."""
-        self.group = Group.of(group) if self.group is None else self.group
+        self.ranks = Group.of(group) if self.ranks is None else self.ranks
         return self
 
     @property
@@ -96,22 +94,35 @@ class LayerWise(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        guard.refuse_gradients(p.grad for options in self.param_groups for p in options["params"])
         if self.max_grad_norm is not None:
             self.shrink = (self._gradient_norm() / self.max_grad_norm).clamp(min=1.0)
         buckets, self._ratios = self._buckets(), []
         for together in [list(buckets)] if self._shared else ([bucket] for bucket in buckets):
             us = [[self.direction(batch) for batch in bucket.batches] for bucket in together]
             for bucket, u, norms in zip(together, us, self._norms(together, us)):
-                ratio = torch.ones_like(norms[0])
-                if bucket.options["trust_ratio"]:
-                    ratio = self.ratio(*norms, bucket.options)
-                self._ratios.append((bucket.parameters, ratio))
-                rates = spread(ratio * bucket.options["lr"], bucket)
-                for batch, own, each in zip(bucket.batches, u, rates):
-                    self.apply(batch, own, each)
-                    if batch.x is not batch.home:
-                        torch._foreach_copy_(batch.home, batch.x)
+                self._finish(bucket, u, norms)
         return loss
+
+    def __getstate__(self) -> dict:
+        """For copies and pickles; torch keeps only what a step changes."""
+        own = "ranks", "pieces", "max_grad_norm", "shrink"
+        return super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
+
+    def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
+        options = bucket.batches[0].options
+        x_norm, u_norm = norms.unbind()
+        ratio = torch.ones_like(x_norm)
+        if options["trust_ratio"]:
+            ratio = self.ratio(x_norm, u_norm, options)
+        self._ratios.append((bucket.parameters, ratio))
+        rates = (ratio * options["lr"]).to(bucket.x[0].dtype).unbind()
+        rates = iter([rate for rate, k in zip(rates, bucket.blocks) for _ in range(k)])
+        for batch, u in zip(bucket.batches, us):
+            self.apply(batch, u, list(islice(rates, len(u))))
+        for p, x in zip(bucket.parameters, bucket.x):
+            if p is not x:
+                p.copy_(x)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch's; the state of half parameters stays float32."""
@@ -125,88 +136,87 @@ class LayerWise(Optimizer):
 
     @property
     def _shared(self) -> bool:
-        return self.group is not None and self.group.size > 1
+        return self.ranks is not None and self.ranks.size > 1
 
     def _buckets(self) -> Iterator[Bucket]:
         """The parameters that have gradients; their steps are counted."""
         numbers = count()
         for options in self.param_groups:
             learnt = [(n, p) for p, n in zip(options["params"], numbers) if p.grad is not None]
-            for (device, dtype), alike in groupby(learnt, lambda one: (one[1].device, one[1].dtype)):
-                alike = list(alike)
-                states = {p: self._state_of(p) for _, p in alike}
-                steps = [state["step"] for state in states.values()]
+            kinds: dict[tuple, list] = {}
+            for n, p in learnt:
+                kinds.setdefault((p.device, p.dtype), []).append((n, p))
+            for (device, _), alike in kinds.items():
+                states = [self._state_of(p) for _, p in alike]
+                steps = [state["step"] for state in states]
+                before = torch.stack(steps)
                 torch._foreach_add_(steps, 1)
-                vectors = self.scalars(torch.stack(steps).double(), options)
-                scalars = dict(zip(states, zip(*(each.to(wide(dtype)).unbind() for each in vectors))))
                 blocked = device.type != "cuda" and not torch.compiler.is_compiling()
-                block, bucket = (BLOCK, BUCKET) if blocked else (inf, inf)
-                for run in runs(alike, [p.numel() for _, p in alike], bucket):
-                    yield self._bucket(run, states, scalars, options, block)
+                block = BLOCK if blocked else inf
+                rows = [(n, p, step, *(state[name] for name in self.state_names))
+                        for (n, p), step, state in zip(alike, before.unbind(), states)]
+                for run in runs(rows, [p.numel() for _, p in alike], block):
+                    yield self._bucket(run, options, block)
 
-    def _bucket(self, run: list, states: dict, scalars: dict, options: dict, block: float) -> Bucket:
-        rows, blocks = [], []
-        for _, p in run:
-            guard.refuse_gradient(p)
-            state = [states[p][name] for name in self.state_names]
-            rows += (own := [(*row, *scalars[p]) for row in cut([p, p.grad, *state], block)])
-            blocks.append(len(own))
+    def _bucket(self, rows: list[tuple], options: dict, limit: float) -> Bucket:
+        numbers, parameters, steps, *states = map(list, zip(*rows))
+        x, g = map(plain, parameters), [plain(p.grad) for p in parameters]
+        blocks, counts = [], []
+        for step, *tensors in zip(steps, x := list(x), g, *states):
+            own = cut(tensors, limit)
+            blocks += [(*own[0], step)] + [(*each, step.clone()) for each in own[1:]]
+            counts.append(len(own))
         batches = []
-        for batch in runs(rows, [row[0].numel() for row in rows], block):
-            home, g, *rest = map(list, zip(*batch))
-            x, g = in_float(home), in_float(g)
-            batches.append(Batch(x, g, rest[:len(state)], rest[len(state):], options, home))
-        return Bucket([n for n, _ in run], [p for _, p in run], blocks, batches, options)
+        for batch in runs(blocks, [block[0].numel() for block in blocks], limit):
+            x_blocks, g_blocks, *state, steps = map(list, zip(*batch))
+            batches.append(Batch(x_blocks, g_blocks, steps, state, options))
+        return Bucket(numbers, parameters, x, counts, batches)
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         if not (state := self.state[p]):
             state["step"] = torch.zeros((), device=p.device)
-            state |= {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name in self.state_names}
+            for name in self.state_names:
+                state[name] = torch.zeros_like(p, dtype=wide(p.dtype),
+                                               memory_format=torch.contiguous_format)
         return state
 
     def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
         """Of each bucket: the norms of its parameters, and of their u."""
-        squares = [torch.stack([squares_of((batch.x for batch in bucket.batches), bucket.blocks),
-                                squares_of(u, bucket.blocks)]) for bucket, u in zip(together, us)]
-        if self._shared:
-            squares = self._summed(squares, [bucket.numbers for bucket in together])
-        return [each.sqrt() for each in squares]
+        norms = [norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
+                 for bucket, u in zip(together, us)]
+        return self._of_whole(norms, [bucket.numbers for bucket in together]) if self._shared else norms
 
     def _gradient_norm(self) -> Tensor:
         """Of all gradients; those of pieces are the group's together."""
         every = [p for options in self.param_groups for p in options["params"]]
         learnt = [(n, p.grad) for n, p in enumerate(every) if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm(in_float([g for _, g in learnt])))
-        squares = norms.double().square()[None]
+        norms = norms_of([[plain(g) for _, g in learnt]], [1] * len(learnt))[None]
         if self._shared:
-            (squares,) = self._summed([squares], [[n for n, _ in learnt]])
-        return squares.sum().sqrt()
+            (norms,) = self._of_whole([norms], [[n for n, _ in learnt]], rows=1)
+        return torch.linalg.vector_norm(norms)
 
-    def _summed(self, squares: list[Tensor], numbers: list[list[int]]) -> list[Tensor]:
-        """Over the group, of pieces; of duplicates rank 0's. A parameter without a gradient on this
-        rank adds nothing."""
+    def _of_whole(self, norms: list[Tensor], numbers: list[list[int]], rows=2) -> list[Tensor]:
+        """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
+        parameter without a gradient on this rank adds nothing; a rank may have none at all."""
         every = [p for options in self.param_groups for p in options["params"]]
-        flat = squares[0].new_zeros(len(squares[0]), len(every))
-        flat[:, list(chain(*numbers))] = torch.cat(squares, 1)
-        flat *= flat.new_tensor([float(self.group.rank == 0 or self.pieces(p)) for p in every])
-        self.group.all_reduce(flat, name="norms of layers")
-        return [flat[:, own] for own in numbers]
+        squares = torch.zeros(rows, len(every), dtype=torch.float64, device=every[0].device)
+        for own, each in zip(numbers, norms):
+            squares[:, own] = each.square()
+        counts = [float(self.ranks.rank == 0 or self.pieces(p)) for p in every]
+        squares *= squares.new_tensor(counts)
+        self.ranks.all_reduce(squares, name="norms of layers")
+        return [squares[:, own].sqrt() for own in numbers]
 
 
-def spread(vector: Tensor, bucket: Bucket) -> list[list[Tensor]]:
-    """A number of each parameter, for each of its blocks, by batches."""
-    each = zip(vector.to(bucket.batches[0].x[0].dtype).unbind(), bucket.blocks)
-    flat = iter([number for number, blocks in each for _ in range(blocks)])
-    return [list(islice(flat, len(batch.x))) for batch in bucket.batches]
-
-
-def squares_of(batches: Iterable[list[Tensor]], blocks: list[int]) -> Tensor:
-    """Of each parameter, in float64: the sum of squares over all its blocks."""
-    norms = torch.stack([norm for batch in batches for norm in torch._foreach_norm(batch)])
-    squares = norms.double().square()
-    if len(blocks) == len(squares):
-        return squares
-    return torch.stack([own.sum() for own in squares.split(blocks)])
+def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:
+    """In float64, of tensors that come in so many blocks each."""
+    tensors = [*chain(*batches)]
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm(tensors)).double()
+    if len(blocks) == len(norms):
+        return norms
+    return torch.stack([torch.linalg.vector_norm(own) for own in norms.split(blocks)])
 
 
 def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
@@ -221,20 +231,20 @@ def runs(items: Sequence, sizes: Iterable[int], limit: float) -> Iterator[list]:
     yield run
 
 
-def cut(tensors: list[Tensor], block: float) -> Iterable[Sequence[Tensor]]:
-    """The same blocks of each of these tensors of one shape; a strided one stays whole."""
-    if tensors[0].numel() <= block or not all(each.is_contiguous() for each in tensors):
+def cut(tensors: list[Tensor], size: float) -> list[Sequence[Tensor]]:
+    """The same blocks of each of these tensors of one shape."""
+    if tensors[0].numel() <= size:
         return [tensors]
-    return zip(*(each.view(-1).split(block) for each in tensors))
+    return list(zip(*(each.view(-1).split(size) for each in tensors)))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half formats."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
-def in_float(tensors: list[Tensor]) -> list[Tensor]:
-    """As they are, unless they are of a half format."""
-    return [each.float() for each in tensors] if tensors[0].itemsize < 4 else tensors
+def plain(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)).contiguous()
 
 
 def is_cut(parameter: Tensor) -> bool:

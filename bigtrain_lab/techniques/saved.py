@@ -1,17 +1,19 @@
 """A checkpoint that a crash cannot spoil, and from which a training goes on as if nothing had been.
 
-    save      write NAME.partial  ->  fsync  ->  rename to NAME  ->  fsync of the folder
-              killed before the rename: NAME is the old one, whole; after it: the new one, whole
-    go on     weights (t), masters, optimizer moments, loss scale, update t, epoch and place in it, and the state of each
-              rank's random generators: what is left out begins anew, and the two runs part at the next update
+    save     write NAME.partial  ->  fsync  ->  rename to NAME  ->  fsync of the folder
+             killed before the rename: NAME is the old one, whole; after it: the new one, whole
+    go on    weights, masters, the optimizer's moments, the loss scale, the number of updates done,
+             the place in the data, and the state of each rank's random generators
 
-rename(2) replaces a name in one step, but only fsync before it makes sure that the new name does not stand for an empty
-file after a power failure. A full disk shows in the write or in the fsync, so before the rename.
-The names are those of the model itself, not of what surrounds it ("module."): one process can read them.
-Cost: 12 bytes a parameter with Adam in float32 (14 with half weights), and for a moment twice that on the disk; one rank of
-those that hold the same writes, all read. The write is as long as the disk takes, and no rank trains meanwhile.
-Source: rename, fsync in POSIX.1-2017; what a run must keep: torch.save's "general checkpoint", and 5.1 of Mohan et al. 2021
-(CheckFreq, FAST).
+What is left out begins anew, and the two runs part at the next update. rename(2) replaces a name in
+one step, but only fsync before it makes sure that after a power failure the new name does not stand
+for an empty file. A full disk shows in the write or in the fsync, so before the rename.
+The names of the weights are the model's own, without a wrapper's "module.": one process reads them.
+Cost: 12 bytes a parameter with Adam in float32, 14 where weights are half and have masters; twice
+that on the disk for a moment. One rank of those that hold the same writes, and all wait for it at
+their next collective.
+Source: rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), section 5, for what
+the state of a run is.
 """
 
 import os
@@ -26,7 +28,8 @@ from .guards import saved as guard
 
 
 def save(path, state: dict) -> None:
-    """Put the state under this name, whole; or leave what was there, whole. Impossible where it cannot be written."""
+    """Put the state under this name, whole; or leave what was there, whole. Impossible where it
+    cannot be written, or where `load` could not read it again."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     with guard.written(path, partial):
@@ -35,6 +38,7 @@ def save(path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        guard.refuse_unreadable(partial)
         partial.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -44,22 +48,31 @@ def save(path, state: dict) -> None:
 
 
 def load(path) -> dict:
-    """What was saved, on the host; reading executes nothing. Impossible where it is no such file."""
+    """What was saved, on the host; reading executes nothing. Impossible where it is no such
+    file."""
     with guard.read(path):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def state_of(training, group, update: int, **further) -> dict:
-    """All that the next update depends on, after `update` updates: the same on every rank of the group, which has the model
-    whole on each. All ranks call it together. `further`: what else is to be kept."""
-    return {"update": update, "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
-            "precision": training.precision.state_dict(), "optimizers": [each.state_dict() for each in training.optimizers],
-            "random": group.unrecorded().all_gather(random_state(group.device)[None]), **further}
+    """All that the next update depends on, after `update` updates. The ranks of the group call it
+    together; each has the whole model, so all get the same. `further`: what else is to be kept."""
+    return {"update": update,
+            "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
+            "precision": training.precision.state_dict(),
+            "optimizers": [each.state_dict() for each in training.optimizers],
+            "random": gathered(random_state(group.device), group), **further}
+
+
+def gathered(own: Tensor, group) -> Tensor:
+    """A row for each rank, on the host; no trace tells of it."""
+    return group.unrecorded().all_gather(own[None].to(group.device)).cpu()
 
 
 def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
-    """Make a training what it was, before its first update; the number of updates that are done. Of more ranks than were saved the
-    last ones draw as at a start. Impossible where the model has other sizes."""
+    """Make a training what it was, before its first update; returns the updates that are done. Of
+    more ranks than were saved the last ones draw as at a start. Impossible where the model has
+    other sizes."""
     guard.refuse_other_model(state, training, name)
     for number, stage in training.stages.items():
         stage.load_state_dict(state["weights"][number])
@@ -72,18 +85,21 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
 
 
 def random_state(device) -> Tensor:
-    """The states of torch's generators, on the host and on the device, of Python's and of NumPy's: bytes."""
+    """The states of Python's generator, NumPy's, and torch's on the host and on the device, in
+    bytes."""
     version, words, gauss = random.getstate()
     _, keys, place, has_gauss, cached = np.random.get_state()
     own = np.array([*words, *keys, place, has_gauss], dtype=np.int64)
     floats = np.array([np.nan if gauss is None else gauss, cached])
     on_device = [torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else []
-    return torch.cat([torch.from_numpy(own).view(torch.uint8), torch.from_numpy(floats).view(torch.uint8), torch.get_rng_state(), *on_device])
+    numbers = (torch.from_numpy(each).view(torch.uint8) for each in (own, floats))
+    return torch.cat([*numbers, torch.get_rng_state(), *on_device])
 
 
 def set_random_state(state: Tensor) -> None:
     words, keys = len(random.getstate()[1]), len(np.random.get_state()[1])
-    own, floats, host, device = state.clone().split_with_sizes(guard.parts(state, 8 * (words + keys + 2), 16, len(torch.get_rng_state())))
+    sizes = guard.parts(state, 8 * (words + keys + 2), 16, len(torch.get_rng_state()))
+    own, floats, host, device = state.clone().split_with_sizes(sizes)
     own, (gauss, cached) = own.view(torch.int64).tolist(), floats.view(torch.float64).tolist()
     random.setstate((3, tuple(own[:words]), None if gauss != gauss else gauss))
     np.random.set_state(("MT19937", own[words:words + keys], *own[words + keys:], cached))

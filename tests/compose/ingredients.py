@@ -12,7 +12,7 @@ KINDS = {  # one of a kind goes into a training
     "clipping": ("clipping",),
     "weights": ("tied weights",),
     "frozen": ("frozen parameters",),
-    "optimizer": ("SGD momentum", "Adam"),
+    "optimizer": ("SGD momentum", "Adam", "LAMB"),
     "hooks": ("user's hooks",),
     "replicas": ("data parallel",),
     "slices": ("tensor slicing",),
@@ -42,7 +42,7 @@ def pairs() -> list[tuple[str, str]]:
 def shown() -> list[tuple[str, ...]]:
     """What is trained: all pairs, and many ingredients at once."""
     return [*pairs(), ("1f1b", "bf16", "sqrt", "accumulation", "clipping", "tied weights", "Adam", "user's hooks", "data parallel"),
-            ("1f1b", "sqrt", "accumulation", "clipping", "tied weights", "Adam", "data parallel", "tensor slicing")]
+            ("1f1b", "sqrt", "accumulation", "clipping", "tied weights", "LAMB", "data parallel", "tensor slicing")]
 
 
 def training(pair: tuple[str, ...]) -> dict[str, str]:

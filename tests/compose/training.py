@@ -19,6 +19,7 @@ from bigtrain_lab.techniques import one_process
 from bigtrain_lab.techniques.accumulate import token_weighted
 from bigtrain_lab.techniques.checkpoint import checkpoint_sequential
 from bigtrain_lab.techniques.clip import clip_grad_norm
+from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.pipeline import Pipeline
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
@@ -31,7 +32,8 @@ SCALER = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26, "growth_interval": 
 CLIP = 0.05  # below every norm that was seen
 OPTIMIZERS = {None: lambda p: torch.optim.SGD(p, 0.1),
               "SGD momentum": lambda p: torch.optim.SGD(p, 0.2, momentum=0.9),
-              "Adam": lambda p: torch.optim.Adam(p, 1e-2, eps=1e-4)}
+              "Adam": lambda p: torch.optim.Adam(p, 1e-2, eps=1e-4),
+              "LAMB": lambda p: LAMB(p, 1e-2, eps=1e-4, clip_norm=1.0)}
 
 
 class Stage(GPTStage):

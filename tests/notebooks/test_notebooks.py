@@ -13,6 +13,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from bigtrain_lab.recompute import Recompute
+from bigtrain_lab.schedule import Schedule
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -55,30 +57,42 @@ def nbval(path):
         capture_output=True, text=True, timeout=1150)
 
 
-def run_nbval(path):
-    """Run a notebook and compare what it says to compare."""
-    done = nbval(path)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "skipped" not in done.stdout.splitlines()[-1]
-
-
 @pytest.mark.slow
 @each_lesson
 def test_runs_as_committed(path, tmp_path):
     """nbval: no cell fails, and those tagged nbval-check-output print what is committed."""
-    run_nbval(Path(shutil.copy(path, tmp_path)))
+    done = nbval(Path(shutil.copy(path, tmp_path)))
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
 
 
-def solved(path, solutions, tmp_path):
-    """The lesson with these cells' sources, by cell id, as a file of its own."""
+def solved(path, solutions):
+    """The lesson with these cells' sources, by cell id."""
     notebook = read(path)
     for cell in notebook.cells:
         if cell.id in solutions:
             assert is_exercise(cell)
             cell.source = solutions.pop(cell.id)
     assert not solutions, f"{path.name} has no cell {solutions}"
-    nbformat.write(notebook, tmp_path / path.name)
-    return tmp_path / path.name
+    return notebook
+
+
+def executed(notebook, chosen, tmp_path, monkeypatch) -> dict[str, str]:
+    """cell id -> what it printed, of the code cells whose ids are `chosen`, run here as in a kernel. Of one chosen as False, its imports."""
+    monkeypatch.chdir(tmp_path)
+    for family in (Schedule, Recompute):
+        family.all()
+        monkeypatch.setattr(family, "_members", list(family._members))
+    names, printed = {"__name__": "__main__"}, {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and cell.id in chosen:
+            source = cell.source
+            if not chosen[cell.id]:
+                source = "\n".join(line for line in source.splitlines() if line.startswith(("import", "from")))
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(source, cell.id, "exec"), names)
+            printed[cell.id] = out.getvalue()
+    return printed
 
 
 ONE_F_ONE_B = """
@@ -112,32 +126,30 @@ class MyPipeDream(PipeDream):
 @pytest.mark.slow
 def test_the_exercises_of_11_can_be_solved(tmp_path, monkeypatch):
     """With a student's right answers every check says so, and the cells that train with them pass."""
-    from nbclient import NotebookClient
+    import plotly.io
 
-    path = solved(NOTEBOOKS / "11_pipeline.ipynb", {"exercise-1f1b": ONE_F_ONE_B, "exercise-stash": STASHING}, tmp_path)
-    notebook = read(path)
-    from_here = next(i for i, cell in enumerate(notebook.cells) if cell.id == "exercise-text")
-    needed = {"naive", "fit", "modelled", "simulate"}  # names that the exercises use
-    notebook.cells = [cell for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"
-                      and (cell.id in needed or cell.id == "predict" or i > from_here)]
-    monkeypatch.setenv("PLOTLY_RENDERER", "plotly_mimetype")
-    NotebookClient(notebook, timeout=500, startup_timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells}
+    monkeypatch.setattr(plotly.io.renderers, "default", "json")
+    notebook = solved(NOTEBOOKS / "11_pipeline.ipynb", {"exercise-1f1b": ONE_F_ONE_B, "exercise-stash": STASHING})
+    ids = [cell.id for cell in notebook.cells]
+    needed = {"naive", "fit", "modelled", "simulate", "predict", *ids[ids.index("exercise-text"):]}  # names that the exercises use
+    printed = executed(notebook, dict.fromkeys(needed, True), tmp_path, monkeypatch)
     assert printed["exercise-check"] == printed["exercise-stash-check"] == "right.\n"
     assert "First the check" not in printed["exercise-run"] + printed["exercise-stash-run"]
 
 
 @pytest.mark.slow
-def test_nbval_fails_on_an_unsolved_exercise_once_assert_right_is_asked_for(tmp_path):
-    """The lesson's own skeleton, then a right answer, before a grader's cell."""
+def test_nbval_fails_on_a_changed_number_and_on_an_unsolved_exercise(tmp_path):
+    """Of two cells that print other than their output says, the one with the tag fails; of a grader's two, the one after the
+    lesson's own skeleton, which asks assert_right."""
     skeleton = next(cell for cell in code_cells(NOTEBOOKS / "11_pipeline.ipynb") if cell.id == "exercise-1f1b").source
     grader = 'from bigtrain_lab.grading import assert_right\n\nassert_right("1f1b", MyOneFOneB)'
-    for name, source in (("unsolved", skeleton), ("solved", ONE_F_ONE_B)):
-        notebook = nbformat.v4.new_notebook(metadata=METADATA, cells=[nbformat.v4.new_code_cell(cell) for cell in (source, grader)])
-        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
-    unsolved = nbval(tmp_path / "unsolved.ipynb")
-    assert unsolved.returncode == 1 and "1 failed, 1 passed" in unsolved.stdout and "Nothing ran: let steps(rank) return" in unsolved.stdout
-    run_nbval(tmp_path / "solved.ipynb")
+    told = [nbformat.v4.new_output("stream", name="stdout", text="34 slots\n")]
+    cells = [nbformat.v4.new_code_cell("print(33, 'slots')", metadata={"tags": tags}, execution_count=1, outputs=told)
+             for tags in ([], ["nbval-check-output"])] + list(map(nbformat.v4.new_code_cell, (skeleton, grader, ONE_F_ONE_B, grader)))
+    nbformat.write(nbformat.v4.new_notebook(metadata=METADATA, cells=cells), tmp_path / "graded.ipynb")
+    done = nbval(tmp_path / "graded.ipynb")
+    assert done.returncode == 1 and "2 failed, 4 passed" in done.stdout and re.findall(r"^FAILED \S+::Cell (\d)", done.stdout, re.M) == ["1", "3"]
+    assert "mismatch" in done.stdout and "Nothing ran: let steps(rank) return" in done.stdout
 
 
 def both_sides(lesson: Path, folder: Path) -> tuple[int, Path, Path]:
@@ -157,17 +169,55 @@ def script_prints(path: Path) -> str:
     return out.getvalue()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lesson", ["05_ring_all_reduce", "06_data_parallel", "11_pipeline", "12_tensor_slicing", "13_layouts",
-                                    "14_all_together"])
-def test_my_script_changed_trains_as_before(lesson, tmp_path):
-    """Both sides of the lesson's diff run, one process and torchrun, and print the same losses."""
-    added, before, after = both_sides(NOTEBOOKS / f"{lesson}.ipynb", tmp_path)
-    assert added <= 12
+ON_RANKS = ["05_ring_all_reduce", "06_data_parallel", "10_train_a_translator", "11_pipeline", "12_tensor_slicing", "13_layouts", "14_all_together"]
+# One torchrun for all scripts, since each rank of each would import torch anew. Each script has two processes and a store of its own.
+IN_TURN = """
+import os, runpy, sys
+from torch.distributed import TCPStore
+
+agents = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+for script in sys.argv[1:]:
+    if os.environ["RANK"] == "0":
+        own = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+        agents.set(script, str(own.port))
+    port = agents.get(script).decode()
+    if not (child := os.fork()):
+        os.environ["MASTER_PORT"] = port
+        os.dup2(os.open(f"{script}.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT), 1)
+        try:
+            runpy.run_path(script, run_name="__main__")
+            sys.stdout.flush()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{script} failed")
+"""
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    """lesson -> (lines that its diff adds, what the script prints before, and after on two ranks)."""
+    folders = {lesson: tmp_path_factory.mktemp(lesson) for lesson in ON_RANKS}
+    scripts = {lesson: both_sides(NOTEBOOKS / f"{lesson}.ipynb", folder) for lesson, folder in folders.items()}
+    where = tmp_path_factory.mktemp("on_ranks")
+    (where / "in_turn.py").write_text(IN_TURN)
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform != "darwin" else "lo0"}
-    torchrun = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", after.name], cwd=tmp_path, env=env,
-                              capture_output=True, text=True, check=True)
-    losses = [[float(line.split()[1]) for line in text.splitlines()] for text in (script_prints(before), torchrun.stdout)]
+    torchrun = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "in_turn.py",
+                               *(str(after) for _, _, after in scripts.values())], cwd=where, env=env, capture_output=True, text=True)
+    assert torchrun.returncode == 0, torchrun.stdout + torchrun.stderr
+    return {lesson: (added, script_prints(before), "".join(Path(f"{after}.{rank}").read_text() for rank in (0, 1)))
+            for lesson, (added, before, after) in scripts.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", ON_RANKS)
+def test_my_script_changed_trains_as_before(lesson, sides):
+    """Both sides of the lesson's diff run, one process and torchrun, and print the same losses."""
+    added, *printed = sides[lesson]
+    assert added <= 12
+    losses = [[float(line.split()[1]) for line in text.splitlines()] for text in printed]
     assert len(losses[0]) == 20 and losses[0][-1] < losses[0][0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # float32, another order of sums
 
@@ -252,18 +302,6 @@ def test_the_map_leads_to_every_lesson():
 @each_lesson
 def test_nbval_compares_some_numbers(path):
     assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in code_cells(path))
-
-
-@pytest.mark.slow
-def test_a_changed_number_is_noticed(tmp_path):
-    """The tag does what it says: of two cells that print other than their output says, the one with the tag fails."""
-    from nbformat import v4
-
-    cells = [v4.new_code_cell(f"print({number}, 'slots')", metadata={"tags": tags}, execution_count=1, outputs=[
-        v4.new_output("stream", name="stdout", text="34 slots\n")]) for number, tags in ((33, []), (33, ["nbval-check-output"]))]
-    nbformat.write(v4.new_notebook(cells=cells, metadata=METADATA), tmp_path / "numbers.ipynb")
-    with pytest.raises(AssertionError, match="(?s)mismatch.*1 failed, 1 passed"):
-        run_nbval(tmp_path / "numbers.ipynb")
 
 
 @each_lesson

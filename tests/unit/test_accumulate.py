@@ -14,8 +14,8 @@ from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig
 from bigtrain_lab.runtime.meter import Meter
-from bigtrain_lab.techniques.accumulate import (RULES, accumulate, batch_norm_momentum, linear_rate, mean_of_means, noise_error,
-                                                parameters, square_root_rate, token_counts, token_weighted, update, windows)
+from bigtrain_lab.techniques.accumulate import (RULES, accumulate, batch_norm_momentum, mean_of_means, noise_error,
+                                                parameters, token_counts, token_weighted, update, windows)
 from bigtrain_lab.techniques.guards.accumulate import counted
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 
@@ -257,13 +257,6 @@ def test_batch_norm_does_not_commute():
     assert float((means[0] - means[1]).norm() / means[1].norm()) < 0.1  # later micro-batches count a little more
     learnt = [float((each.model[1].running_var - 0.9).sum()) for each in (small, large)]  # beside 0.9 of the 1 they began with
     assert learnt[0] < 0.5 * learnt[1]  # the variance between micro-batches is missing
-
-
-def test_learning_rate_rules():
-    assert linear_rate(0.1, 8) == pytest.approx(0.8) and square_root_rate(0.1, 4) == pytest.approx(0.2)
-    noise = torch.randn(64, 100_000, generator=torch.Generator().manual_seed(0))
-    variances = [float((square_root_rate(0.1, size / 4) * noise[:size].mean(0)).var()) for size in (4, 64)]
-    assert variances[1] == pytest.approx(variances[0], rel=0.02)  # what the rule is said to keep
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------

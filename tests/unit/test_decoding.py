@@ -1,6 +1,7 @@
 """Translations word by word: what is kept changes nothing, a beam of one is greedy, padding is not read."""
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 import pytest
@@ -13,17 +14,16 @@ from bigtrain_lab.models.decoding import beam_search, greedy
 
 PAD, BEGIN, END = range(3)
 CONFIG = TranslatorConfig(layers=2, width=16, heads=2, inner=40, vocabulary=9, longest=16, dtype=torch.float64, padding=PAD, embedding_scale=4.0)
-SEED = 1500
 LENGTHS = (7, 2, 5, 1, 6)
 
 
-def model_of(**changes):
+def model_of(seed=1500, **changes):
     """Its matrices are large, so that its translations differ in length and words."""
     model = Translator(replace(CONFIG, **changes), seed=1)
     for number, (name, weight) in enumerate(model.named_parameters()):
         if weight.dim() == 2:
             std = 1.0 if name.split(".")[0] in ("source", "target", "logits") else 0.3
-            torch.nn.init.normal_(weight, std=std, generator=torch.Generator().manual_seed(SEED + number))
+            torch.nn.init.normal_(weight, std=std, generator=torch.Generator().manual_seed(seed + number))
     return model
 
 
@@ -60,7 +60,8 @@ def test_a_source_s_padding_is_not_read():
 
 def uncached(model, source, words):
     """Log-probability of each next word."""
-    logits = model(source, torch.tensor([[BEGIN, *words]]))[0, -1]
+    with torch.no_grad():
+        logits = model(source, torch.tensor([[BEGIN, *words]]))[0, -1]
     logits[[PAD, BEGIN]] = -torch.inf
     return logits.log_softmax(-1)
 
@@ -77,26 +78,43 @@ def test_greedy_takes_the_likeliest_word_and_a_beam_of_one_is_greedy():
     assert torch.equal(beam_search(model, source, BEGIN, END, PAD, 10, beam=1), found)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
 def test_a_wide_beam_finds_the_best_of_all_translations(penalty):
-    """A beam that keeps every prefix against a search through all."""
-    model, source, longest = model_of(vocabulary=5), sources() % 5 + (sources() % 5 < 2) * 2, 3
-    found = beam_search(model, source, BEGIN, END, PAD, longest, beam=40, length_penalty=penalty)
-
-    def score(row, words):
-        total = sum(uncached(model, source[row:row + 1], words[:at])[word] for at, word in enumerate(words))
-        return float(total.detach()) / ((5 + len(words)) / 6) ** penalty
-
+    """A beam that keeps every prefix against a search through all, of several models."""
+    source, longest, lengths = sources() % 5 + (sources() % 5 < 2) * 2, 4, set()
     whole = [words for size in range(1, longest + 1) for words in product((END, 3, 4), repeat=size)
              if END not in words[:-1] and (words[-1] == END or size == longest)]
-    for row in range(len(source)):
-        best = max(whole, key=lambda words: score(row, list(words)))
-        assert [w for w in found[row].tolist() if w != PAD] == [w for w in best if w != END]
+    for seed in range(0, 600, 100):
+        model = model_of(seed, vocabulary=5)
+        if seed % 200:  # whose translations are longer
+            torch.nn.init.zeros_(model.logits.weight[END])
+        next_word = lru_cache(None)(lambda row, words, model=model: uncached(model, source[row:row + 1], words).tolist())
+        found = beam_search(model, source, BEGIN, END, PAD, longest, beam=40, length_penalty=penalty)
+        for row in range(len(source)):
+            best = max(whole, key=lambda words: sum(next_word(row, words[:at])[word] for at, word in enumerate(words))
+                       / ((5 + len(words)) / 6) ** penalty)
+            assert [w for w in found[row].tolist() if w != PAD] == [w for w in best if w != END]
+            lengths.add(len(best))
+    assert len(lengths) > 2
 
 
-def test_a_wider_beam_finds_what_greedy_misses():
-    model, source = model_of(), sources()
-    assert not torch.equal(beam_search(model, source, BEGIN, END, PAD, 10, beam=5), greedy(model, source, BEGIN, END, PAD, 10))
+def test_a_beam_goes_on_from_the_prefixes_that_it_keeps():
+    """Against the same search, literally, which computes each prefix anew; and it is not greedy."""
+    source, longest, differ = sources(), 9, 0
+    for seed in range(0, 500, 100):
+        model = model_of(seed)
+        torch.nn.init.zeros_(model.logits.weight[END])  # so that translations are long
+        found = beam_search(model, source, BEGIN, END, PAD, longest, beam=3, length_penalty=0.6)
+        for row in range(len(source)):
+            beam = [((), 0.0)]
+            for _ in range(longest):
+                grown = [(words, total) for words, total in beam if words[-1:] == (END,)]
+                for words, total in (each for each in beam if each not in grown):
+                    grown += [((*words, word), total + log) for word, log in enumerate(uncached(model, source[row:row + 1], words).tolist())]
+                beam = sorted(grown, key=lambda each: -each[1] / ((5 + len(each[0])) / 6) ** 0.6)[:3]
+            assert [w for w in found[row].tolist() if w != PAD] == [w for w in beam[0][0] if w != END]
+        differ += not torch.equal(found, greedy(model, source, BEGIN, END, PAD, longest))
+    assert differ
 
 
 def test_dropout_is_drawn_for_what_it_drops():
@@ -116,9 +134,9 @@ def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
     smooth[..., PAD] = 0
     words = targets != PAD
     expected = torch.nn.functional.cross_entropy(logits[words], smooth[words])
-    assert float(word_cross_entropy(logits, targets, PAD, 0.2)) == pytest.approx(float(expected), rel=1e-12)
+    assert float(word_cross_entropy(logits, targets, PAD, 0.2).detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     plain = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
-    assert float(word_cross_entropy(logits, targets, PAD)) == pytest.approx(float(plain), rel=1e-12)
+    assert float(word_cross_entropy(logits, targets, PAD).detach()) == pytest.approx(float(plain), rel=1e-12)
     loss = word_cross_entropy(logits, torch.zeros_like(targets), PAD, 0.2)
     loss.backward()
     assert loss == 0 and not logits.grad.any()

@@ -1,42 +1,282 @@
-"""LAMB against a literal transcription of its paper's algorithm, in float64."""
+"""LAMB and LARS against literal transcriptions of their papers, in float64."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.techniques import layerwise
 from bigtrain_lab.techniques.lamb import LAMB
+from bigtrain_lab.techniques.lars import LARS
+from bigtrain_lab.techniques.tensor_parallel import Cut, cut_parameter
+
+LAMB_SETTINGS = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.1}
+LARS_SETTINGS = {"lr": 0.5, "momentum": 0.8, "weight_decay": 0.03, "trust_coefficient": 0.02}
+SHAPES = [(3, 5), (), (0, 4), (1,), (17, 3, 2), (60, 40)]
 
 
-def algorithm_2(x, gradients, lr, b1, b2, eps, decay, corrected=True, phi=lambda z: z, ratios=True):
-    """Of one layer, line by line, in numpy."""
+def algorithm_2(x, gradients, lr, betas, eps, weight_decay, bias_correction=True, clip_norm=np.inf, trust_ratio=True):
+    """LAMB of one layer, line by line, in numpy."""
     m = v = np.zeros_like(x)
     for t, g in enumerate(gradients, 1):
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
-        m_hat, v_hat = (m / (1 - b1**t), v / (1 - b2**t)) if corrected else (m, v)
-        r = m_hat / (np.sqrt(v_hat) + eps)
-        size, step = np.sqrt(np.sum(x**2)), np.sqrt(np.sum((r + decay * x) ** 2))
-        ratio = phi(size) / step if ratios and size > 0 and step > 0 else 1.0
-        x = x - lr * ratio * (r + decay * x)
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        m_hat, v_hat = (m / (1 - betas[0]**t), v / (1 - betas[1]**t)) if bias_correction else (m, v)
+        u = m_hat / (np.sqrt(v_hat) + eps) + weight_decay * x
+        x = x - lr * ratio(min(np.linalg.norm(x), clip_norm), np.linalg.norm(u), trust_ratio) * u
     return x
 
 
-SHAPES = [(3, 5), (70_000,), (), (0, 4), (1,), (17, 3, 2), (200, 300)]  # 70,000 and 60,000: blocks
+def lars(x, gradients, lr, momentum, weight_decay, trust_coefficient, eps=0.0, nesterov=False, trust_ratio=True):
+    """Algorithm 1 of LARS."""
+    v = np.zeros_like(x)
+    for g in gradients:
+        size = np.linalg.norm(g) and np.linalg.norm(g) + weight_decay * np.linalg.norm(x) + eps
+        step = lr * ratio(trust_coefficient * np.linalg.norm(x), size, trust_ratio) * (g + weight_decay * x)
+        v = momentum * v + step
+        x = x - (step + momentum * v if nesterov else v)
+    return x
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_lamb_is_algorithm_2(seed):
+def ratio(x_norm, u_norm, counts=True):
+    return x_norm / u_norm if counts and x_norm > 0 and u_norm > 0 else 1.0
+
+
+def drawn(seed, steps, shapes=SHAPES):
+    """First weights, of which the last are zeros, and the gradients of each step."""
     rng = np.random.default_rng(seed)
-    shapes = SHAPES + [tuple(rng.integers(1, 30, rng.integers(1, 4))) for _ in range(5)]
-    first = [rng.normal(size=shape) for shape in shapes] + [np.zeros(8)]  # a bias of zeros moves
-    gradients = [[rng.normal(size=x.shape) * 10.0**rng.uniform(-3, 1) for x in first] for _ in range(100)]
-    lr, b1, b2, eps, decay = 10**rng.uniform(-4, -1), rng.uniform(0.5, 0.95), rng.uniform(0.9, 0.9999), 1e-6, rng.uniform(0, 0.2)
-    weights = [torch.nn.Parameter(torch.from_numpy(x.copy())) for x in map(np.asarray, first)]
-    optimizer = LAMB(weights, lr, (b1, b2), eps, decay)
+    shapes = [*shapes, *(tuple(rng.integers(1, 9, rng.integers(1, 4))) for _ in range(4)), (8,)]
+    first = [np.asarray(rng.normal(size=shape)) for shape in shapes]
+    first[-1] *= 0
+    return first, [[np.asarray(rng.normal(size=x.shape) * 10.0**rng.uniform(-3, 1)) for x in first] for _ in range(steps)]
+
+
+def parameters(first, dtype=torch.float64):
+    return [torch.nn.Parameter(torch.tensor(x, dtype=dtype)) for x in first]
+
+
+def stepped(optimizer, weights, gradients):
     for each in gradients:
         for weight, g in zip(weights, each):
-            weight.grad = torch.from_numpy(np.asarray(g))
+            weight.grad = None if g is None else torch.as_tensor(g).to(weight)
         optimizer.step()
-    for number, (weight, x) in enumerate(zip(weights, first)):
-        expected = algorithm_2(x, [each[number] for each in gradients], lr, b1, b2, eps, decay)
-        np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(initial=0))
+    return [weight.detach().double().numpy() for weight in weights]
+
+
+def same(found, expected, near=1e-12):
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=near, atol=near * np.abs(y).max(initial=0))
+
+
+VARIANTS = {  # options of the class -> options of the transcription
+    "Algorithm 2": (LAMB, algorithm_2, LAMB_SETTINGS, {}),
+    "no bias correction": (LAMB, algorithm_2, LAMB_SETTINGS, {"bias_correction": False}),
+    "clipped phi": (LAMB, algorithm_2, LAMB_SETTINGS, {"clip_norm": 2.0}),
+    "LARS": (LARS, lars, LARS_SETTINGS, {}),
+    "LARS, eps": (LARS, lars, LARS_SETTINGS, {"eps": 0.5}),
+    "LARS, Nesterov": (LARS, lars, LARS_SETTINGS, {"nesterov": True}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_is_that_of_the_paper(variant, monkeypatch):
+    """A hundred of them, also where a tensor is cut into blocks, and where a group of parameters
+    has no decay and no ratio."""
+    monkeypatch.setattr(layerwise, "BLOCK", 100)
+    kind, written, settings, option = VARIANTS[variant]
+    first, gradients = drawn(len(variant), 100)
+    weights, plain = parameters(first), {"weight_decay": 0.0, "trust_ratio": False}
+    optimizer = kind([{"params": weights[:-3]}, {"params": weights[-3:-1]} | plain, {"params": weights[-1:]}], **settings, **option)
+    expected = [written(x, each, **settings | option | (plain if number in (len(first) - 3, len(first) - 2) else {}))
+                for number, (x, each) in enumerate(zip(first, zip(*gradients)))]
+    same(stepped(optimizer, weights, gradients), expected)
+    assert set(optimizer.trust_ratios) == set(weights) and {optimizer.trust_ratios[p] for p in weights[-3:-1]} == {1.0}
+    assert np.abs(expected[-1]).max() > 0  # zeros move: their ratio was 1
+
+
+def test_gradients_are_first_clipped_by_their_global_norm():
+    first, gradients = drawn(3, 20)
+    norms = [np.sqrt(sum(np.sum(g**2) for g in each)) for each in gradients]
+    limit = float(np.median(norms))
+    clipped = [[g / max(1, norm / limit) for g in each] for norm, each in zip(norms, gradients)]
+    weights = parameters(first)
+    found = stepped(LAMB(weights, **LAMB_SETTINGS, max_grad_norm=limit), weights, gradients)
+    same(found, [algorithm_2(x, each, **LAMB_SETTINGS) for x, each in zip(first, zip(*clipped))])
+    assert min(norms) < limit < max(norms)
+    same([p.grad for p in weights], gradients[-1])  # they stay as they are
+
+
+@pytest.mark.parametrize("kind, settings", [(LAMB, LAMB_SETTINGS), (LARS, LARS_SETTINGS)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_formats_and_strides(kind, settings, dtype):
+    """State and mathematics of half parameters are float32; a transposed one is a parameter too."""
+    first, gradients = drawn(4, 5, [(6, 8)])
+    first = [torch.tensor(x).to(dtype).double().numpy() for x in first]
+    gradients = [[torch.tensor(g).to(dtype).double().numpy() for g in each] for each in gradients]
+    weights = parameters(first, dtype)
+    weights[0] = torch.nn.Parameter(weights[0].detach().t().contiguous().t())
+    optimizer = kind(weights, **settings)
+    expected = copy.deepcopy(first)
+    for each in gradients:  # rounded once a step, as the parameter is
+        stepped(optimizer, weights, [each])
+    wide = parameters(first)
+    expected = stepped(kind(wide, **settings), wide, gradients)
+    unit = torch.finfo(dtype).eps
+    for weight, y in zip(weights, expected):
+        assert weight.dtype == dtype and np.abs(weight.detach().double().numpy() - y).max(initial=0) <= 5 * unit * max(1, np.abs(y).max(initial=0))
+    state = optimizer.state_dict()
+    other = kind(parameters(first, dtype), **settings)
+    other.load_state_dict(copy.deepcopy(state))
+    tensors = [value for own in other.state.values() for value in own.values()]
+    assert {value.dtype for value in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind, settings", [(LAMB, LAMB_SETTINGS), (LARS, LARS_SETTINGS)])
+def test_a_run_goes_on_from_its_state(kind, settings):
+    first, gradients = drawn(5, 6)
+    weights, again = parameters(first), None
+    optimizer = kind(weights, **settings)
+    half = stepped(optimizer, weights, gradients[:3])
+    again = parameters([x.copy() for x in half])
+    other = kind(again, **settings)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for x, y in zip(stepped(optimizer, weights, gradients[3:]), stepped(other, again, gradients[3:])):
+        assert np.array_equal(x, y)
+    copied = copy.deepcopy(optimizer)  # with its own parameters
+    stepped(copied, [p for options in copied.param_groups for p in options["params"]], gradients[:1])
+
+
+def test_a_parameter_that_the_loss_did_not_reach_counts_its_own_steps():
+    first, gradients = drawn(6, 4)
+    late = [[None, *each[1:]] for each in gradients[:2]] + gradients[2:]
+    weights = parameters(first)
+    found = stepped(LAMB(weights, **LAMB_SETTINGS), weights, late)
+    same(found[:2], [algorithm_2(first[0], [each[0] for each in gradients[2:]], **LAMB_SETTINGS),
+                     algorithm_2(first[1], [each[1] for each in gradients], **LAMB_SETTINGS)])
+
+
+def test_a_closure_gives_the_loss():
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def closure():
+        loss = (weight**2).sum()
+        weight.grad, = torch.autograd.grad(loss, weight)
+        return loss
+    assert LAMB([weight], 0.1).step(closure).item() == 2 and (weight < 1).all()
+
+
+def test_a_step_is_compiled_once():
+    """When there is a state. The rate is a tensor, which changes."""
+    first, gradients = drawn(7, 8, [(3, 5), ()])
+    weights, plain = (parameters(first) + parameters(first, torch.float32) for _ in range(2))
+    gradients = [each * 2 for each in gradients]
+    rate = torch.tensor(0.02, dtype=torch.float64)
+    optimizer = LAMB(weights, **LAMB_SETTINGS | {"lr": rate})
+    expected = LAMB(plain, **LAMB_SETTINGS)
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(optimizer.step, backend=graphs)
+    counts = []
+    for number, each in enumerate(gradients):
+        rate.fill_(0.02 * 0.9**number)
+        expected.param_groups[0]["lr"] = 0.02 * 0.9**number
+        for weight, g in zip(weights, each):
+            weight.grad = torch.as_tensor(g).to(weight)
+        compiled() if number else optimizer.step()
+        counts.append(graphs.frame_count)
+        stepped(expected, plain, [each])
+    same(*([p.detach().numpy() for p in each[:len(first)]] for each in (weights, plain)))
+    same(*([p.detach().numpy() for p in each[len(first):]] for each in (weights, plain)), near=1e-6)
+    assert counts == [0] + [counts[1]] * 7 and 1 <= counts[1] <= 2
+
+
+# -- ranks ----------------------------------------------------------------------------------------
+
+CLIPPED = {"clip_norm": 5.0, "max_grad_norm": 3.0}  # in which a duplicate that counts twice shows
+
+
+def sliced_steps(rank):
+    """Columns of one, rows of another, a duplicate, and one that only rank 0's loss reaches."""
+    first, gradients = whole()
+    group, cuts, found = rank.group(), [Cut(1), Cut(0), None, Cut(0)], {}
+    for name, kind in (("lamb", LAMB), ("lars", LARS)):
+        def part(x, cut):
+            return torch.tensor(x) if cut is None else cut.part(torch.tensor(x), group.rank, group.size)
+        weights = [cut_parameter(torch.nn.Parameter(part(x, cut).clone()), cut) for x, cut in zip(first, cuts)]
+        optimizer = kind(weights, **(LAMB_SETTINGS | CLIPPED if kind is LAMB else LARS_SETTINGS)).among(group)
+        for each in gradients:
+            for weight, g, cut in zip(weights, each, cuts):
+                weight.grad = part(g, cut)
+            optimizer.step()
+        found |= {f"{name} {number} of rank {group.rank}": weight.detach().numpy() for number, weight in enumerate(weights)}
+        found[f"ratio of {name}, rank {group.rank}"] = np.array(list(optimizer.trust_ratios.values()))
+    return found
+
+
+def whole():
+    rng = np.random.default_rng(8)
+    first = [rng.normal(size=(4, 6)) * 2, rng.normal(size=(6, 2)), rng.normal(size=(7,)) * 1.5, rng.normal(size=(4,))]
+    first[3][:2] = 0  # rank 0's piece
+    return first, [[rng.normal(size=x.shape) for x in first] for _ in range(4)]
+
+
+def test_norms_are_those_of_whole_parameters(tmp_path):
+    result = launch(sliced_steps, 2, directory=tmp_path / "run").result
+    for name, kind in (("lamb", LAMB), ("lars", LARS)):
+        first, gradients = whole()
+        weights = parameters(first)
+        optimizer = kind(weights, **(LAMB_SETTINGS | CLIPPED if kind is LAMB else LARS_SETTINGS))
+        stepped(optimizer, weights, gradients)
+        for number, (weight, dim) in enumerate(zip(weights, (1, 0, None, 0))):
+            parts = [result[f"{name} {number} of rank {rank}"] for rank in range(2)]
+            if dim is None:
+                assert np.array_equal(*parts)
+            same([parts[0] if dim is None else np.concatenate(parts, dim)], [weight.detach().numpy()])
+        for rank in range(2):
+            same([result[f"ratio of {name}, rank {rank}"]], [np.array(list(optimizer.trust_ratios.values()))])
+
+
+def test_one_message_a_step_carries_two_numbers_a_parameter():
+    """`pieces` says what adds up: all, as in ZeRO, whose shards are pieces of everything. Of a
+    duplicate rank 1 adds nothing."""
+    class Told(Alone):
+        def all_reduce(self, tensor, op="sum", name=""):
+            self.messages.append(tensor.clone())
+            return tensor.add_(1)
+
+    first, gradients = drawn(9, 1, [(4,)])
+    for pieces in (True, False):
+        group = Told()
+        group.messages, group.rank, group.size, weights = [], 1, 2, parameters(first)
+        stepped(LAMB(weights, group=group, pieces=lambda p: pieces), weights, gradients)
+        (message,) = group.messages
+        assert message.shape == (2, len(first))
+        same([message[0].sqrt().numpy()], [[pieces * np.linalg.norm(x) for x in first]])
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, option", [(LAMB, {"lr": -1}), (LAMB, {"betas": (0.9, 1.0)}), (LAMB, {"betas": 0.9}), (LAMB, {"eps": -1e-6}),
+                                          (LAMB, {"clip_norm": 0}), (LAMB, {"max_grad_norm": -1}), (LAMB, {"weight_decay": float("nan")}),
+                                          (LARS, {"momentum": 1}), (LARS, {"trust_coefficient": 0}), (LARS, {"lr": None})])
+def test_options_out_of_range(kind, option):
+    with pytest.raises(Impossible, match=next(iter(option)) + ".* must be"):
+        kind([torch.nn.Parameter(torch.ones(1))], **option)
+    if "max_grad_norm" not in option:
+        with pytest.raises(Impossible, match="must be"):
+            kind([{"params": [torch.nn.Parameter(torch.ones(1))]} | option])
+
+
+def test_sparse_gradients_and_complex_parameters():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(Impossible, match="sparse=False"):
+        LAMB(table.parameters()).step()
+    with pytest.raises(Impossible, match="complex"):
+        LARS([torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))])

@@ -11,6 +11,7 @@ from torch import nn
 from bigtrain_lab import Recipe
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh, Span, Transfer
 from bigtrain_lab.dry_run import dry_run
+from bigtrain_lab.experiments.layered import by_layers
 from bigtrain_lab.recipe import Lens, train
 from bigtrain_lab.recompute import named
 from bigtrain_lab.runtime import Ledger, RankFailed
@@ -19,6 +20,7 @@ from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.bucket_plan import with_buckets
+from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.reducers import Buckets, FusedCycle, PushPull
 
 from .test_group import lanes_of
@@ -239,3 +241,11 @@ def test_a_module_on_two_devices_is_refused():
 
     with pytest.raises(Impossible, match="weights on cpu and meta: move the whole stage to one device"):
         here(replace(PLAIN, model=lambda number: Stays(*split(number))))
+
+
+def test_an_optimizer_that_clips_is_refused_on_several_stages():
+    """Each stage would be clipped by a norm of its own."""
+    recipe = replace(PLAIN, optimizer=lambda weights: LAMB(weights, max_grad_norm=1.0))
+    assert here(recipe) is not None
+    with pytest.raises(Impossible, match="give the recipe clip"):
+        here(replace(recipe, schedule=by_layers(Schedule.named("1f1b")(1, 4), [range(2)]), micro_batches=1, samples=None))

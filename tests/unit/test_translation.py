@@ -1,5 +1,6 @@
 """A translator's training: one to three ranks are one training, its evaluation is one, and a killed run goes on to the bit."""
 
+import copy
 import os
 import signal
 from dataclasses import replace
@@ -12,11 +13,12 @@ import torch
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.data.batches import padded
-from bigtrain_lab.data.parallel import generated
+from bigtrain_lab.data.parallel import Parallel, generated
 from bigtrain_lab.models import TranslatorConfig
 from bigtrain_lab.recipe import train
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab.techniques import saved
 from bigtrain_lab.translation import Evaluation, Translation
 
 TINY = TranslatorConfig(layers=1, width=16, heads=2, inner=24, longest=40, embedding_scale=4.0, dtype=torch.float64)
@@ -168,7 +170,35 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         replace(PLAIN, watched="f1")
     with pytest.raises(Impossible, match="holds no pair out"):
         replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
+    with pytest.raises(Impossible, match="No held-out pair .* has at most 40 tokens"):
+        here(replace(PLAIN, pairs=Parallel(PLAIN.pairs.train, [("one " * 50, "一")], PLAIN.pairs.vocabulary)))
+    for name, value in {"patience": 0, "rows": 0, "beam": 0, "evaluators": -1, "evaluate_every": -1, "save_every": 0, "smoothing": 1.5}.items():
+        with pytest.raises(Impossible, match=f"^{name}"):
+            replace(PLAIN, **{name: value})
+    with pytest.raises(Impossible, match="^resume goes on from a directory's last.pt"):
+        replace(PLAIN, resume=True)
     small = replace(PLAIN, epochs=1, directory=tmp_path)
     here(small)
-    with pytest.raises(Impossible, match="last.pt is of another model: .* build the model with the sizes that it had.$"):
+    with pytest.raises(Impossible, match="last.pt is of another model, .* here: build the model with the sizes that it had.$"):
         here(replace(small, config=replace(TINY, width=32), resume=True))
+
+
+def test_a_rate_of_numpy_goes_on(tmp_path):
+    """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's number."""
+    asked = replace(PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01))
+    first = here(asked)["evaluations"]
+    assert here(replace(asked, epochs=2, resume=True))["evaluations"][:len(first)].tolist() == first.tolist()
+
+
+def test_fewer_ranks_go_on_with_the_sums_of_all(tmp_path):
+    """Of a checkpoint that two ranks made in the middle of an epoch, one rank takes both parts of the train loss."""
+    asked = replace(PLAIN, directory=tmp_path, epochs=1, evaluate_every=None, save_every=3)
+    first = here(asked)["evaluations"]
+    kept = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved, "save", lambda path, state: kept.append(copy.deepcopy(state)))
+        here(asked)
+    state = next(state for state in kept if state["update"] == 3)
+    part = state["sums"] / 4
+    saved.save(tmp_path / "last.pt", state | {"sums": torch.cat([part, state["sums"] - part])})
+    assert np.allclose(here(replace(asked, resume=True))["evaluations"], first, rtol=1e-12)

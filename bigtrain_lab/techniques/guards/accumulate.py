@@ -71,7 +71,7 @@ def some(losses: list[float]) -> list[float]:
     return losses
 
 
-def refuse_momentum(momentum: float, k: int) -> None:
-    refuse((not 0 <= momentum <= 1 or k < 1,
+def refuse_momentum(momentum: float, k: float) -> None:
+    refuse((not 0 <= momentum <= 1 or not k > 0,
             f"momentum is {momentum!r} and k {k!r}: batch norm mixes by a share from 0 to 1, over "
-            "at least 1 micro-batch."))
+            "more than 0 micro-batches."))

@@ -1,5 +1,7 @@
 """What LAMB and LARS refuse: numbers out of range, and tensors that they would step wrongly."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def refuse_options(options: dict) -> None:
         if name in options:
             try:
                 right = bool(holds(options[name]))
-            except TypeError:
+            except (TypeError, RuntimeError):  # of no number, of a tensor of several
                 right = False
             if not right:
                 raise Impossible(f"{name} is {options[name]!r}: it must be {what}.")
@@ -35,7 +37,8 @@ def refuse_parameters(parameters: list[Tensor]) -> None:
                              "floating-point numbers, so give complex ones as two real tensors.")
 
 
-def refuse_gradient(p: Tensor) -> None:
-    if p.grad.layout != torch.strided:
-        raise Impossible(f"The gradient of a parameter of shape {tuple(p.shape)} is sparse, and its norm needs all rows: make "
-                         "the embedding with sparse=False.")
+def refuse_gradients(gradients: Iterable[Tensor | None]) -> None:
+    for g in gradients:
+        if g is not None and g.layout != torch.strided:
+            raise Impossible(f"The gradient of a parameter of shape {tuple(g.shape)} is sparse, and its norm needs all rows: "
+                             "make the embedding with sparse=False.")

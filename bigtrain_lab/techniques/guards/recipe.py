@@ -59,3 +59,10 @@ def refuse(recipe) -> None:
             lower(replace(order, micro_batches=rest))
         except Impossible as error:
             raise Impossible(f"The last window has {rest} micro-batches, for which there is no such schedule: {error}") from error
+
+
+def refuse_optimizer(optimizer, order) -> None:
+    """One that clips would clip each stage by a norm of its own, which turns the gradient."""
+    if order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None:
+        raise Impossible(f"max_grad_norm is the optimizer's, and each of the {order.stages} stages has an optimizer: give the recipe "
+                         "clip, which takes the norm over all of them.")

@@ -3,7 +3,9 @@
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from pickle import UnpicklingError
+from pickle import PickleError
+
+import torch
 
 from ...core import Impossible
 from . import refuse
@@ -11,20 +13,35 @@ from . import refuse
 
 @contextmanager
 def written(path: Path, partial: Path):
-    """Around a write: a failed one leaves nothing aside. torch's writer turns some errors of the file into its own."""
+    """Around a write: a failed one leaves nothing aside. torch's writer turns some errors of the
+    file into its own."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         with suppress(OSError):
             partial.unlink()
+        if isinstance(error, (AttributeError, TypeError, PickleError)):
+            raise Impossible(f"The checkpoint {path} was not saved ({error}): keep tensors, numbers "
+                             "and texts.") from error
         cause = error
         while cause and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             raise
-        advice = "free some space" if cause.errno in (ENOSPC, EDQUOT, EFBIG) else "choose another place"
+        full = cause.errno in (ENOSPC, EDQUOT, EFBIG)
+        advice = "free some space" if full else "choose another place"
         whole = ", and the one before is whole" if path.is_file() else ""
-        raise Impossible(f"The checkpoint {path} was not saved ({cause.strerror or cause}){whole}: {advice}.") from error
+        raise Impossible(f"The checkpoint {path} was not saved ({cause.strerror or cause}){whole}: "
+                         f"{advice}.") from error
+
+
+def refuse_unreadable(partial: Path) -> None:
+    """Reading executes nothing, so it takes tensors, numbers and texts; their values stay on the disk."""
+    try:
+        torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
+    except PickleError as error:
+        raise Impossible("The checkpoint was not saved, since reading it would execute code: keep tensors, numbers and texts of "
+                         "Python, such as float(x) of a number of NumPy.") from error
 
 
 @contextmanager
@@ -32,11 +49,14 @@ def read(path):
     try:
         yield
     except FileNotFoundError as error:
-        raise Impossible(f"There is no checkpoint {path}: train from the start, or name another.") from error
+        raise Impossible(f"There is no checkpoint {path}: train from the start, or name "
+                         "another.") from error
     except OSError as error:
-        raise Impossible(f"The checkpoint {path} cannot be read ({error.strerror or error}): name one that you may open.") from error
-    except (RuntimeError, EOFError, UnpicklingError, ValueError, KeyError) as error:
-        raise Impossible(f"{path} is no checkpoint, or is damaged: name one that was saved here.") from error
+        raise Impossible(f"The checkpoint {path} cannot be read ({error.strerror or error}): name "
+                         "one that you may open.") from error
+    except Exception as error:  # whatever torch raises of other bytes
+        raise Impossible(f"{path} is no checkpoint, or is damaged: name one that was saved "
+                         "here.") from error
 
 
 def refuse_other_model(state, training, name) -> None:
@@ -44,21 +64,28 @@ def refuse_other_model(state, training, name) -> None:
     refuse((not isinstance(state, dict) or not all(key in state for key in keys),
             f"{name} is no checkpoint of a training: name one that was saved by it."))
     refuse((state["weights"].keys() != training.stages.keys(),
-            f"{name} has the stages {sorted(state['weights'])} and the model {sorted(training.stages)}: train with as many stages."))
+            f"{name} has the stages {sorted(state['weights'])} and the model "
+            f"{sorted(training.stages)}: train with as many stages."))
     for number, stage in training.stages.items():
         saved, own = state["weights"][number], stage.state_dict()
-        other = next((key for key in own.keys() | saved.keys() if key not in own or key not in saved or own[key].shape != saved[key].shape), None)
-        if other:
-            said = [f"{tuple(weights[other].shape)}" if other in weights else "no such weight" for weights in (saved, own)]
-            raise Impossible(f"{name} is of another model: {other} is {said[0]} there and {said[1]} here; build the model with the sizes that it had.")
-    refuse((len(state["optimizers"]) != len(training.optimizers) or any(
-                [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in own.param_groups]
-                for saved, own in zip(state["optimizers"], training.optimizers)),
+        shapes = [{key: tuple(w.shape) for key, w in each.items()} for each in (saved, own)]
+        for key in dict.fromkeys((*saved, *own)):
+            there, here = (each.get(key, "missing") for each in shapes)
+            if there != here:
+                raise Impossible(f"{name} is of another model, {key} is {there} there and {here} "
+                                 "here: build the model with the sizes that it had.")
+    saved = [groups(each["param_groups"]) for each in state["optimizers"]]
+    refuse((saved != [groups(each.param_groups) for each in training.optimizers],
             f"{name} is of another optimizer: train with the one that it had."))
+
+
+def groups(param_groups) -> list[tuple]:
+    """How many parameters each has, and which settings."""
+    return [(len(group["params"]), sorted(group.keys() - {"params"})) for group in param_groups]
 
 
 def parts(state, *sizes: int) -> list[int]:
     """With what is left."""
-    refuse((len(state) < sum(sizes), "The checkpoint's random states are of other versions of Python, NumPy or torch: install those, or "
-            "train from the start."))
+    refuse((len(state) < sum(sizes), "The checkpoint's random states are of other versions of "
+            "Python, NumPy or torch: install those, or train from the start."))
     return [*sizes, len(state) - sum(sizes)]

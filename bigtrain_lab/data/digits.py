@@ -1,0 +1,60 @@
+"""Handwritten digits that ship with scikit-learn, as a stream in which no two passes are alike.
+
+1,797 grey images of 8 x 8 points, of ten classes. 450 of them, the same in every run, are kept for
+the test. A pass goes through the other 1,347 in an order of its own, and moves each image by at
+most one point in each direction. So a batch larger than the data set holds no sample twice, or
+nearly so, and runs with the same number of samples have seen the same ones, whatever their batch.
+
+Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI), its test part.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bigtrain_lab.models.seed import generator
+
+IMAGES, TEST, POINTS, CLASSES = 1797, 450, 64, 10
+PASS = IMAGES - TEST  # images of a pass
+
+
+class Digits:
+    """Inputs are (rows, POINTS), from 0 to 1 with the mean of the training images taken off."""
+
+    def __init__(self):
+        from sklearn.datasets import load_digits
+        given = load_digits()
+        images, labels = torch.tensor(given.images) / 16, torch.tensor(given.target)
+        order = torch.randperm(len(labels), generator=generator("digits", "test"))
+        test, train = order[:TEST], order[TEST:]
+        images = images - images[train].mean()
+        around = F.pad(images, (1, 1, 1, 1), value=float(images.min()))
+        moved = [around[:, i:i + 8, j:j + 8].flatten(1) for i in range(3) for j in range(3)]
+        self._moved, self._labels = torch.stack(moved, 1)[train], labels[train]
+        self.test = images[test].flatten(1), labels[test]
+
+    def batch(self, seed: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """(inputs, labels) of so many samples of the stream, from sample `first` on, in float64."""
+        inputs, labels = [], []
+        while count:
+            number, at = divmod(first, PASS)
+            order, move = one_pass(seed, number)
+            own = slice(at, at + count)
+            inputs.append(self._moved[order[own], move[own]])
+            labels.append(self._labels[order[own]])
+            first, count = first + len(labels[-1]), count - len(labels[-1])
+        return torch.cat(inputs), torch.cat(labels)
+
+
+@lru_cache(maxsize=32)
+def one_pass(seed: int, number: int) -> tuple[Tensor, Tensor]:
+    """The order of a pass, and by which of the nine moves each image is met."""
+    draw = generator("digits", seed, number)
+    return torch.randperm(PASS, generator=draw), torch.randint(9, (PASS,), generator=draw)
+
+
+@lru_cache(maxsize=1)
+def digits() -> Digits:
+    return Digits()

@@ -1,0 +1,58 @@
+"""LARS: every layer moves by the same share of its own weights, whatever the size of its gradient.
+
+    r = eta |x| / (|g| + beta |x| + eps)      the trust ratio; 1 where |x| or |g| is 0
+    v <- mu v + lr r (g + beta x)             beta: weight decay, in the norm of neither
+    x <- x - v
+
+Without decay the step is lr eta |x| long, for a gradient of any size: a small one gives no small
+step, so the rate must fall by a schedule. The rate is inside v, as in the paper: when it changes,
+past steps keep theirs.
+
+Time: SGD's, and two norms before it. Memory: v.
+Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888), section 4 and Algorithm 1. Variants in
+use: eps in the ratio's denominator, Nesterov's momentum, biases and norms without decay and ratio.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .layerwise import Batch, LayerWise
+
+
+class LARS(LayerWise):
+    """A torch optimizer. A group of parameters may have {"weight_decay": 0.0, "trust_ratio":
+    False}: these take SGD's step, with the rate lr.
+
+    trust_coefficient   eta
+    nesterov            x <- x - (mu v + lr r (g + beta x)), of the new v
+    group, pieces       as for LAMB
+    """
+
+    state_names = ("momentum_buffer",)
+
+    def __init__(self, params, lr=0.1, momentum=0.9, weight_decay=1e-4, trust_coefficient=1e-3,
+                 eps=0.0, *, nesterov: bool = False, group=None,
+                 pieces: Callable[[Tensor], bool] | None = None):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+                                  "trust_coefficient": trust_coefficient, "eps": eps,
+                                  "nesterov": nesterov}, group, pieces)
+
+    def direction(self, batch: Batch) -> list[Tensor]:
+        return batch.g
+
+    def ratio(self, x_norm: Tensor, g_norm: Tensor, options: dict) -> Tensor:
+        size = g_norm + options["weight_decay"] * x_norm + options["eps"]
+        return torch.where(x_norm * g_norm > 0,
+                           options["trust_coefficient"] * x_norm / size, 1.0)
+
+    def apply(self, batch: Batch, g: list[Tensor], rates: list[Tensor]) -> None:
+        (v,), options = batch.state, batch.options
+        step = torch._foreach_add(g, batch.x, alpha=options["weight_decay"])
+        torch._foreach_mul_(step, rates)
+        torch._foreach_mul_(v, options["momentum"])
+        torch._foreach_add_(v, step)
+        if options["nesterov"]:
+            torch._foreach_add_(step, v, alpha=options["momentum"])
+        torch._foreach_sub_(batch.x, step if options["nesterov"] else v)

@@ -1,0 +1,165 @@
+"""A checkpoint is whole or not there: killed while it is saved, on a full disk, of another model."""
+
+import os
+import random
+import resource
+import signal
+import time
+from errno import EIO, ENOSPC
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.recipe import Training
+from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.techniques import saved
+from bigtrain_lab.techniques.mixed_precision import MixedPrecision
+
+
+def numbered(number):
+    """A state all of whose parts say which it is."""
+    return {"number": number, "parts": [torch.full((40_000,), float(number)) for _ in range(8)]}
+
+
+def whole(path):
+    state = saved.load(path)
+    return state["number"] if all((part == state["number"]).all() for part in state["parts"]) else None
+
+
+def test_a_kill_leaves_the_last_good_one(tmp_path):
+    """A child that only saves is killed at random points; what is there is whole, and no older than what it had said."""
+    path, partials = tmp_path / "last.pt", 0
+    for attempt in range(12):
+        saved.save(path, numbered(0))
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            for number in range(1, 10_000):
+                saved.save(path, numbered(number))
+                os.write(writing, b".")
+        try:
+            os.read(reading, 1)
+            time.sleep(random.uniform(0, 0.02))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(writing)
+        said = 1
+        while more := os.read(reading, 4096):
+            said += len(more)
+        os.close(reading)
+        assert said <= whole(path) <= said + 1
+        partials += (tmp_path / "last.pt.partial").exists()
+    assert partials  # some were killed in the middle
+    saved.save(path, numbered(7))
+    assert whole(path) == 7 and os.listdir(tmp_path) == ["last.pt"]
+
+
+@pytest.fixture
+def little_room():
+    """No file may be larger than 100 kB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_last_good_one(tmp_path, request):
+    path = tmp_path / "last.pt"
+    saved.save(path, numbered(1))
+    request.getfixturevalue("little_room")
+    with pytest.raises(Impossible, match=r"last.pt was not saved \(File too large\), and the one before is whole: free some space.$"):
+        saved.save(path, numbered(2))
+    assert whole(path) == 1 and os.listdir(tmp_path) == ["last.pt"]
+
+
+@pytest.mark.parametrize("number, told", [(ENOSPC, "No space left on device.*: free some space"), (EIO, "Input/output error.*: choose another place")])
+def test_a_disk_that_complains_late_leaves_the_last_good_one(number, told, tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    saved.save(path, numbered(1))
+
+    def fsync(file):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(Impossible, match=told):
+        saved.save(path, numbered(2))
+    assert whole(path) == 1 and os.listdir(tmp_path) == ["last.pt"]
+
+
+def training(width=4, adam=True, level=None, extra=False):
+    model = nn.Sequential(nn.Linear(3, width), nn.LayerNorm(width), nn.Linear(width, 1), *[nn.Linear(1, 1)] * extra)
+    precision = MixedPrecision(level)
+    model = precision.prepare(model)
+    optimizer = torch.optim.Adam(precision.parameters()) if adam else torch.optim.SGD([{"params": p} for p in precision.parameters()], 0.1)
+    return Training({0: model}, precision, [optimizer], 0, None)
+
+
+def step(at, seed):
+    with at.precision:
+        loss = at.stages[0](torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))).float().square().mean()
+    at.precision.backward(loss)
+    at.precision.step(*at.optimizers)
+    at.precision.update()
+    at.optimizers[0].zero_grad()
+
+
+def drawn():
+    return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(3).tolist(), np.random.standard_normal()
+
+
+@pytest.mark.parametrize("level", [None, "fp16", "bf16"])
+def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
+    """Weights, masters, moments, the loss scale, and generators with half a pair of normals in hand."""
+    one = training(level=level)
+    for seed in range(3):
+        step(one, seed)
+    random.gauss(0, 1), np.random.standard_normal()
+    saved.save(tmp_path / "a.pt", saved.state_of(one, Alone(), 3, note="kept"))
+    expected = drawn()
+    step(one, 3)
+    other = training(level=level)
+    assert saved.restore(saved.load(tmp_path / "a.pt"), other, 0) == 3 and saved.load(tmp_path / "a.pt")["note"] == "kept"
+    assert drawn() == expected
+    step(other, 3)
+    for a, b in zip(one.precision.parameters(), other.precision.parameters()):
+        assert torch.equal(a, b)
+    if level == "fp16":
+        assert one.precision.scaler.state_dict() == other.precision.scaler.state_dict()
+
+
+@pytest.mark.parametrize("other, told", [
+    (dict(width=5), r"^a.pt is of another model, 0.weight is \(4, 3\) there and \(5, 3\) here: build the model with the sizes that it had.$"),
+    (dict(extra=True), r"^a.pt is of another model, 3.weight is missing there and \(1, 1\) here"),
+    (dict(adam=False), "a.pt is of another optimizer: train with the one that it had.")], ids=lambda each: str(each)[:12])
+def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
+    saved.save(tmp_path / "a.pt", saved.state_of(training(), Alone(), 3))
+    changed = training(**other)
+    before = [weight.clone() for weight in changed.stages[0].parameters()]
+    with pytest.raises(Impossible, match=told):
+        saved.restore(saved.load(tmp_path / "a.pt"), changed, 0, "a.pt")
+    assert all(map(torch.equal, before, changed.stages[0].parameters()))
+
+
+@pytest.mark.parametrize("content, told", [
+    (None, "There is no checkpoint .*: train from the start"), (b"", "is no checkpoint, or is damaged"), (b"abc" * 99, "is no checkpoint, or is damaged"),
+    ("cut", "is no checkpoint, or is damaged")], ids=["missing", "empty", "other", "cut"])
+def test_what_is_no_checkpoint_is_one_sentence(content, told, tmp_path):
+    path = tmp_path / "a.pt"
+    if content == "cut":
+        saved.save(path, numbered(1))
+        os.truncate(path, path.stat().st_size // 2)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Impossible, match=told) as refused:
+        saved.load(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("state, told", [({"rate": np.float64(0.1)}, "reading it would execute code"), ({"rate": lambda: 0.1}, "was not saved")])
+def test_what_could_not_be_read_again_is_not_saved(state, told, tmp_path):
+    saved.save(tmp_path / "last.pt", numbered(3))
+    with pytest.raises(Impossible, match=told):
+        saved.save(tmp_path / "last.pt", state)
+    assert whole(tmp_path / "last.pt") == 3 and os.listdir(tmp_path) == ["last.pt"]
