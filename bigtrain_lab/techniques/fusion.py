@@ -189,11 +189,10 @@ class Choices:
 
 def pointwise(node: fx.Node) -> bool:
     """Whether each element of the one result depends on the elements at its place only, of tensors
-    on the same device; random numbers are drawn in one order and stay alone."""
+    on the same device. What draws random numbers is not tagged so, and stays alone."""
     tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
-    return (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-            or node.target is torch.ops.aten._to_copy.default) \
+    return (torch.Tag.pointwise in tags or node.target is torch.ops.aten._to_copy.default) \
         and isinstance(value, Tensor) and value.dim() > 0 and value.layout is torch.strided \
         and not set(node.kwargs) & {"memory_format", "layout", "generator"} \
         and all(value.device == arg.meta["val"].device or not arg.meta["val"].dim()
