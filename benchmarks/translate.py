@@ -38,7 +38,7 @@ def learnt():
         best = scores.index(max(scores))
         spans = trace.spans(0)
         spent = {name: trace.units(sum(s.end - s.start for s in spans if s.kind in kinds))
-                 for name, kinds in (("training", "FBU"), ("held-out loss", "L"), ("BLEU", "A"))}
+                 for name, kinds in (("training", "FBU"), ("held-out loss", "L"), ("BLEU", "T"))}
         ends = [event.start for event in trace.where(Scalar, name="BLEU", rank=0)]
         return [row("BLEU on held-out numbers and dates, best", max(scores), "", at_least=90), row("evaluations until then", best + 1, ""),
                 row("until then, on two ranks", trace.units(ends[best] - spans[0].start), "s", at_most=300),

@@ -237,7 +237,7 @@ class Evaluation(Lens):
         source, target, so_far = (part.to(device) for part in parts)
         with self.rank.span(Action("L", 0, number)):
             loss = float(asked.loss(model(source, so_far), target))
-        with self.rank.span(Action("A", 0, number)):
+        with self.rank.span(Action("T", 0, number)):
             said = self.translated(model, source)
         texts = [asked.pairs.vocabulary.decode(ids) for ids in said.tolist()]
         right = [asked.pairs.held_out[each][1] for each in asked.held_out[number]]

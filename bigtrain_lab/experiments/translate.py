@@ -211,7 +211,7 @@ class Translate(Layered):
         resident = {rank: tuple(own.resident(0).items()) for rank, own in enumerate(held)}
         time = {} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         return self.misfortune.priced(Cost(
-            {"F": 0, "B": 0, "R": self.disk_ms / (1 if self.profile.textbook else 1000)}, changes=changes, resident=resident,
+            {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)}, changes=changes, resident=resident,
             of_batch=self.of_batch, capacity_bytes=self.capacity_bytes, **time, **self.profile.prices(self.ranks)))
 
     @cached_property
@@ -235,10 +235,10 @@ class Translate(Layered):
 
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
-            return {"L": count(self.config), "A": shape[2]}
+            return {"L": count(self.config), "T": shape[2]}
         one, two = (evaluation_works(replace(self.config, layers=layers), shape, self.beam) for layers in (1, 2))
         works = (Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each))) for each in zip(one, two))
-        return {kind: self.time(work) for kind, work in zip("LA", works)}
+        return {kind: self.time(work) for kind, work in zip("LT", works)}
 
     @cached_property
     def lowered(self) -> Plan:
@@ -299,7 +299,7 @@ class Translate(Layered):
         return said
 
 
-SPENT = {"training": "FBU", "held-out loss": "L", "translating for BLEU": "A"}
+SPENT = {"training": "FBU", "held-out loss": "L", "translating for BLEU": "T"}
 
 
 def spent(trace: Trace, kinds: str) -> float:
@@ -321,7 +321,7 @@ def starved(trace: Trace) -> float:
                 continue
             if span.kind == "F":
                 waits[rank] += span.start - free
-            free = free if span.kind in "RC" else span.end
+            free = free if span.kind in "DC" else span.end
     return trace.units(max(waits.values(), default=0)) / trace.steps
 
 
@@ -334,7 +334,7 @@ def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
             update = isinstance(op, Compute) and op.step[0].kind == "U"
             if last is not None and not update:
                 if (done := last // training.accumulation + 1) in training.evaluated_after:
-                    ops += [Compute((Action(kind, 0, n),)) for n in training.share(rank) for kind in "LA"]
+                    ops += [Compute((Action(kind, 0, n),)) for n in training.share(rank) for kind in "LT"]
                     ops += [Together(f"evaluation after {done}", "all_reduce", 8 * EVALUATED, ranks),
                             Together(f"decision after {done}", "broadcast", 16, ranks)]
                 last = None
@@ -487,10 +487,10 @@ def evaluation_works(config: TranslatorConfig, shape: tuple[int, int, int], beam
         source, target = (torch.empty(B, length, dtype=torch.int64, device=META) for length in (S, T))
         with rank.span(Action("L", 0, 0)):
             word_cross_entropy(model(source, target), target, PAD)
-        with rank.span(Action("A", 0, 0)):
+        with rank.span(Action("T", 0, 0)):
             if beam == 1:
                 greedy(model, source, BEGIN, END, PAD, T)
             else:
                 beam_search(model, source, BEGIN, END, PAD, T, beam)
     actions = dry_run(program).actions
-    return actions["0L0"].work, actions["0A0"].work
+    return actions["0L0"].work, actions["0T0"].work

@@ -1,15 +1,15 @@
 """A data loader: workers load the next micro-batches while the rank computes.
 
     compute   [F0 B0 U0][F1 B1 U1] ...          takes each micro-batch, and waits where it is not there
-    load 0    [R0 C0]   [R2 C2] ...             R: read from the disk, C: copy to the device
-    load 1    [R1 C1]      [R3 C3] ...          worker w of W loads micro-batches w, w + W, ...
+    load 0    [D0 C0]   [D2 C2] ...             D: read from the disk, C: copy to the device
+    load 1    [D1 C1]      [D3 C3] ...          worker w of W loads micro-batches w, w + W, ...
 
 A loaded micro-batch is like a message from a lane of the rank's own. The rank asks for W x P of them at
 once, and for one more whenever it takes one. In the long run a micro-batch costs
 
-    max(compute, (R + C) / W)           pinned host memory: copies run beside the compute
-    max(compute + C, R / W)             else: the rank copies
-    compute + R + C                     no workers
+    max(compute, (D + C) / W)           pinned host memory: copies run beside the compute
+    max(compute + C, D / W)             else: the rank copies
+    compute + D + C                     no workers
 
 So workers hide a slow disk; prefetching hides only that some micro-batches take longer than others.
 Memory: W x P micro-batches on the host. Workers are threads here. The disk's and the bus's bandwidth
@@ -54,12 +54,12 @@ class Loading:
     @property
     def beside(self) -> str:
         """The kinds of actions of a worker."""
-        return ("RC" if self.pinned else "R") if self.workers else ""
+        return ("DC" if self.pinned else "D") if self.workers else ""
 
     @property
     def alone(self) -> str:
         """Those that are left to the rank itself."""
-        return "RC".removeprefix(self.beside)
+        return "DC".removeprefix(self.beside)
 
 
 class Loader:

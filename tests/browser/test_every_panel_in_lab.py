@@ -24,5 +24,5 @@ def test_no_label_is_cut_and_the_figures_of_each_prediction_are_drawn(lab):
     expect(page.locator(".btl-controls > :visible")).to_have_count(settings)
     assert page.evaluate(WIDER) == []
     of_predictions = [name for experiment in panels.values() for name in experiment.figures if name in FIGURES and name not in PLAYED]
-    drawn = len(of_predictions) - sum(name in ("exponents", "underflow") for name in of_predictions)  # those look at a run's gradients
+    drawn = len(of_predictions) - sum(name in ("exponents", "underflow", "learning") for name in of_predictions)  # those look at a run
     expect(page.locator(".js-plotly-plot .gtitle")).to_have_count(drawn)

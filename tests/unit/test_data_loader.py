@@ -16,7 +16,7 @@ from bigtrain_lab.techniques.bucket_plan import with_buckets
 from bigtrain_lab.techniques.data_loader import Loader, Loading, with_loads
 
 ORDER = Schedule.named("1f1b")(1, 2)
-COST = Cost({"F": 1, "B": 2, "U": "0.1", "R": "1.7", "C": "0.3"}, of_batch={(0, 1): {"F": 4, "R": "2.9"}, (1, 3): {"C": 2}}, slowdown={1: "1.2"})
+COST = Cost({"F": 1, "B": 2, "U": "0.1", "D": "1.7", "C": "0.3"}, of_batch={(0, 1): {"F": 4, "D": "2.9"}, (1, 3): {"C": 2}}, slowdown={1: "1.2"})
 
 
 def data(number):
@@ -54,14 +54,14 @@ def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
     run.wait()
     modelled = run.trace("modelled")
     assert clocks_differ(predicted(loading, ranks), replace(modelled, events=modelled.where((Span, Transfer)).events)) == []
-    assert {span.lane for span in modelled.spans(0) if span.kind in "RC"} == {*loading.lanes, *["compute"] * bool(loading.alone)}
+    assert {span.lane for span in modelled.spans(0) if span.kind in "DC"} == {*loading.lanes, *["compute"] * bool(loading.alone)}
     assert tensors_differ(run.result, recipe.reference()) == []
 
 
 def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer():
     def step(loading, **more):
         plan = with_buckets(Schedule.named("1f1b")(1, 1), 60, 1, {0: model(0)}, 1)
-        cost = Cost({"F": 1, "B": 2, "U": 0, "R": 5, "C": 1}, **more)
+        cost = Cost({"F": 1, "B": 2, "U": 0, "D": 5, "C": 1}, **more)
         return float(simulate(with_loads(plan, loading, [(n,) for n in range(60)]), cost).step_time)
 
     # The first micro-batch comes after 6 slots, or 5 and a copy; then each costs what takes longest.
@@ -69,7 +69,7 @@ def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer(
     assert step(Loading(1, 1)) == step(Loading(1, 4)) == pytest.approx(6 + 3 / 60)
     assert step(Loading(2, 1)) == step(Loading(4, 2)) == pytest.approx(3 + 6 / 60)
     assert step(Loading(2, 1, pinned=False)) == pytest.approx(4 + 5 / 60)
-    late = {(0, n): {"R": 14} for n in range(9, 60, 10)}
+    late = {(0, n): {"D": 14} for n in range(9, 60, 10)}
     assert step(Loading(4, 1), of_batch=late) > step(Loading(4, 3), of_batch=late) == pytest.approx(3 + 6 / 60)
 
 

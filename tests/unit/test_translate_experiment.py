@@ -53,7 +53,7 @@ def test_a_run_is_as_predicted(settings, tmp_path):
 def test_what_is_spread_and_what_is_loaded_beside_takes_less():
     lab = Translate(**SMALL | dict(replicas=3, disk_ms=5, held_out_rows=1))
     trace = lab.predict()
-    assert 1.5 < spent(lab.replace(spread=False).predict(), "LA") / spent(trace, "LA") < 3  # 7 batches; one rank has 3 of them
+    assert 1.5 < spent(lab.replace(spread=False).predict(), "LT") / spent(trace, "LT") < 3  # 7 batches; one rank has 3 of them
     assert starved(lab.replace(workers=0).predict()) > starved(trace) > starved(lab.replace(workers=4).predict()) > 0
 
 
