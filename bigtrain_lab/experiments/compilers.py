@@ -254,6 +254,10 @@ class Compile(OnHardware):
         x = self.rows * self.columns * getattr(torch, self.dtype).itemsize
         return f"{self.function} of {self.rows:,} x {self.columns:,}, {size(x)}, by {self.compiler}"
 
+    @property
+    def relief(self) -> str:
+        return f"Fewer rows than {self.rows:,} would need less."
+
     def explain(self, trace: Trace) -> list[str]:
         eager, now = ({way: (len(own), sum(each.bytes for each in own)) for way, own in
                        self.kernels(compiler).items()} for compiler in ("eager", "ours"))
