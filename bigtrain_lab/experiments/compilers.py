@@ -21,6 +21,7 @@ from ..core import Cost, Impossible, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND
 from ..plan import Compute, Plan
 from ..rates import last
+from ..runtime.faults import Fault
 from ..schedule import Action
 from ..simulate import simulate
 from ..words import counted, duration, size
@@ -83,13 +84,18 @@ class Compile(OnHardware):
                         more=True)
     dtype: str = knob("float32", "number format of the input",
                       choices=("float32", "float64", "bfloat16"), more=True)
-    steps: int = knob(3, "steps of a run", low=1, high=20, more=True)
+    steps: int = knob(4, "steps of a run", low=1, high=20, more=True)
     sweep: bool = knob(True, "a run of ours also times every block size", more=True)
     hardware: str = knob("a100-nvlink", "what the modelled clock charges for kernels",
                          choices=lambda: profiles()[1:], more=True)
     seed: int = knob(0, "seed of the input", low=0, high=2**31 - 1, more=True)
 
     ranks: ClassVar[int] = 1
+
+    @property
+    def misfortune(self) -> Fault:
+        """There is one rank that a fault can strike."""
+        return Fault(self.fault, 0, self.fault_at, self.fault_factor)
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:

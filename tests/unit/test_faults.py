@@ -14,6 +14,7 @@ import torch
 from bigtrain_lab.checks import clocks_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments import Experiment
+from bigtrain_lab.experiments.compilers import Compile
 from bigtrain_lab.experiments.one_device import OneDevice
 from bigtrain_lab.explain import NOT_FINITE, not_finite
 from bigtrain_lab.figures.waits import drawing
@@ -157,13 +158,14 @@ def test_every_lab_has_the_switch_behind_its_own_settings(name, cls):
     assert cls.knobs()["fault"].menu() == list(FAULTS) and cls().fault == "none"
     values = cls().model_dump()
     idle = [cls.idle_settings({**values, "fault": fault}) & {"fault_rank", "fault_at", "fault_factor"} for fault in ("none", "straggler", "kill")]
-    only = {"fault_rank"} if issubclass(cls, OneDevice) else set()  # one rank: there is no choice
+    only = {"fault_rank"} if issubclass(cls, (OneDevice, Compile)) else set()  # one rank: there is no choice
     assert idle == [{"fault_rank", "fault_at", "fault_factor"}, {"fault_at"} | only, {"fault_factor"} | only]
     assert command(cls()) == f"bigtrain run {name}"
     if only:
         assert cls(fault="kill", fault_rank=2).misfortune.rank == 0
     else:
-        assert command(cls(fault="kill", fault_rank=2)) == f"bigtrain run {name} --fault kill --fault-rank 2"
+        rank = min(2, cls().ranks - 1)
+        assert command(cls(fault="kill", fault_rank=rank)) == f"bigtrain run {name} --fault kill --fault-rank {rank}"
 
 
 def test_the_symptom_is_told_after_the_run_and_not_before():
