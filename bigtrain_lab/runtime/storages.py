@@ -113,6 +113,8 @@ class Storages:
             stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._resizing))
             stack.enter_context(replaced(torch.Tensor, "set_", self._setting))
             if self._meta:
+                with torch.device("meta"):  # torch notes which functions make tensors at the first
+                    torch.empty(0)  # call in such a context: before one of them is replaced
                 stack.enter_context(replaced(torch, "tensor", self._filling))
             stack.enter_context(self._observer)
             stack.enter_context(self._mode)

@@ -11,17 +11,19 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.dry_run import Work, DryRank, DryRun, Journal, Operators, dry_run
+from bigtrain_lab.dry_run import DryRank, DryRun, Journal, Operators, Work, dry_run
 from bigtrain_lab.experiments.pipeline import slice_run
 from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_steps, layered_mlp, mlp_steps,
                                  parameter_bytes, parameter_shapes, parameters, peak_bytes, saved_bytes, theory)
 from bigtrain_lab.rehearsal import HALVES, WHOLE, Like
 from bigtrain_lab.runtime import Ledger, owned
+from bigtrain_lab.runtime.devices import built
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
 OPTIMIZERS = {"sgd": lambda p: torch.optim.SGD(p, 1e-3), "momentum": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9),
@@ -387,6 +389,15 @@ def test_numbers_that_are_read_take_the_plain_path_and_what_is_aside_counts_noth
     assert run.actions["F"].after == run.start | {"temporaries": 4 * 8 * 4}
     assert run.actions["B"].after["gradients"] == 8 * 9 * 4
     assert run.actions["B"].work.operators == 4  # a sum, its gradient, dL/dw, dL/db: views are none
+
+
+def test_a_model_is_on_meta_even_where_torch_makes_nothing_there_before():
+    """Its constructors that a device context sees are those of the first call in one: torch.tensor
+    is among them, which the ledger replaces, and batch norm's counter is made by it."""
+    _device_constructors.cache_clear()
+    seen = []
+    dry_run(lambda rank: seen.extend(built(lambda: nn.BatchNorm1d(4), torch.device("meta")).buffers()))
+    assert [buffer.is_meta for buffer in seen] == [True] * 3
 
 
 def test_what_is_written_into_a_given_tensor_counts_as_what_is_new():

@@ -94,8 +94,6 @@ class Timing(Topic):
              "function(x); wait(). Then many times: start = clock(); function(x); wait(); keep clock() - start. Return the median.")
     right = {"median of calls": RIGHT, "statistics": MEDIAN, "the least": LEAST, "stamps": STAMPS, "a class": CLASS}
     wrong = {
-        "nothing": Wrong("There is no time: return the seconds of one call, a number.", ((SORTED, "    return None"),)),
-        "a list": Wrong("There is no time: return the seconds of one call, a number.", ((SORTED, "    return times"),)),
         "times_first_call": Wrong("You timed compilation: the first call with a shape compiles, so call once before you time.",
                                   "def answer(function, x, wait, clock):\n    wait()\n    start = clock()\n    function(x)\n    wait()\n    return clock() - start\n"),
         "mean with the first": Wrong("The first call is in your mean, and compiles: call once before you time, and take a median.", (
@@ -133,6 +131,8 @@ class Timing(Topic):
         "compiled minus plain": Wrong("You subtracted the first call from a later one: a call's time is its own.", (
             ("    function(x)\n    wait()\n    times = []", "    begin = clock()\n    function(x)\n    wait()\n    first = clock() - begin\n    times = []"),
             ("return times[len(times) // 2]", "return first - times[len(times) // 2]"))),
+        "nothing": Wrong("There is no time: return the seconds of one call, a number.", ((SORTED, "    return None"),)),
+        "a list": Wrong("There is no time: return the seconds of one call, a number.", ((SORTED, "    return times"),)),
     }
 
     @staticmethod
@@ -150,6 +150,8 @@ class Timing(Topic):
         yield scene("the second call disturbed, and every fifth", every=5, at=1)
         yield scene("the third call disturbed, and every fifth", every=5, at=2)
         yield scene("the fifth call disturbed, and every fifth", every=5, at=4)
+        yield scene("the sixth call disturbed, and every fifth", every=5, at=0)
+        yield scene("the fourth call disturbed, and every fifth", every=5, at=3)
         yield scene("the second and third call disturbed, and every seventh", hits=(1, 2), every=7, at=draw.randint(3, 6))
 
 
