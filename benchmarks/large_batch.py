@@ -31,7 +31,7 @@ from .measure import row
 
 BASES = {"momentum": (3e-3, 1e-2, 3e-2, 1e-1), "adam": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "lars": (0.3, 1, 3, 10), "lamb": (1e-3, 2e-3, 4e-3, 8e-3)}
 SCALING = {"momentum": "linear"}  # else the square root
-BATCHES, TARGET = (32, 512, 2048, 4096, 8192), 0.9
+BATCHES, TARGET = (512, 2048, 4096, 8192), 0.9
 SEEDS, TUNED_ON = (0, 1, 2, 3), (100, 101, 102)
 EVERY = 32  # updates, from one look at a run that is tuned to the next
 HELD_AT = 4096  # the batch at which LAMB meets the target and Adam does not
