@@ -76,7 +76,11 @@ def updates_to_target(settings: dict) -> int:
     return EVERY * len(rank.found[ACCURACY])
 
 
-def rows(bases=BASES, batches=BATCHES, seeds=SEEDS, tuned_on=TUNED_ON, samples: int = 2**18, workers: int | None = None):
+def rows(*settings, **others) -> list[dict]:
+    return [*measured(*settings, **others)]
+
+
+def measured(bases=BASES, batches=BATCHES, seeds=SEEDS, tuned_on=TUNED_ON, samples: int = 2**18, workers: int | None = None):
     tried = [(optimizer, rate) for optimizer, rates in bases.items() for rate in rates]
     cells = [*product(batches, bases)]
     with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn")) as pool:
