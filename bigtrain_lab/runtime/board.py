@@ -104,6 +104,8 @@ class Board:
         try:
             while not done():
                 if note := self.peek("refused"):
+                    if done():  # all came before the refusal: this rank finds the reason itself
+                        return
                     raise Refused(note["told"])
                 now = time.monotonic()
                 waited = f"Rank {self.index} has waited {now - begun:.0f} s for"
