@@ -211,6 +211,12 @@ class ParameterServing(OnHardware):
         found = large_batches(self, model) if self.mode == "synchronous" else replayed(self, model)
         return found | {name: p.detach().numpy() for name, p in model.named_parameters()}
 
+    def learnt(self) -> dict[str, float]:
+        """Loss and accuracy on held-out samples after the run, by the reference alone."""
+        model, found = self.model(), self.reference()
+        model.load_state_dict({name: torch.from_numpy(found[name]) for name in model.state_dict()})
+        return self.quality(model)
+
     # -- what is told ---------------------------------------------------------------------------------------
 
     def applied(self, trace: Trace) -> list[Applied]:
