@@ -369,10 +369,10 @@ class Slices(Alone):
         self._note("all_reduce", tensor.nbytes, name)
         return tensor.div_(self.size) if op == "mean" else tensor
 
-    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         parts = self._parts(tensor, name)
         self._note("reduce_scatter", sum(part.nbytes for part in parts), name)
-        return parts[0].new_empty(parts[0].shape)
+        return parts[0].new_empty(parts[0].shape) if out is None else out
 
     def all_gather(self, tensor, out=None, name="all_gather"):
         self._note("all_gather", tensor.nbytes * self.size, name)
