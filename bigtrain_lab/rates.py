@@ -57,7 +57,8 @@ def exposed(trace: Trace) -> float:
 
 
 def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
-    """(tick, bytes that the rank has sent in this step by then), where messages leave and arrive; the first step is 0."""
+    """(tick, bytes that the rank has sent in this step by then), where messages leave and arrive;
+    the first step is 0."""
     begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
     sent, found = 0, [(begin, 0)]
     for message in sorted(trace.transfers(rank), key=lambda t: t.end):

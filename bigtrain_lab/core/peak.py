@@ -36,8 +36,9 @@ def readings(trace: Trace, rank: int) -> list[Peak]:
 
 
 def over_step(trace: Trace, rank: int, step: int, most: int) -> list[Peak]:
-    """What a rank holds over a step (the first is 0), from its start on: each reading, or of more than `most` the highest of each
-    of `most` stretches of equal length. Readings inside actions count only where they tell of all kinds."""
+    """What a rank holds over a step (the first is 0), from its start on: each reading, or of more
+    than `most` the highest of each of `most` stretches of equal length. Readings inside actions
+    count only where they tell of all kinds."""
     deep = followed(trace)
     told = [read for read in readings(trace, rank) if deep or not read.inside]
     begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
