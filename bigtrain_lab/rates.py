@@ -69,6 +69,19 @@ def exposed(trace: Trace) -> float:
     return trace.units(max(waits.values(), default=0)) / trace.steps
 
 
+def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
+    """(tick, bytes that the rank has sent in this step by then), where messages leave and arrive;
+    the first step is 0."""
+    begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
+    sent, found = 0, [(begin, 0)]
+    for message in sorted(trace.transfers(rank), key=lambda t: t.end):
+        if begin < message.end <= end:
+            found.append((max(message.start, found[-1][0]), sent))
+            sent += message.bytes
+            found.append((message.end, sent))
+    return [*found, (end, sent)]
+
+
 class Axis(NamedTuple):
     """What one axis of a mesh costs a step. `time`: of the rank that spends most on it, while it computes nothing; `bytes`: of the
     rank that sends most."""
