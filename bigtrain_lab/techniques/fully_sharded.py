@@ -119,9 +119,9 @@ class FullyShardedDataParallel(nn.Module):
         unit.coming = self.ahead = None
         for p, view in zip(unit.parameters, unit.views):
             p.data = view
-        unit.there, unit.kind = True, kind
+        unit.there, unit.kind, unit.at = True, kind, unit.label
         following = self._order(kind).follow((unit, kind))
-        if following and not following[0].there:
+        if following and not following[0].there and kind != "R":  # then a unit waits beside it
             self._gather(*following)
 
     @torch.no_grad()
@@ -166,6 +166,11 @@ class FullyShardedDataParallel(nn.Module):
             self._close(unit)
             if kind == "B":
                 self._send(unit)
+
+    def expect(self, uses: Sequence[tuple[int, str]]) -> None:
+        """From now to the next finish_gradient_synchronization() units are used in this order, of
+        (number, "F" or "B"). What is not said is learnt in the first batch."""
+        self.order = Order([(self.units[number], kind) for number, kind in uses])
 
     @property
     def under_way(self) -> bool:
@@ -328,8 +333,7 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             masters = unit.shard.dtype != unit.whole.dtype
             held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
-            if unit.there or unit.coming:
-                held["weights"][f"unit {unit.number}"] = unit.whole
+            held["weights"][f"unit {unit.number}"] = unit.whole
             grads = zip(unit.names, unit.parameters, unit.pieces)
             held["gradients"] |= {f"{name} gradient": each.grad for name, p, piece in grads
                                   for each in (p, piece) if each.grad is not None}
@@ -365,7 +369,8 @@ class Unit:
         self.whole.untyped_storage().resize_(0)
         for p in self.parameters:
             p.data = self.nothing
-        self.there, self.coming, self.kind, self.label = False, None, "", ""
+        self.there, self.coming = False, None
+        self.kind = self.at = self.label = ""  # for what it is there, and its name; of what is coming
         self.spanned = False  # somebody else opens and closes it
         self.calls: list[Call] = []  # forwards under way
         self.backwards = 0  # calls whose backward is under way
@@ -388,7 +393,7 @@ class Gradients:
     """Of a unit's parameters, on their way: `flat` the whole ones, `part` what this rank keeps."""
 
     def __init__(self, unit: Unit, lane):
-        self.unit, self.name = unit, f"gradients of {unit.label}"
+        self.unit, self.name = unit, f"gradients of {unit.at}"
         self.part = torch.empty_like(unit.shard)
         found = []
         for name, p, view in zip(unit.names, unit.parameters, unit.views):
@@ -429,6 +434,8 @@ class Order:
 
     def follow(self, use: tuple) -> tuple | None:
         """This (unit, kind) is used now; returns what comes next."""
+        if self.next is None and use in self.expected[:1]:
+            self.expected += self.expected  # one more backward, like those before
         if self.next != use:
             self.expected[self.at:] = [use]
         self.at += 1
