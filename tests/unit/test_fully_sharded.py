@@ -1,7 +1,9 @@
 """Ranks that keep a part of every unit learn what one process learns; the messages and the bytes held are those of the paper."""
 
+import copy
 import gc
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
 
@@ -13,6 +15,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.core.peak import readings
+from bigtrain_lab.dry_run import Slices, dry_run
+from bigtrain_lab.models import built
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.schedule import Action
@@ -224,12 +228,16 @@ def in_the_lane(uses, firsts):
     return ops
 
 
+def padded_bytes():
+    return [-(-sum(p.numel() for p in layer.parameters()) // SHARDS) * SHARDS * 8 for layer in chain_of(SIZES)]
+
+
 def test_messages_and_live_parameters(tmp_path):
     """(N-1)/N of 3 psi a backward, padding included, in the planned order; two neighbouring units at most."""
     run = launch(observed, SHARDS, mesh=Mesh(dp=SHARDS), ledger=True, directory=tmp_path / "run")
     run.wait()
     trace = run.trace("measured")
-    padded = [-(-sum(p.numel() for p in layer.parameters()) // SHARDS) * SHARDS * 8 for layer in chain_of(SIZES)]
+    padded = padded_bytes()
     two, kept = max(a + b for a, b in pairwise(padded)), sum(padded) // SHARDS
     for rank in range(SHARDS):
         lane = [span.name for span in trace.spans(rank) if span.lane == "comm:dp"]
@@ -237,3 +245,169 @@ def test_messages_and_live_parameters(tmp_path):
         sent = sum(t.bytes for t in trace.transfers(rank) if t.lane == "comm:dp")
         assert sent == 8 * 3 * sum(padded) * (SHARDS - 1) // SHARDS
         assert max(reading.held.get("weights", 0) for reading in readings(trace, rank)) == kept + two
+
+
+class Branches(nn.Module):
+    """A weight is used behind what the call returned first; a loss is left as an attribute; arguments and results of several kinds."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.units = nn.ModuleList([nn.Linear(4, 4), Beside(), nn.Linear(4, 4)]).double()
+
+    def forward(self, x):
+        given = self.units[1](x={"a": self.units[0](x), "b": [x, None, 3]})
+        return self.units[2](given.main).sum() + given.other.sum() + self.units[1].penalty
+
+
+class Beside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.spread = nn.Parameter(torch.randn(4, 4)), nn.ParameterList([torch.ones(4)])
+
+    def forward(self, x):
+        self.penalty = (self.weight @ self.weight).pow(2).mean()
+        return Result(x["a"] @ self.weight + x["b"][0], (self.weight * self.spread[0]).tanh() @ self.weight)
+
+
+@dataclass
+class Result:
+    main: torch.Tensor
+    other: torch.Tensor
+
+
+def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
+    plain, model, x = Branches(), FullyShardedDataParallel(Branches(), Alone()), torch.randn(3, 4, dtype=torch.float64)
+    seen = []
+    handles = [p.register_hook(lambda gradient, p=p: seen.append((gradient.shape, p.shape))) for p in model.module.parameters()]
+    handles += [p.register_post_accumulate_grad_hook(lambda p: seen.append((p.grad.shape, p.shape))) for p in model.module.parameters()]
+    plain(x).backward()
+    model(x).backward()
+    model.finish_gradient_synchronization()
+    for p, piece in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(piece.grad, p.grad.flatten(), rtol=1e-12, atol=0)
+    assert len(seen) == len(handles) and all(given == own and len(own) for given, own in seen)
+    x.requires_grad_()
+    with pytest.raises(Impossible, match="create_graph"):
+        torch.autograd.grad(model(x), x, create_graph=True)
+
+
+def test_units_are_layers_of_lists_and_whoever_has_parameters():
+    named = [(len(modules), [*parameters]) for modules, parameters in units_of(Model())]
+    layer = ["up.weight", "up.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"]
+    assert named == [(1, ["scale"]), (2, ["embed.weight", "head.bias"]), (1, ["frozen.weight", "frozen.bias"]),
+                     *((1, [f"layers.{number}.{name}" for name in layer]) for number in range(3))]
+    model = Model()
+    assert [[*own] for _, own in units_of(model, [model.layers])][-1] == [f"layers.{n}.{name}" for n in range(3) for name in layer]
+    assert len(units_of(nn.MultiheadAttention(4, 2))) == 1 and len(units_of(nn.Sequential(nn.Linear(2, 2)))) == 1
+
+
+def test_half_formats_compute_on_float32_pieces():
+    """bfloat16 as in a loop by hand; two Adam steps on masters."""
+    torch.manual_seed(0)
+    layers, x = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1)), torch.randn(4, 5)
+    half, model = copy.deepcopy(layers).bfloat16(), FullyShardedDataParallel(copy.deepcopy(layers), Alone(), torch.bfloat16)
+    optimizers = torch.optim.Adam(layers.parameters(), 0.1), torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(2):
+        half(x.bfloat16()).sum().backward()
+        model(x).sum().backward()
+        model.finish_gradient_synchronization()
+        for p, own in zip(layers.parameters(), half.parameters()):
+            p.grad, own.grad = own.grad.float(), None
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for p, own in zip(layers.parameters(), half.parameters()):
+            own.data.copy_(p.data)
+    state = model.full_state_dict()
+    assert all(torch.equal(state[name], value) and value.dtype == torch.float32 for name, value in layers.state_dict().items())
+
+
+def two_linear(**options):
+    return FullyShardedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), Alone(), **options)
+
+
+def trained(model, loss=lambda out: out.sum()):
+    loss(model(torch.ones(1, 2))).backward()
+    model.finish_gradient_synchronization()
+
+
+def replaced(model):
+    model.module[1].weight = nn.Parameter(torch.ones(2, 3))
+
+
+def with_own_optimizer(model):
+    model.optimizer = torch.optim.SGD(model.module.parameters(), 0.1)
+
+
+def with_state_asked(model, out):
+    out.register_hook(lambda gradient: model.full_state_dict() and None)
+    return out.sum()
+
+
+CHANGES = {
+    "1.weight on rank 0 was put in": replaced, "0.bias on rank 0 was taken out": lambda model: delattr(model.module[0], "bias"),
+    "0.weight on rank 0 became float64": lambda model: model.double(),
+    "0.weight on rank 0 became float32 of shape": lambda model: setattr(model.module[0].weight, "data", torch.ones(3, 2)),
+    "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(False),
+    "full_state_dict": lambda model: model.state_dict(), "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
+    "load_full_state_dict": lambda model: model.module.load_state_dict({}),
+    "on rank 0 has the module's own parameters": with_own_optimizer,
+    "while a unit is in use": lambda model: trained(model, partial(with_state_asked, model)),
+}
+
+
+@pytest.mark.parametrize("sentence", CHANGES)
+def test_what_changes_after_wrapping_is_refused(sentence):
+    model = two_linear()
+    gc.collect()
+    with pytest.raises(Impossible, match=sentence):
+        CHANGES[sentence](model)
+        trained(model)
+
+
+def test_what_cannot_be_sharded_is_refused():
+    wrap = partial(FullyShardedDataParallel, group=Alone())
+    odd = nn.Linear(2, 2)
+    odd.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    mixed = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), nn.Linear(2, 2))
+    for module, options, sentence in (
+            (nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"), (nn.LazyLinear(2), {}, "weight, bias have no shape yet"), (odd, {}, "phase is neither"),
+            (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"), (nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
+            (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module")):
+        with pytest.raises(Impossible, match=sentence):
+            wrap(module, **options)
+    with pytest.raises(Impossible, match="1.weight, 1.bias got no gradient on rank 0"):
+        trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
+
+
+class Ahead(Slices):
+    """Others are there, and what is launched is done at once: a dry run's group."""
+
+    def lane(self, name=""):
+        return self
+
+    def launch(self, function, name="", timed=True):
+        function(self)
+        return self
+
+    def wait(self):
+        pass
+
+
+def test_a_dry_run_holds_what_a_run_does():
+    def program(rank):
+        model, x = FullyShardedDataParallel(built(partial(chain_of, SIZES), rank.device), Ahead(None, SHARDS)), torch.empty(2, SIZES[0], dtype=torch.float64, device="meta")
+        rank.watch(model.holdings)
+        for number in range(2):
+            with rank.span((Action("B", 0, number),)):
+                model(x).pow(2).mean().backward()
+        with rank.span((Action("U", 0, 0),)):
+            model.finish_gradient_synchronization()
+
+    found, padded = dry_run(program).actions, padded_bytes()
+    kept, two = sum(padded) // SHARDS, max(a + b for a, b in pairwise(padded))
+    for number in range(2):
+        at = found[f"0B{number}"].kinds.index("weights")
+        assert max(row[at] for row in found[f"0B{number}"].inside) == kept + two
+    assert found["0U0"].after["weights"] == found["0U0"].after["gradients"] == kept

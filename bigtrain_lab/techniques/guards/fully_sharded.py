@@ -53,7 +53,9 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
 
 def refuse_formats(units: list[tuple[list, dict]]) -> None:
     for _, named in units:
-        kinds = {(p.dtype, p.device): name for name, p in named.items()}
+        kinds: dict[tuple, str] = {}
+        for name, p in named.items():
+            kinds.setdefault((p.dtype, p.device), name)
         if len(kinds) > 1:
             told = " and ".join(f"{name} is {dtype} on {device}".replace("torch.", "")
                                 for (dtype, device), name in kinds.items())
