@@ -17,7 +17,7 @@ PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -167,11 +167,6 @@ class FullyShardedDataParallel(nn.Module):
             if kind == "B":
                 self._send(unit)
 
-    def expect(self, uses: Sequence[tuple[int, str]]) -> None:
-        """From now to the next finish_gradient_synchronization() units are used in this order, of
-        (number, "F" or "B"). What is not said is learnt in the first batch."""
-        self.order = Order([(self.units[number], kind) for number, kind in uses])
-
     @property
     def under_way(self) -> bool:
         """Whether something was launched on the lane that nobody has waited for."""
@@ -308,6 +303,16 @@ class FullyShardedDataParallel(nn.Module):
                 unit.shard.copy_(unit.flat.mine(flat))
         return told
 
+    def whole_values(self) -> dict[Tensor, Tensor]:
+        """Parameter -> its values, in the pieces' format. All ranks ask together."""
+        with self._all_whole(filled=True) as flats:
+            return {p: view for unit, flat in zip(self.units, flats)
+                    for p, view in zip(unit.parameters, unit.flat.views(flat))}
+
+    def expect(self, uses: Iterable[tuple[int, str]]) -> None:
+        """The units, by number and kind, that will be opened up to the next update."""
+        self.order = Order([(self.units[number], kind) for number, kind in uses if kind in "FB"])
+
     @contextmanager
     def _all_whole(self, filled: bool):
         """Each parameter is a whole tensor inside; gives the flat tensors that they are views of."""
@@ -315,7 +320,7 @@ class FullyShardedDataParallel(nn.Module):
         flats = [unit.shard.new_zeros(unit.flat.length) for unit in self.units]
         for unit, flat in zip(self.units, flats):
             if filled:
-                self.group.all_gather(unit.shard, flat, name=f"state of unit {unit.number}")
+                self.group.unrecorded().all_gather(unit.shard, flat)
             for p, view in zip(unit.parameters, unit.flat.views(flat)):
                 p.data = view
         self.whole = True
@@ -367,8 +372,9 @@ class Unit:
                        for piece, p in zip(self.flat.pieces(self.shard), self.parameters)]
         self.flat.tensors = self.views  # the parameters' own tensors go
         self.whole.untyped_storage().resize_(0)
-        for p in self.parameters:
-            p.data = self.nothing
+        for p, piece in zip(self.parameters, self.pieces):
+            vars(piece).update(vars(p))  # what is known of it, such as how it is cut
+            p.piece, p.data = piece, self.nothing
         self.there, self.coming = False, None
         self.kind = self.at = self.label = ""  # for what it is there, and its name; of what is coming
         self.spanned = False  # somebody else opens and closes it
