@@ -161,7 +161,8 @@ def dry_run(program: Callable, unobserved: bool = False, **place) -> DryRun:
 
     unobserved   as torch runs where no one looks on: it adds up two gradients of a tensor, and
                  scatters, in place
-    place        index, size, arriving: which of how many ranks, see Unsent
+    place        index, size, arriving: which of how many ranks, see Unsent; slices: how many share
+                 a layer; replica, replicas: which of how many, where ranks hold different things
     """
     with collector_paused():
         return followed(program, unobserved, **place)[0]
@@ -202,10 +203,12 @@ class DryRank:
     device = META
 
     def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal", index: int = 0,
-                 size: int = 1, arriving: torch.Tensor | None = None, slices: int = 1):
+                 size: int = 1, arriving: torch.Tensor | None = None, slices: int = 1,
+                 replica: int = 0, replicas: int | None = None):
         self._ledger, self._operators, self._journal = ledger, operators, journal
         self.index, self.size, self._arriving = index, size, arriving
         self._slices, self._done, self._called = Slices(self, slices), Work(), None
+        self._replicas, self._looks = Replica(replica, replicas or 2), replicas is not None
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.sent: dict[str, int] = {}
@@ -218,7 +221,7 @@ class DryRank:
         named = isinstance(step[0], str)
         kind, name = (step[0], step[0]) if named else (kind_of(step), name_of(step))
         ledger, journal, done = self._ledger, self._journal, self._operators.work()
-        ledger.begin(name, look=ledger.pending or self._loaded)
+        ledger.begin(name, look=ledger.pending or self._loaded or self._looks)
         self._loaded = False
         journal.action, journal.highest_now = name, journal.total
         before, began = journal.held, ledger.looked
@@ -246,9 +249,10 @@ class DryRank:
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
         nothing that is declared, and a backward, or what it recomputes, only gradients, of which
-        hooks tell where weights have no masters: after these there is no look."""
+        hooks tell where weights have no masters and ranks hold the same: after these there is no
+        look."""
         self._ledger.holdings, declared = holdings, holdings()
-        if not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+        if not self._looks and not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
@@ -259,7 +263,7 @@ class DryRank:
     def group(self, axis: str | None = None) -> Alone:
         if axis == SLICES:
             return self._slices
-        return Replica(META) if axis == "dp" else Unsent(self, self._arriving)
+        return self._replicas if axis == "dp" else Unsent(self, self._arriving)
 
     def called(self, kind: str, size_bytes: int, name: str) -> None:
         """A sliced layer calls a collective."""
@@ -307,9 +311,12 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
 
 
 class Replica(Alone):
-    """A replica's group, in which nobody else is: what is launched on its lane changes nothing."""
+    """The group of so many replicas, of which this is number `rank`. Collectives return what has
+    the right shape; what is launched on its lane changes no storage, and is not carried out."""
 
-    size = 2  # there are others, so gradients are divided
+    def __init__(self, rank: int, size: int):
+        super().__init__(META)
+        self.rank, self.size = rank, size
 
     def lane(self, name=""):
         return self
@@ -319,6 +326,25 @@ class Replica(Alone):
 
     def wait(self):
         pass
+
+    settle = wait
+
+    def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        return tensor.div_(self.size) if op == "mean" else tensor
+
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
+        own = self._parts(tensor, name)[self.rank]
+        own = own.new_empty(own.shape) if out is None else out
+        return own.div_(self.size) if op == "mean" else own
+
+    def all_gather(self, tensor, out=None, name="all_gather"):
+        return tensor.new_empty((self.size * len(tensor), *tensor.shape[1:])) if out is None else out
+
+    def broadcast(self, tensor, src=0, name="broadcast"):
+        return tensor
+
+    def differing(self, text, name=""):
+        return []
 
 
 class Unsent(Alone):
@@ -369,10 +395,10 @@ class Slices(Alone):
         self._note("all_reduce", tensor.nbytes, name)
         return tensor.div_(self.size) if op == "mean" else tensor
 
-    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         parts = self._parts(tensor, name)
         self._note("reduce_scatter", sum(part.nbytes for part in parts), name)
-        return parts[0].new_empty(parts[0].shape)
+        return parts[0].new_empty(parts[0].shape) if out is None else out
 
     def all_gather(self, tensor, out=None, name="all_gather"):
         self._note("all_gather", tensor.nbytes * self.size, name)

@@ -5,14 +5,17 @@ and of several the median, which a pause of the machine does not move.
 """
 
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from .core import Impossible, Memory, Scalar, Trace, Transfer
 from .core.cost import COLLECTIVES
+from .core.trace import ACTION
+from .plan import Serve, Turns
 
 CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
 
@@ -41,19 +44,42 @@ def training_rate(trace: Trace) -> float | None:
 
 
 def exposures(trace: Trace) -> list[tuple[int, int, int]]:
-    """(rank, from, to) of each wait between a rank's last backward and its first update, in ticks:
-    for gradients that are on their way."""
-    own = ([span for span in trace.spans(rank) if span.lane == "compute"] for rank in range(trace.ranks))
-    return [(after.rank, before.end, after.start) for spans in own for before, after in pairwise(spans)
-            if after.kind == "U" != before.kind and after.start > before.end]
+    """(rank, from, to) of each wait, in ticks, for what is on its way between replicas: gradients,
+    between a rank's last backward and its first update, and parameters that are gathered."""
+    found = []
+    for rank in range(trace.ranks):
+        spans = trace.spans(rank)
+        own = [(span.kind, span.start, span.end) for span in spans if span.lane == "compute"]
+        gathers = [span.end for span in spans if (span.lane, span.kind) == ("comm:dp", "all_gather")]
+        if gathers:
+            own = [("", spans[0].start, spans[0].start), *own, ("", max(gathers), max(gathers))]
+        for (kind, _, end), (following, start, _) in pairwise(own):
+            if following != "U" or kind == "U":  # what else it waited for is not of replicas
+                start = max(gathers[bisect_right(gathers, end):bisect_right(gathers, start)], default=end)
+            if start > end:
+                found.append((rank, end, start))
+    return found
 
 
 def exposed(trace: Trace) -> float:
-    """Time a step for which the rank that waits longest waits for gradients."""
+    """Time a step for which the rank that waits longest waits for gradients or parameters."""
     waits = Counter()
     for rank, begin, end in exposures(trace):
         waits[rank] += end - begin
     return trace.units(max(waits.values(), default=0)) / trace.steps
+
+
+def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
+    """(tick, bytes that the rank has sent in this step by then), where messages leave and arrive;
+    the first step is 0."""
+    begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
+    sent, found = 0, [(begin, 0)]
+    for message in sorted(trace.transfers(rank), key=lambda t: t.end):
+        if begin < message.end <= end:
+            found.append((max(message.start, found[-1][0]), sent))
+            sent += message.bytes
+            found.append((message.end, sent))
+    return [*found, (end, sent)]
 
 
 class Axis(NamedTuple):
@@ -154,3 +180,32 @@ def level_of(name: str, traces: list[Trace]) -> Level:
     return Level(name, {t.clock: training_rate(t) for t in traces}, {t.clock: reading_rate(t) for t in traces},
                  last(one, "micro F1"), last(one, "macro F1"), checkpoint_bytes(one), peak_bytes(one),
                  tuple(event.value for event in one.where(Scalar, name="loss")), int(last(one, "skipped steps") or 0))
+
+
+class Applied(NamedTuple):
+    """A worker's gradient at a server, applied at a tick. `staleness`: updates that the server had made since that worker
+    last read its weights."""
+
+    server: int
+    worker: int
+    batch: int
+    at: int
+    staleness: int
+
+
+def applied(trace: Trace, requests: Sequence[int], bound: int | None = None, synchronous: bool = False) -> list[Applied]:
+    """All that the servers of a trace applied, server by server in their order: who reads when follows from who asked in
+    which order. Arguments as of techniques.parameter_server.order."""
+    workers, found = tuple(range(len(requests))), []
+    for server in range(len(requests), trace.ranks):
+        turns, read = Turns(Serve(workers, tuple(requests), bound=0 if synchronous else bound)), [0] * len(requests)
+        served = [(span.end, *map(int, ACTION.fullmatch(span.name).group(1, 3))) for span in trace.spans(server) if span.kind == "S"]
+        for count, (end, worker, batch) in enumerate(served):
+            each = len(requests) if synchronous else 1
+            found.append(Applied(server, worker, batch, end, count // each - read[worker]))
+            turns.has(worker, end)
+            turns.take()
+            for place, _ in turns.due():
+                turns.answered(place, end)
+                read[place] = (count + 1) // each
+    return found

@@ -35,6 +35,25 @@ def readings(trace: Trace, rank: int) -> list[Peak]:
     return trace._sorted_out[Peak, rank]
 
 
+def over_step(trace: Trace, rank: int, step: int, most: int) -> list[Peak]:
+    """What a rank holds over a step (the first is 0), from its start on: each reading, or of more
+    than `most` the highest of each of `most` stretches of equal length. Readings inside actions
+    count only where they tell of all kinds."""
+    deep = followed(trace)
+    told = [read for read in readings(trace, rank) if deep or not read.inside]
+    begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
+    before = [read._replace(start=begin) for read in told if read.start <= begin][-1:]
+    inside = [read for read in told if begin < read.start <= end]
+    if len(inside) > most:
+        highest: dict[int, Peak] = {}
+        for read in inside:
+            stretch = (read.start - begin) * most // (end - begin + 1)
+            if stretch not in highest or read.bytes > highest[stretch].bytes:
+                highest[stretch] = read
+        inside = [*highest.values()]
+    return before + inside
+
+
 def summed(events: list[Memory], rank: int) -> Iterator[Peak]:
     settled: dict[str, int] = {}
     now: dict[str, int] = {}

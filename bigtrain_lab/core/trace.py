@@ -32,6 +32,7 @@ CLOCKS = ("predicted", "modelled", "measured")
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
 ACTION = re.compile(r"(?<![^+])(\d{1,9})([A-Z])(\d{1,9})(?![^+])")  # in a span's name: "2F0", or several joined by "+"
+GATHERED = re.compile(r"parameters of bucket \d+ of batch (\d{1,9})")  # after an update of shards
 
 
 class Header(BaseModel):
@@ -130,13 +131,16 @@ class Trace:
 
     @cached_property
     def step_ends(self) -> tuple[int, ...]:
-        """The tick at which each training step ends: the end of its last update, of all ranks.
+        """The tick at which each training step ends: the end of its last update, of all ranks, and of gathering what it made.
 
         An update that only some of the ranks have made, in a run that broke off, ends nothing. A trace without updates
         is divided into steps of equal length.
         """
         ends: dict[int, list[int]] = defaultdict(list)  # an update's micro-batch -> its end on each stage
+        gathered: dict[int, int] = defaultdict(int)  # step -> when all ranks have its parameters
         for span in self.spans():
+            if span.kind == "all_gather" and (found := GATHERED.fullmatch(span.name)):
+                gathered[int(found[1])] = max(gathered[int(found[1])], span.end)
             if "U" in span.kind:
                 for _, kind, micro_batch in ACTION.findall(span.name):
                     if kind == "U":
@@ -147,7 +151,7 @@ class Trace:
         if self.settings.get("unfinished") and isinstance(size := self.settings.get("micro_batches"), int):
             each = min(each, sum(n < size and len(ends[n]) == stages for n in ends))  # the rest are of a step that broke off
         if each:
-            return tuple(max(whole[:each * (step + 1)]) for step in range(self.steps))
+            return tuple(max(*whole[:each * (step + 1)], gathered[step]) for step in range(self.steps))
         begin, length = self._begin(), self._makespan_ticks()
         return tuple(begin + length * (step + 1) // self.steps for step in range(self.steps))
 

@@ -209,6 +209,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         """The same named arrays, computed in one process."""
         return self.recipe.reference()
 
+    def shown(self, figure: str, trace: Trace) -> Any:
+        """What the figure of this name draws of a trace of these settings: the trace; a subclass
+        gives a figure that sets several side by side more of them by name, such as predictions of
+        other settings."""
+        return trace
+
     def describe(self) -> str:
         """What the settings amount to, in a line."""
         return ""

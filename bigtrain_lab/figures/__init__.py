@@ -50,7 +50,7 @@ for _module in iter_modules(__path__):
 
 
 def figure(name: str, trace):
-    """The figure of this name of a trace (of several, for `compare`)."""
+    """The figure of this name of a trace (of several, for `compare`; of several by name, for `microscope`)."""
     if name not in FIGURES:
         raise Impossible(f"There is no figure called {name!r}: choose one of {', '.join(FIGURES)}.")
     return FIGURES[name](trace)

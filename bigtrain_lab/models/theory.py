@@ -87,10 +87,18 @@ def adam_bytes(weights: int, tensors: int) -> int:
     return 16 * weights + 4 * tensors
 
 
-def zero_bytes(weights: int, devices: int, stage: int, optimizer: int = 12) -> float:
-    """Bytes a device of mixed precision with Adam (2 + 2 + 12 a weight), where ZeRO's stage shards
-    the optimizer's state (1), also gradients (2), also weights (3)."""
-    shares = [2, 2, optimizer]
-    for at in range(stage):
-        shares[2 - at] /= devices
-    return weights * sum(shares)
+MIXED, FLOAT32 = (2, 2, 12), (4, 4, 8)  # bytes a weight with Adam: weight, gradient, masters and state
+
+
+def zero_bytes(weights: int, devices: int, stage: int, each: tuple[int, ...] = MIXED) -> float:
+    """Bytes a device, where ZeRO's stage shards what the optimizer holds (1), also gradients (2),
+    also weights (3). `each`: bytes a weight of the three, the sharded first one last."""
+    kept = len(each) - stage
+    return weights * (sum(each[:kept]) + sum(each[kept:]) / devices)
+
+
+def zero_sent_bytes(weight_bytes: int, devices: int, stage: int, micro_batches: int = 1) -> float:
+    """Bytes that a device sends in a step. Data parallel and stage 1: 2 (N-1)/N of all weights'
+    bytes; stage 2 scatters after each backward; stage 3 gathers twice, and scatters, in each."""
+    times = {2: micro_batches + 1, 3: 3 * micro_batches}.get(stage, 2)
+    return times * (devices - 1) / devices * weight_bytes

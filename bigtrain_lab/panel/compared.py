@@ -101,6 +101,12 @@ class Compared:
         """The trace that a tab shows."""
         return (self.pinned.trace if self.pinned else None) if tab == "pinned" else self.traces.get(tab)
 
+    def made(self, tab: str):
+        """The experiment whose trace that is."""
+        if tab == "pinned" and self.pinned:
+            return self.pinned.experiment
+        return self.ran if tab in CLOCKS[1:] and self.ran else self.experiment
+
     def changes(self) -> list[str]:
         """The settings that differ from those of what is pinned, else that it is of an earlier order."""
         if not self.pinned:

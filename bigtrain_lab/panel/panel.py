@@ -152,7 +152,8 @@ class Panel(widgets.VBox):
             note = self._compared.note if tab in CLOCKS[1:] else ""
             if trace is None and tab in CLOCKS[1:]:
                 note = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this. It shows {TABS[tab]}."
-            self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures)
+            self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures,
+                              shown=self._compared.made(tab).shown)
 
     def _tabulate(self) -> None:
         self._results.value = table.html(self.rows, self._compared.sentences, self._compared.changed, self.pinned.trace.clock if self.pinned else "",

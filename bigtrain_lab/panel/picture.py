@@ -74,16 +74,18 @@ class Picture(widgets.VBox):
         if mend:
             self._mend.description = "Use " + ", ".join(f"{name.replace('_', ' ')} = {value}" for name, value in mend.items())
 
-    def show(self, trace: Trace | None, note: str = "", about: str = "", live: bool = False, names: tuple[str, ...] = ()) -> None:
-        """The trace, with a line about it; a `note` greys it and says why, or stands alone. `names`: the figures beside the player."""
+    def show(self, trace: Trace | None, note: str = "", about: str = "", live: bool = False, names: tuple[str, ...] = (),
+             shown: Callable[[str, Trace], object] = lambda name, trace: trace) -> None:
+        """The trace, with a line about it; a `note` greys it and says why, or stands alone. `names`: the figures beside the player;
+        `shown`: what each of them draws."""
         self._trace, self._note, self._live = trace, note, live
         self._describe(about)
         self._draw()
         others = [name for name in names if name not in PLAYED] if trace is not None else []
         if (others or self._others.children) and not live:  # a figure of plotly is too slow to be made ten times a second
-            shown = [drawn(name, trace) for name in others]
-            said = [each.value if isinstance(each, widgets.HTML) else None for each in shown]  # what several lack is told once
-            before, self._others.children = self._others.children, [each for at, each in enumerate(shown) if said[at] is None or said[at] not in said[:at]]
+            drawings = [drawn(name, lambda name=name: shown(name, trace)) for name in others]
+            said = [each.value if isinstance(each, widgets.HTML) else None for each in drawings]  # what several lack is told once
+            before, self._others.children = self._others.children, [each for at, each in enumerate(drawings) if said[at] is None or said[at] not in said[:at]]
             for each in before:
                 each.close()
 
@@ -113,18 +115,18 @@ class Picture(widgets.VBox):
         self.player.show(window(trace, first - 1, count), self._note, self._live, ends)
 
 
-def drawn(name: str, trace: Trace) -> widgets.DOMWidget:
-    """A figure by name, or why this trace has none.
+def drawn(name: str, shown: Callable[[], object]) -> widgets.DOMWidget:
+    """A figure by name, or why there is none of this trace.
 
     An output as a cell has it: plotly's own widget carries 5 MB of program each time, and where the browser is slower than the
     kernel it stays empty for ever.
     """
     try:
-        figure = figures.figure(name, trace).update_layout(width=WIDTH)
+        figure = figures.figure(name, shown()).update_layout(width=WIDTH)
     except Impossible as error:
         return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
-    shown = {"output_type": "display_data", "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()), "metadata": {}}
-    return widgets.Output(outputs=(shown,), layout=widgets.Layout(min_height=f"{figure.layout.height}px"))  # the page stays while it is drawn
+    output = {"output_type": "display_data", "data": plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()), "metadata": {}}
+    return widgets.Output(outputs=(output,), layout=widgets.Layout(min_height=f"{figure.layout.height}px"))  # the page stays while it is drawn
 
 
 def steps_drawn(trace: Trace) -> int:

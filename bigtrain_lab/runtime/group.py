@@ -167,13 +167,15 @@ class Group:
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum",
-                       name: str = "reduce_scatter") -> torch.Tensor:
+                       name: str = "reduce_scatter",
+                       out: torch.Tensor | None = None) -> torch.Tensor:
         """This rank's part of what `all_reduce` would make. The parts are those of
         torch.tensor_split along the first dimension (the first ones are a row longer where it
-        does not divide), or a list of tensors, one a rank, of any shapes."""
+        does not divide), or a list of tensors, one a rank, of any shapes. `out`: where it goes,
+        which may be this rank's part itself."""
         parts = self._parts(tensor, "reduce_scatter")
         own, longest = parts[self.rank], max(part.numel() for part in parts)
-        own = own.new_empty(own.shape)
+        own = own.new_empty(own.shape) if out is None else out
         size, call = sum(part.nbytes for part in parts), f"reduce_scatter ({op}) of {of(parts)}"
         with self._transport():
             if self._fits(tensor, parts):
@@ -445,8 +447,9 @@ class Alone(Group):
         self.rank, self.size, self.device, self.lanes, self._outbox = 0, 1, device, {}, Outbox()
         self.span = span or super().span
 
-    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
-        return self._parts(tensor, name)[0].detach().clone()
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
+        part = self._parts(tensor, name)[0].detach()
+        return part.clone() if out is None else out.copy_(part)
 
     def all_gather(self, tensor, out=None, name="all_gather"):
         if out is None:

@@ -37,8 +37,12 @@ class Launched:
             raise self.lane.error
         return self._result[0]
 
-    def _arrived(self) -> int | None:
+    def settle(self) -> None:
+        """Return when it is done, or has failed; no modelled clock moves."""
         self._done.wait()
+
+    def _arrived(self) -> int | None:
+        self.settle()
         return self._end
 
     def run(self, function: Callable) -> None:

@@ -79,7 +79,7 @@ class DistributedDataParallel(nn.Module):
         homes = [each.home for each in self.gradients]
         self.strategy, self.bucket_bytes = strategy, bucket_bytes
         self.buckets = strategy.pieces(homes, bucket_bytes, self.timed)
-        self.flats = place(self.gradients, self.buckets)
+        self._place()
         self.lane, self.syncing, self.batch = self.group.lane(), True, -1
         self._begin()
         for each in self.gradients:
@@ -87,6 +87,19 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a message may be on its way that nobody has waited for."""
+        return self.launched is not None
+
+    def holdings(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors that this rank holds beside the module's, by kind of memory and by name."""
+        return {"gradients": {f"bucket {i}": each.flat for i, each in enumerate(self.buckets)}}
+
+    def _place(self) -> None:
+        """Give each gradient its place in a bucket."""
+        self.flats = place(self.gradients, self.buckets)
 
     def _begin(self) -> None:
         self.batch, self.launched, self.ready = self.batch + 1, None, 0
@@ -109,14 +122,27 @@ class DistributedDataParallel(nn.Module):
             self._announce(lambda bucket: not bucket.missing)
 
     def _announce(self, full: Callable) -> None:
-        """Tell the lane of buckets up to the first that is not full: in one order on all ranks."""
+        """Launch the buckets up to the first that is not full: in one order on all ranks."""
         for bucket in self.buckets[self.ready:]:
             if not full(bucket):
                 break
-            self.launched = self.launched or self.lane.launch(self._average, f"batch {self.batch}")
-            label = name([self.ready], self.batch)
-            self.group.issue(label, self.signals[label].post)
+            self._launch(bucket, name([self.ready], self.batch))
             self.ready += 1
+
+    def _launch(self, bucket: Bucket, label: str) -> None:
+        """Tell the lane, which carries out one program for all buckets of the batch."""
+        self.launched = self.launched or self.lane.launch(self._average, f"batch {self.batch}")
+        self.group.issue(label, self.signals[label].post)
+
+    def _wait(self) -> None:
+        self.launched.wait()
+
+    def _mark(self, bucket: Bucket) -> None:
+        bucket.flat[0] = torch.nan
+
+    def _mean(self, bucket: Bucket) -> Tensor:
+        """What this rank has of the bucket's mean."""
+        return bucket.flat
 
     def _average(self, group: Group) -> None:
         """On the lane: carry out the program of the strategy."""
@@ -133,29 +159,32 @@ class DistributedDataParallel(nn.Module):
         run(program, group, work, self.signals, {(group.name, ranks): group})
 
     @torch.no_grad()
-    def finish_gradient_synchronization(self) -> None:
+    def finish_gradient_synchronization(self) -> list["Gradient"]:
         """Return when each gradient is the mean over the ranks; call it before the optimizer's
-        step."""
+        step. What it returns no rank used."""
         unused = [each for each in self.gradients if not each.used and each.view.numel()]
         guard.refuse_replaced(self)
         for each in self.gradients:
             each.keep(1 if each.divided else self.group.size)
         if not self.allow_unused:
             for each in unused:  # all ranks will meet it, and only then ask each other
-                each.buckets[0].flat[0] = torch.nan
+                self._mark(each.buckets[0])
         self._announce(lambda bucket: True)
-        self.launched.wait()
+        self._wait()
         note_anew(self.module, [each.home for each in self.gradients])
         batch = self.batch
         self._begin()
-        firsts = [bucket.flat[:1] for bucket in self.buckets if not bucket.flat.is_meta]
-        if self.allow_unused or any(first.isnan().any() for first in firsts):
-            names = "\n".join(each.name for each in unused)
-            by_rank = self.group.differing(names, f"the gradients of batch {batch}")
-            guard.refuse_unused(self, unused, by_rank)
-            for each in unused:
-                if any(each.name not in text.split("\n") for text in by_rank):
-                    each.home.grad = each.view
+        firsts = [part[:1] for part in map(self._mean, self.buckets) if not part.is_meta]
+        if not self.allow_unused and not any(first.isnan().any() for first in firsts):
+            return []
+        names = "\n".join(each.name for each in unused)
+        by_rank = self.group.differing(names, f"the gradients of batch {batch}")
+        guard.refuse_unused(self, unused, by_rank)
+        missing = [set(text.split("\n")) for text in by_rank]
+        for each in unused:
+            if any(each.name not in names for names in missing):
+                each.home.grad = each.view
+        return [each for each in unused if all(each.name in names for names in missing)]
 
     @contextmanager
     def no_sync(self):
@@ -191,7 +220,9 @@ class Gradient:
 
     def keep(self, over: int) -> None:
         """Let `.grad` be the view, divided by `over`; where there is none the view is zero. A new
-        gradient is divided as it is copied."""
+        gradient is divided as it is copied. One that has left has no view."""
+        if self.view is None:
+            return
         self.divided = self.divided or over > 1
         if self.home.grad is None:
             self.view.zero_()

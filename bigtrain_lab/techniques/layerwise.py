@@ -69,10 +69,11 @@ class LayerWise(Optimizer):
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"trust_ratio": True} | defaults)
 
-    def among(self, group) -> "LayerWise":
+    def among(self, group, pieces: Callable[[Tensor], bool] | None = None) -> "LayerWise":
         """This optimizer, for parameters of which the ranks of a group have pieces; one that was
         given a group keeps it."""
-        self.ranks = Group.of(group) if self.ranks is None else self.ranks
+        if self.ranks is None:
+            self.ranks, self.pieces = Group.of(group), pieces or self.pieces
         return self
 
     @property

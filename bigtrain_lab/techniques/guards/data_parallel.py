@@ -84,7 +84,7 @@ def refuse_replaced(model) -> None:
     """What the ranks average would not be what the optimizer reads."""
     rank = model.group.world_rank(model.group.rank)
     for each in model.gradients:
-        if each.used and each.home.grad is not each.view:
+        if each.used and each.view is not None and each.home.grad is not each.view:
             raise Impossible(f"The gradient of {each.name} on rank {rank} was replaced after its "
                              "backward, so its mean would be lost: call "
                              "finish_gradient_synchronization() before what replaces it, such as "

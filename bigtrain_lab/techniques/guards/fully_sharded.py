@@ -1,0 +1,151 @@
+"""What ranks cannot shard, or would shard wrongly, and what they would read of parameters that are
+elsewhere: refused in one sentence."""
+
+import gc
+from dataclasses import fields, is_dataclass
+from itertools import chain, zip_longest
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils._pytree import tree_leaves
+
+from ...core import Impossible
+from ...runtime.group import Group
+from ...runtime.message import Shape
+from ..prepared_model import masters_of
+from . import by_ranks
+from . import refuse as refuse_any
+
+
+def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
+    """Also where the ranks' modules or settings differ."""
+    parameters = dict(module.named_parameters())
+    lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedTensorMixin)]
+    odd = [name for name, p in parameters.items() if not p.is_floating_point()]
+    parts = set(module.modules())
+    strange = [type(unit).__name__ for unit in units or () if unit not in parts]
+    sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
+    refuse_any(
+        (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
+        (not any(p.requires_grad for p in parameters.values()),
+         "No parameter of the module needs a gradient: there is nothing to train."),
+        (odd, f"{', '.join(odd)} {'are' if odd[1:] else 'is'} neither real nor floating: make a "
+              "buffer of it, or split it into real parts."),
+        (compute_dtype is not None and not (isinstance(compute_dtype, torch.dtype)
+                                            and compute_dtype.is_floating_point),
+         f"compute_dtype is {compute_dtype!r}: give a floating format, such as torch.bfloat16."),
+        (strange, f"units names a {', '.join(strange)} that is no part of the module: give modules "
+                  "of the one that you wrap."),
+        (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with ZeRO stage 1 only."),
+        (masters_of([module]), "The module's half weights have masters already: wrap the float32 "
+                               "module, with compute_dtype= the half format."))
+    lines = [f"compute_dtype {compute_dtype}",
+             *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
+               for name, p in parameters.items()),
+             *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers())]
+    if every := group.differing("\n".join(lines), "the modules to shard"):
+        each = next(row for row in zip_longest(*(text.split("\n") for text in every),
+                                               fillvalue="nothing more") if len(set(row)) > 1)
+        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
+                         "module with the same settings on every rank.")
+
+
+def refuse_formats(units: list[tuple[list, dict]]) -> None:
+    for _, named in units:
+        kinds = {(p.dtype, p.device): name for name, p in named.items()}
+        if len(kinds) > 1:
+            told = " and ".join(f"{name} is {dtype} on {device}".replace("torch.", "")
+                                for (dtype, device), name in kinds.items())
+            raise Impossible(f"{told}, and they are gathered together: give them one format and "
+                             "device, or units= that keep them apart.")
+
+
+def who(model) -> str:
+    return f"rank {model.group.world_rank(model.group.rank)}"
+
+
+def refuse_changed(model) -> None:
+    """A parameter that is not as it was wrapped."""
+    if model.under_way or model.left or model.whole or any(u.there for u in model.units):
+        return
+    own = dict.fromkeys(model.module.parameters())
+    for p in own:
+        if p not in model.pieces:
+            name = next(n for n, each in model.module.named_parameters() if each is p)
+            raise Impossible(f"Parameter {name} on {who(model)} was put in after the module was "
+                             "wrapped: change the module before you wrap it.")
+    for unit in model.units:
+        for name, p, piece in zip(unit.names, unit.parameters, unit.pieces):
+            gone, moved = p not in own, Shape.of(p) != Shape.of(unit.nothing)
+            if gone or moved or p.device != unit.nothing.device:
+                what = "was taken out" if gone else f"became {Shape.of(p)} on {p.device}"
+                raise Impossible(f"Parameter {name} on {who(model)} {what} after the module was "
+                                 "wrapped: change the module before you wrap it; values come by "
+                                 "load_full_state_dict().")
+            if p.requires_grad != piece.requires_grad:
+                flag = str(piece.requires_grad)
+                raise Impossible(f"requires_grad of {name} on {who(model)} was {flag} when the "
+                                 "module was wrapped and is not now: change it before you wrap it.")
+
+
+def tensors_in(output, module: nn.Module) -> list[Tensor]:
+    """Those of what a call returned, or left as an attribute, that a backward can reach."""
+    leaves = [*chain(*map(opened, tree_leaves(output))),
+              *(value for part in module.modules() for value in vars(part).values())]
+    return [*{id(each): each for each in leaves
+              if isinstance(each, Tensor) and each.grad_fn is not None}.values()]
+
+
+def opened(value) -> list:
+    """A dataclass's tensors too, which torch takes for one value."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return tree_leaves([getattr(value, each.name) for each in fields(value)])
+    return [value]
+
+
+def refuse_graph(model) -> None:
+    refuse_any((torch.is_grad_enabled(),
+                f"A backward with create_graph=True on {who(model)} would need weights again when "
+                "they are gone: take units without FullyShardedDataParallel for it."))
+
+
+def watch_states(model) -> None:
+    """state_dict and load_state_dict of the module, or of a part of it, refuse."""
+    def saved(_, __, ___) -> None:
+        refuse_any((not model.whole, "Parameters are sharded, and empty between uses: call "
+                                     "full_state_dict() of the FullyShardedDataParallel."))
+
+    def loaded(*_) -> None:
+        refuse_any((not model.whole, "Parameters are sharded, and empty between uses: call "
+                                     "load_full_state_dict() of the FullyShardedDataParallel."))
+
+    for part in model.module.modules():
+        part.register_state_dict_pre_hook(saved)
+        part.register_load_state_dict_pre_hook(loaded)
+
+
+def refuse_inside(model) -> None:
+    refuse_any((any(unit.there for unit in model.units) or model.left,
+                f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
+                "call finish_gradient_synchronization() before."))
+
+
+def refuse_unused(model, unused: list[str]) -> None:
+    if unused and not model.allow_unused:
+        raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss depend "
+                         "on all that learns, freeze the rest, or pass allow_unused=True.")
+
+
+def refuse_optimizers(model) -> None:
+    """An optimizer of the module's own parameters, whose `.grad` is always None, would do nothing.
+    One search through what Python has, at the first gradient."""
+    if model.searched:
+        return
+    model.searched = True
+    every = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    held = {id(p) for each in every for group in each.param_groups for p in group["params"]}
+    own, pieces = map(id, model.pieces), map(id, model.pieces.values())
+    refuse_any((held & {*own} and not held & {*pieces},
+                f"An optimizer on {who(model)} has the module's own parameters, which are empty "
+                "between uses: build it over model.parameters(), of the FullyShardedDataParallel."))

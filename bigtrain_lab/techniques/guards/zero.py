@@ -1,0 +1,74 @@
+"""What ZeRO refuses: optimizers that look across elements, and parameters that moved away."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...core import Impossible
+
+ELEMENT_WISE = tuple(getattr(torch.optim, name) for name in (
+    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta", "ASGD",
+    "Rprop"))
+
+
+def refuse_stage(stage) -> None:
+    if stage not in (1, 2):
+        raise Impossible(f"stage is {stage!r}: take 1 (optimizer state in parts) or 2 (gradients "
+                         "too); for parameters in parts wrap the module in FullyShardedDataParallel.")
+
+
+def groups_of(params: Iterable) -> list[dict]:
+    """The parameters as groups."""
+    params = [params] if isinstance(params, Tensor) else list(params)
+    if not params:
+        raise Impossible("There are no parameters: give model.parameters().")
+    groups = params if isinstance(params[0], dict) else [{"params": params}]
+    groups = [each | {"params": [each["params"]] if isinstance(each["params"], Tensor)
+                      else list(each["params"])} for each in groups]
+    every = [p for each in groups for p in each["params"]]
+    if len(set(map(id, every))) < len(every):
+        raise Impossible("A parameter is in two groups, and would be stepped twice: give each once.")
+    return groups
+
+
+def refuse_optimizer(optimizer) -> None:
+    """One may say that it works element by element, by an attribute `element_wise`."""
+    if not isinstance(optimizer, Optimizer):
+        raise Impossible(f"optimizer_class made a {type(optimizer).__name__}: give a torch optimizer's "
+                         "class, such as torch.optim.AdamW.")
+    if not (type(optimizer) in ELEMENT_WISE or hasattr(optimizer, "among")
+            or getattr(optimizer, "element_wise", False)):
+        names = ", ".join(each.__name__ for each in ELEMENT_WISE)
+        raise Impossible(f"{type(optimizer).__name__} looks across the elements of a tensor, of which a "
+                         f"rank has only some: take {names}, LAMB or LARS, or set element_wise = True on a class "
+                         "of your own that steps each element by itself.")
+    if getattr(optimizer, "max_grad_norm", None) is not None and optimizer.ranks is not None:
+        raise Impossible("The optimizer has a group of its own: leave its group out, ZeRO gives it one.")
+
+
+def refuse_kept(shards, gradient) -> None:
+    """A new gradient comes while the last one's mean is there still."""
+    if gradient.count == 0 and shards.pieces[gradient.home].grad is not None:
+        raise Impossible(f"Parameter {gradient.name} on rank {who(shards)} gets a gradient before the "
+                         "last one was dropped: call the optimizer's zero_grad() after its step.")
+
+
+def refuse_moved(shards) -> None:
+    for shard in shards.buckets:
+        for parameter, view in zip(shard.layout.tensors, shard.layout.views(shard.weights)):
+            if parameter.data_ptr() != view.data_ptr() or parameter.shape != view.shape:
+                name = next(each.name for each in shards.gradients if each.home is parameter)
+                raise Impossible(f"Parameter {name} on rank {who(shards)} has other memory or another "
+                                 "shape than when its pieces were made: change the module before.")
+
+
+def refuse_no_sync(stage: int) -> None:
+    if stage == 2:
+        raise Impossible("Stage 2 keeps no gradients of others, so it has none to add up: leave "
+                         "no_sync() out, or take stage 1.")
+
+
+def who(shards) -> int:
+    return shards.group.world_rank(shards.group.rank)

@@ -1,0 +1,46 @@
+"""Tensors side by side in a flat one, of which each of N ranks keeps an equal part.
+
+    |   w (5)   | b (2) |  v (4)  |.|      11 elements, padded to 12
+    | rank 0  | rank 1  | rank 2    |      4 each: of w, rank 0 has w[0:4], rank 1 has w[4:5]
+
+An optimizer that works element by element needs no whole tensors, so a part may begin anywhere. A
+rank's piece of a tensor is what its part has of it: one range of elements, or none.
+Cost: at most N - 1 elements of padding a flat tensor.
+Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), section 5.1.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+
+class Flat:
+    """Tensors of one format and device, flattened and cut into `size` equal parts; this is how
+    rank `rank` sees them. `own`: of each tensor the elements (start, stop) in this rank's part."""
+
+    def __init__(self, tensors: Sequence[Tensor], size: int, rank: int):
+        self.tensors, self.size, self.rank = list(tensors), size, rank
+        self.sizes = [tensor.numel() for tensor in tensors]
+        self.starts = [0, *accumulate(self.sizes)][:-1]
+        self.part = -(-sum(self.sizes) // size)
+        self.length = self.part * size
+        first, last = rank * self.part, (rank + 1) * self.part
+        ends = [(max(start, first) - start, min(start + count, last) - start)
+                for start, count in zip(self.starts, self.sizes)]
+        self.own = [(start, stop) if start < stop else (0, 0) for start, stop in ends]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Of `length` elements: each tensor's, in its shape."""
+        return [flat[start:start + count].view(tensor.shape)
+                for tensor, start, count in zip(self.tensors, self.starts, self.sizes)]
+
+    def mine(self, flat: Tensor) -> Tensor:
+        """This rank's part of `length` elements."""
+        return flat[self.rank * self.part:(self.rank + 1) * self.part]
+
+    def pieces(self, part: Tensor) -> list[Tensor]:
+        """Of this rank's part: the piece of each tensor, with one dimension."""
+        first = self.rank * self.part
+        return [part[start + begin - first:start + begin - first + end - begin] if end else part[:0]
+                for start, (begin, end) in zip(self.starts, self.own)]

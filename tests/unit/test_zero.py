@@ -1,0 +1,216 @@
+"""ZeRO 1 and 2: the weights of one process, with 1/N of the optimizer's state, for the bytes of data parallel."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from bigtrain_lab.core import Impossible, Transfer
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.techniques.lamb import LAMB
+from bigtrain_lab.techniques.lars import LARS
+from bigtrain_lab.techniques.shards import Flat
+from bigtrain_lab.techniques.zero import ZeroOptimizer
+
+WIDTH, ROWS, STEPS, CLIP = 6, 12, 4, 0.05
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": partial(torch.optim.Adam, lr=1e-2), "adamw": partial(torch.optim.AdamW, lr=1e-2),
+    "adagrad": partial(torch.optim.Adagrad, lr=1e-2), "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
+    "lamb": partial(LAMB, lr=1e-2), "lars": partial(LARS, lr=1.0)}
+
+
+class Model(nn.Module):
+    """A tied weight, a frozen one, one that only rank 0's samples use, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.frozen, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+        self.spare = nn.Linear(WIDTH, 1)
+        self.register_buffer("scale", torch.rand(()))
+        self.double()
+
+    def forward(self, x, spare):
+        x = self.last(torch.tanh(self.frozen(torch.tanh(self.first(x))))) * self.scale
+        return x + spare * self.spare(x)
+
+
+def groups(model):
+    """Two, of other rates of decay."""
+    biases = [p for name, p in model.named_parameters() if "bias" in name]
+    return [{"params": biases, "weight_decay": 0.0}, {"params": [p for p in model.parameters() if p.dim() > 1]}]
+
+
+def samples(step, rank=None, ranks=1, part=None):
+    draw = torch.Generator().manual_seed(step)
+    x, y = torch.randn(2, ROWS, WIDTH, generator=draw, dtype=torch.float64)
+    spare = (torch.arange(ROWS) < 2).double()[:, None]
+    rows = slice(None) if rank is None else slice(rank, None, ranks)
+    x, y, spare = x[rows], y[rows], spare[rows]
+    return (x, y, spare) if part is None else (x[part::2], y[part::2], spare[part::2])
+
+
+def alone(make):
+    model, optimizer = (model := Model()), make(groups(model))
+    for step in range(STEPS):
+        x, y, spare = samples(step)
+        mse_loss(model(x, spare), y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def trained(make, rank, stage, backwards=1):
+    """(weights, optimizer) of this rank."""
+    model, group = Model(), rank.group()
+    with torch.no_grad():
+        model.first.bias += rank.index  # rank 0's are broadcast
+    optimizer = ZeroOptimizer(groups(model), make, stage, group, bucket_bytes=300)
+    for step in range(STEPS):
+        for part in range(backwards):
+            x, y, spare = samples(step, rank.index, rank.size, part if backwards > 1 else None)
+            with optimizer.no_sync() if stage == 1 and part + 1 < backwards else torch.enable_grad():
+                (mse_loss(model(x, spare), y) / backwards).backward()
+        optimizer.clip_grad_norm_(CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in model.parameters())
+    return model.state_dict(), optimizer
+
+
+def far(found, expected) -> float:
+    whole = max(torch.linalg.vector_norm(each) for each in expected.values())
+    return max(float(torch.linalg.vector_norm(found[name] - value) / max(torch.linalg.vector_norm(value), 1e-3 * whole))
+               for name, value in expected.items())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_learn_what_one_process_learns(ranks, tmp_path):
+    """Every optimizer, both stages, clipping, accumulation; then state and bytes of each rank."""
+    def program(rank):
+        found = {}
+        for name, make in OPTIMIZERS.items():
+            for stage in (1, 2):
+                for backwards in ((1, 2) if name == "adam" else (1,)):
+                    state, optimizer = trained(make, rank, stage, backwards)
+                    key = f"{name} stage {stage} of {backwards}, rank {rank.index}"
+                    found |= {f"{key}: {each}": value.numpy() for each, value in state.items()}
+                    if name == "adam":
+                        kept = sum(each.nbytes for state in optimizer.state.values() for each in state.values() if each.dim())
+                        found[f"state of {key}"] = np.array(kept)
+        return found
+
+    run = launch(program, ranks, directory=tmp_path / "run")
+    run.wait()
+    states = {}
+    for key, value in run.result.items():
+        about, _, name = key.partition(": ")
+        states.setdefault(about, {})[name] = torch.tensor(value)
+    for about, found in states.items():
+        if not about.startswith("state"):
+            assert far(found, alone(OPTIMIZERS[about.split()[0]])) <= 1e-12, about
+    elements = sum(p.numel() for p in Model().parameters() if p.requires_grad)
+    for stage in (1, 2):
+        kept = [int(run.result[f"state of adam stage {stage} of 1, rank {rank}"]) for rank in range(ranks)]
+        assert sum(kept) == 2 * 8 * elements  # each element's two moments are on one rank
+        assert max(kept) <= 2 * 8 * (-(-elements // ranks) + 6)  # and padding of up to 6 buckets
+
+
+def test_bytes_are_those_of_data_parallel(tmp_path):
+    ranks = 4
+
+    def program(rank):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(7, 7) for _ in range(5)])
+        optimizer = ZeroOptimizer(model.parameters(), torch.optim.Adam, 1 + rank.seed, rank.group(), bucket_bytes=448)
+        for _ in range(1 + rank.seed):
+            model(torch.ones(2, 7)).sum().backward()
+        optimizer.step()
+        return {}
+
+    padded = sum(-(-56 * k // ranks) * ranks for k in (2, 2, 1)) * 4  # two layers of 224 bytes fill a bucket
+    for stage in (1, 2):
+        run = launch(program, ranks, directory=tmp_path / str(stage), seed=stage - 1)
+        sent = [event for event in run.wait().where(Transfer, rank=1) if "bucket" in event.name]
+        assert sum(event.bytes for event in sent) == (ranks - 1) * (1 + stage) * padded / ranks
+
+
+def test_half_weights_have_masters_in_parts():
+    model = nn.Linear(5, 3)
+    half = copy.deepcopy(model).bfloat16()
+    optimizer = ZeroOptimizer(half.parameters(), torch.optim.Adam, group=Alone(), lr=1e-2)
+    x = torch.randn(4, 5)
+    half(x.bfloat16()).sum().backward()
+    optimizer.step()
+    (shard,) = optimizer.shards.buckets
+    assert {p.dtype for each in optimizer.param_groups for p in each["params"]} == {torch.float32}
+    assert shard.master.dtype == torch.float32 and torch.equal(half.weight.flatten(), shard.master[3:].bfloat16())
+
+
+def test_a_flat_tensor_is_cut_into_equal_parts():
+    tensors = [torch.arange(float(n)) for n in (5, 0, 2, 4, 1)]
+    for size in range(1, 16):
+        flats = [Flat(tensors, size, rank) for rank in range(size)]
+        whole = torch.zeros(flats[0].length)
+        for view, tensor in zip(flats[0].views(whole), tensors):
+            view.copy_(tensor)
+        for at, tensor in enumerate(tensors):
+            pieces = [flat.pieces(flat.mine(whole).clone())[at] for flat in flats]
+            assert torch.equal(torch.cat(pieces), tensor)
+            assert all(len(piece) == flat.own[at][1] - flat.own[at][0] for piece, flat in zip(pieces, flats))
+        assert 0 <= len(whole) - 12 < size
+
+
+def wrong_stage():
+    ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 3, Alone(), lr=1)
+
+
+def looks_across():
+    ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.LBFGS, 1, Alone())
+
+
+def moved():
+    model = nn.Linear(2, 2)
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    model(torch.ones(1, 2)).sum().backward()
+    model.weight.data = torch.zeros(2, 2)
+    optimizer.step()
+
+
+def kept():
+    model = nn.Linear(2, 2)
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def unused():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 2, Alone(), lr=1)
+    model[0](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def two_backwards():
+    model = nn.Linear(2, 2)
+    ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("mistake, words", [
+    (wrong_stage, "FullyShardedDataParallel"), (looks_across, "LBFGS looks across"), (moved, "Parameter 0 on rank 0 has other memory"),
+    (kept, "zero_grad"), (unused, "Parameters got no gradient, on rank 0: 3, 2"), (two_backwards, "no_sync")])
+def test_bad_input_is_one_sentence(mistake, words):
+    with pytest.raises(Impossible, match=words):
+        mistake()
