@@ -16,7 +16,7 @@ import torch
 
 from ..core import Cost, Mesh, Trace
 from ..data import chosen_text
-from ..dry_run import META, Slices
+from ..dry_run import META, Acted, Slices
 from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
 from ..models.optimizers import OPTIMIZERS
 from ..plan import SLICES, Plan, Together, with_calls
@@ -27,6 +27,7 @@ from ..schedule import Action, Schedule, Written
 from ..simulate import simulate
 from ..techniques import one_process
 from ..techniques.bucket_plan import with_buckets
+from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.sliced_model import cut_of, sliced
 from .on_hardware import OnHardware
 from .pipeline import slice_run, training
@@ -116,10 +117,15 @@ class Layered(OnHardware, Pipelined):
         return sum(parameter.numel() for at in range(self.config.pieces)
                    for parameter in on_meta(self.config, at, 1).parameters())
 
+    @property
+    def replicated(self) -> Plan:
+        """The order of all replicas, and what they send each other."""
+        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
+                            slices=self.slices, **self.reducing)
+
     @cached_property
     def lowered(self) -> Plan:
-        plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
-                            slices=self.slices, **self.reducing)
+        plan = self.replicated
         if self.slices == 1:
             return plan
         duplicates = self.duplicate_bytes if self.recipe.sequence_parallel else {}
@@ -158,8 +164,12 @@ class Layered(OnHardware, Pipelined):
                 for kind in ("FBIWU" if self.halves else "FBU")}
 
     def seconds(self, kind: str, layer: int) -> float:
-        part = self.stage_run(layer, HALVES if kind in "IW" else WHOLE)
-        return self.time(part.work(kind), part.tensors if kind == "U" else 1)
+        tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
+        return self.time(self.usual(kind, layer).work, tensors)
+
+    def usual(self, kind: str, layer: int) -> Acted:
+        """A later action of a layer; a backward that finds no gradients."""
+        return self.stage_run(layer, HALVES if kind in "IW" else WHOLE).usual(kind)
 
     def time(self, work, tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
@@ -178,8 +188,7 @@ class Layered(OnHardware, Pipelined):
         found = {}
         for at in range(len(self.pieces)):
             for kind in "FBIWU" if self.halves else "FBU":
-                part = self.stage_run(at, HALVES if kind in "IW" else WHOLE)
-                calls = part.usual(kind).calls(self.time)  # of a block in the place of all blocks
+                calls = self.usual(kind, at).calls(self.time)  # of a block in the place of all blocks
                 found[kind, at] = tuple(
                     call._replace(name=LAYER.sub(f"layers.{at}.", call.name)) for call in calls)
         return found
@@ -216,9 +225,13 @@ def by_layers(order: Schedule, layers: list[range]) -> Schedule:
 
 
 @lru_cache(maxsize=64)
-def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = ()) -> GPTStage:
-    """A piece of the model, or its first slice; blocks are alike."""
+def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = (),
+            level: str | None = None) -> GPTStage:
+    """A piece of the model, or its first slice, in the formats of a level of mixed precision;
+    blocks are alike."""
     if 1 < at < config.pieces - 1:
-        return on_meta(config, 1, slices, slicing)
+        return on_meta(config, 1, slices, slicing, level)
     stage, plan = built(lambda: GPTStage(config, at, at + 1), META), gpt_slices(config) | dict(slicing)
-    return sliced(stage, plan, Slices(None, slices)) if slices > 1 else stage
+    if slices > 1:
+        stage = sliced(stage, plan, Slices(None, slices))
+    return MixedPrecision(level).prepare(stage) if level else stage
