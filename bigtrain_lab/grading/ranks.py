@@ -34,19 +34,27 @@ class Ranks:
     left, far        messages that nobody received, and those between ranks that are no neighbours
     altered          is added to the first number that rank 0 sends
     seen             what each rank did, in its order: (what, where, bytes)
+    lanes_first      lanes run as soon as they can instead, while a rank is in `pause`
     """
+
+    lanes_first = False
 
     def __init__(self, size: int, seed: float, altered: float = 0):
         self.size, self.altered, self._draw = size, altered, random.Random(seed)
         self.sent, self.received, self._round = [0] * size, [0] * size, [0] * size
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
         self.seen: list[list[tuple]] = [[] for _ in range(size)]
-        self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
+        self._ways, self._meetings, self._through = defaultdict(deque), defaultdict(dict), defaultdict(int)
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
 
     @property
     def left(self) -> int:
         return sum(map(len, self._ways.values()))
+
+    def underway(self) -> list[torch.Tensor]:
+        """What the messages and collectives themselves keep: copies that are no rank's."""
+        ways = [tensor for way in self._ways.values() for _, *copies in way for tensor in (copies[0], copies[2])]
+        return ways + [brought for meeting in self._meetings.values() for _, brought in meeting.values()]
 
     def run(self, program, answer) -> list:
         """What program(answer, group) returned on each rank. Refused where no rank can go on."""
@@ -61,7 +69,7 @@ class Ranks:
             ready = [group for group in self._alive
                      if group not in self._waits or self._waits[group][2]()]
             if ready:
-                self._turn(self._draw.choice([g for g in ready if not g.name] or ready))
+                self._turn(self._draw.choice([g for g in ready if bool(g.name) == self.lanes_first] or ready))
             else:
                 self._error = Refused(self._stuck())
         self._over = True
@@ -108,6 +116,11 @@ class Ranks:
         if self._over:
             raise Over
         del self._waits[group]
+
+    def pause(self, group: "Group") -> None:
+        """Let others run once, as while this rank computes."""
+        looks = iter((False,))
+        self.until(group, "pause", group.rank, lambda: next(looks, True))
 
     def _stuck(self) -> str:
         waits = {group.rank: wait for group, wait in self._waits.items() if not group.name}
@@ -228,7 +241,7 @@ class Group:
         ranks, call = self._ranks, f"{call} number {self._calls}{' of a lane' if self.name else ''}"
         whole = tensor.nbytes if sizes is None else sum(sizes) * tensor.itemsize
         ranks.seen[self.rank].append((call.split()[0], self.name, whole))
-        meeting = ranks._meetings[self.name, self._calls]
+        meeting = ranks._meetings[key := (self.name, self._calls)]
         meeting[self.rank] = call, tensor.clone()
         ranks.until(self, call, next((r for r in range(self.size) if r not in meeting), 0),
                     lambda: len(meeting) == self.size)
@@ -238,6 +251,9 @@ class Group:
                 raise Refused(
                     f"Rank {self.rank} brings {tensor.numel()} numbers to {call}, and rank {rank} "
                     f"brings {brought.numel()} to {other}: let all bring the same.")
+        ranks._through[key] += 1
+        if ranks._through[key] == self.size:  # nobody asks again
+            del ranks._meetings[key], ranks._through[key]
         return {rank: brought for rank, (_, brought) in meeting.items()}
 
     def _parts(self, tensor, does: str) -> list[torch.Tensor]:

@@ -1,7 +1,6 @@
 """Ranks that keep a part of every unit learn what one process learns; the messages and the bytes held are those of the paper."""
 
 import copy
-import gc
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.units import units_of
 
-WORDS, WIDTH, STEPS, BACKWARDS = 11, 6, 3, 2
+WORDS, WIDTH, STEPS, BACKWARDS = 11, 6, 2, 2
 
 
 class Layer(nn.Module):
@@ -125,7 +124,7 @@ def train(way, group, index, size, span=lambda *_: nullcontext()):
     return model, norms
 
 
-WAYS = {3: [*OPTIMIZERS], 4: [*OPTIMIZERS][:3], 2: [*OPTIMIZERS][3:6], 1: [*OPTIMIZERS][6:]}  # of so many ranks
+WAYS = {1: [*OPTIMIZERS], 2: [*OPTIMIZERS][7:], 3: [*OPTIMIZERS][:4], 4: [*OPTIMIZERS][4:7]}  # of so many ranks
 
 
 def every_way(group, index, size):
@@ -360,7 +359,6 @@ CHANGES = {
 @pytest.mark.parametrize("sentence", CHANGES)
 def test_what_changes_after_wrapping_is_refused(sentence):
     model = two_linear()
-    gc.collect()
     with pytest.raises(Impossible, match=sentence):
         CHANGES[sentence](model)
         trained(model)

@@ -38,8 +38,8 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
         (strange, f"units names a {', '.join(strange)} that is no part of the module: give modules "
                   "of the one that you wrap."),
         (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with ZeRO stage 1 only."),
-        (masters_of([module]), "The module's half weights have masters already: wrap the float32 "
-                               "module, with compute_dtype= the half format."))
+        (masters_of([module]), "The module's weights have masters or pieces already: wrap a module "
+                               "that nothing has prepared, with compute_dtype= the half format."))
     lines = [f"compute_dtype {compute_dtype}",
              *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
                for name, p in parameters.items()),
