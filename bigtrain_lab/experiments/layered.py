@@ -6,7 +6,6 @@ backward ends.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -108,8 +107,12 @@ class Layered(OnHardware, Pipelined):
     @cached_property
     def stages(self) -> dict[int, torch.nn.Module]:
         """What a rank holds of each, on meta."""
-        slicing = self.further.get("slicing", ())
-        return {at: on_meta(self.config, at, self.slices, slicing) for at in range(self.config.pieces)}
+        return self.stages_at(None)
+
+    def stages_at(self, level: str | None) -> dict[int, torch.nn.Module]:
+        """The same in the formats of a level of mixed precision."""
+        about = self.slices, self.further.get("slicing", ()), level
+        return {at: on_meta(self.config, at, *about) for at in range(self.config.pieces)}
 
     @property
     def weights(self) -> int:
@@ -128,23 +131,23 @@ class Layered(OnHardware, Pipelined):
         plan = self.replicated
         if self.slices == 1:
             return plan
-        duplicates = self.duplicate_bytes if self.recipe.sequence_parallel else {}
+        duplicates = range(plan.ranks) if self.recipe.sequence_parallel else ()
+        sizes = {rank: self.duplicate_bytes(rank) for rank in duplicates}
 
         def before_update(rank: int, batch: int) -> list:
-            size = duplicates.get(self.place(rank))
             name = f"duplicates of batch {batch}"
             peers = self.mesh.peers(rank, SLICES)
-            return [Together(name, "all_reduce", size, peers)] if size else []
+            return [Together(name, "all_reduce", sizes[rank], peers)] if sizes.get(rank) else []
         return with_calls(plan, self.inside, self.mesh, before_update)
 
-    @property
-    def duplicate_bytes(self) -> dict[int, int]:
-        """The schedule's rank -> bytes of the gradients that its slices have parts of."""
-        found = Counter()
-        for at, stage in self.stages.items():
-            found[self.order.rank_of(at, 0)] += sum(
-                p.nbytes for p in stage.parameters() if cut_of(p) is None and p.requires_grad)
-        return found
+    def learnt(self, rank: int, level: str | None = None) -> list[torch.nn.Parameter]:
+        """Of a rank, in the formats of a level; on meta."""
+        return [p for at, stage in self.stages_at(level).items() for p in stage.parameters()
+                if p.requires_grad and self.order.rank_of(at, 0) == self.place(rank)]
+
+    def duplicate_bytes(self, rank: int) -> int:
+        """Of the gradients of a rank that its slices have parts of."""
+        return sum(p.nbytes for p in self.learnt(rank) if cut_of(p) is None)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return slice_run(self.config, *self.pieces[number], self.rows, self.optimizer, rehearsal,

@@ -22,6 +22,8 @@ from ..runtime.balance import read
 from ..schedule import Action
 from ..techniques.precision_levels import LEVELS
 from ..techniques.shard_plan import with_shards
+from ..techniques.sliced_model import cut_of
+from ..techniques.zero import shards_of
 from .layered import Layered, on_meta
 
 
@@ -48,13 +50,20 @@ class Sharded(Layered):
     def replicated(self) -> Plan:
         if not self.sharded:
             return super().replicated
-        level, about = self.further.get("precision"), (self.slices, self.further.get("slicing", ()))
-        stages = self.stages
-        if level and self.zero < 3:  # whose buckets are of one format each
-            stages = {at: on_meta(self.config, at, *about, level) for at in stages}
+        level = self.further.get("precision")
+        stages = self.stages_at(level if self.zero < 3 else None)
         return with_shards(self.zero, self.order, self.steps, self.replicas, stages,
                            self.bucket_bytes, slices=self.slices,
                            compute_dtype=LEVELS[level].dtype if level else None)
+
+    def duplicate_bytes(self, rank: int) -> int:
+        if not self.sharded:
+            return super().duplicate_bytes(rank)
+        learnt = self.learnt(rank, self.further.get("precision"))[::-1]
+        shards = shards_of(learnt, self.bucket_bytes, self.replicas, self.mesh.coords(rank)["dp"])
+        return sum((stop - start) * max(4, shard.kind[0].itemsize) for shard in shards
+                   for number, (start, stop) in zip(shard.members, shard.layout.own)
+                   if cut_of(learnt[number]) is None)
 
     # -- what a rank holds --------------------------------------------------------------------------
 
