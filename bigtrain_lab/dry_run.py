@@ -327,12 +327,14 @@ class Replica(Alone):
     def wait(self):
         pass
 
+    settle = wait
+
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
         return tensor.div_(self.size) if op == "mean" else tensor
 
-    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter"):
+    def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):
         own = self._parts(tensor, name)[self.rank]
-        own = own.new_empty(own.shape)
+        own = own.new_empty(own.shape) if out is None else out
         return own.div_(self.size) if op == "mean" else own
 
     def all_gather(self, tensor, out=None, name="all_gather"):

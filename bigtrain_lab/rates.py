@@ -7,13 +7,15 @@ and of several the median, which a pause of the machine does not move.
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from .core import Impossible, Memory, Scalar, Trace, Transfer
 from .core.cost import COLLECTIVES
+from .core.trace import ACTION
+from .plan import Serve, Turns
 
 CALLED = re.compile(r"\d+([FB])\d+\.\d+ (.+?)(?: forward| backward|: .*)?$")
 
@@ -178,3 +180,35 @@ def level_of(name: str, traces: list[Trace]) -> Level:
     return Level(name, {t.clock: training_rate(t) for t in traces}, {t.clock: reading_rate(t) for t in traces},
                  last(one, "micro F1"), last(one, "macro F1"), checkpoint_bytes(one), peak_bytes(one),
                  tuple(event.value for event in one.where(Scalar, name="loss")), int(last(one, "skipped steps") or 0))
+
+
+class Applied(NamedTuple):
+    """A worker's gradient at a server, applied at a tick. `staleness`: updates that the server had
+    made since that worker last read its weights."""
+
+    server: int
+    worker: int
+    batch: int
+    at: int
+    staleness: int
+
+
+def applied(trace: Trace, requests: Sequence[int], bound: int | None = None,
+            synchronous: bool = False) -> list[Applied]:
+    """All that the servers of a trace applied, server by server in their order: who reads when
+    follows from who asked in which order. Arguments as of techniques.parameter_server.order."""
+    workers, found = tuple(range(len(requests))), []
+    each = len(requests) if synchronous else 1  # gradients of an update
+    for server in range(len(requests), trace.ranks):
+        turns = Turns(Serve(workers, tuple(requests), bound=0 if synchronous else bound))
+        read = [0] * len(requests)
+        served = [(span.end, *map(int, ACTION.fullmatch(span.name).group(1, 3)))
+                  for span in trace.spans(server) if span.kind == "S"]
+        for count, (end, worker, batch) in enumerate(served):
+            found.append(Applied(server, worker, batch, end, count // each - read[worker]))
+            turns.has(worker, end)
+            turns.take()
+            for place, _ in turns.due():
+                turns.answered(place, end)
+                read[place] = (count + 1) // each
+    return found

@@ -2,12 +2,12 @@
 of them under the lens.
 
     training = model x data x optimizer
-               x {schedule, slices, accumulation, replicas, precision, recompute, clip}
+               x {schedule, slices, accumulation, replicas, ZeRO, precision, recompute, clip}
 
     for each window of micro-batches, replica d of R taking every R-th, from its d-th on:
         F and B of each, in the schedule's order      pipeline.py; one device is one stage
           the layers of a stage, sliced               tensor_parallel.py, sequence_parallel.py
-        replicas sum their gradients meanwhile        data_parallel.py
+        replicas sum their gradients meanwhile        data_parallel.py, zero.py, fully_sharded.py
         the gradient is unscaled and clipped          mixed_precision.py, clip.py
         the optimizers step, weights follow masters   mixed_precision.py
 
@@ -16,7 +16,7 @@ rank. Nothing here is the inside of a technique; each has its own file in techni
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -42,8 +42,10 @@ from .techniques.learning_rates import set_rate
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
 from .techniques.pipeline import Pipeline
+from .techniques.prepared_model import masters_of
 from .techniques.sequence_parallel import sum_duplicates
 from .techniques.sliced_model import cut_of, sliced, whole_of
+from .techniques.zero import FullyShardedDataParallel, ShardedGradients, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ class Recipe:
                    i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks, tp=slices)
     bucket_bytes   gradients that replicas average in one message
     data_parallel  further settings of DistributedDataParallel, such as {"overlap": False}
+    zero           what replicas hold in parts: 0, nothing; 1, the optimizer's state; 2, gradients
+                   too; 3, parameters too, each stage being a unit
     slices         ranks that share each layer of a stage
     slicing        module path, or pattern -> how it is cut: see techniques/sliced_model.py
     sequence_parallel  slices share the sequence too where layers are whole, such as in a norm
@@ -98,6 +102,7 @@ class Recipe:
     replicas: int = 1
     bucket_bytes: int = 25 * 2**20
     data_parallel: Mapping = field(default_factory=dict)
+    zero: int = 0
     slices: int = 1
     slicing: Mapping[str, str] = field(default_factory=dict)
     sequence_parallel: bool = False
@@ -253,19 +258,21 @@ class Lens:
 
 class Trained(NamedTuple):
     """What a rank is left with: its stages by number and, where the last stage is, the loss of
-    each micro-batch of its replica. `slices`: the group that shares its layers."""
+    each micro-batch of its replica. `slices`: the group that shares its layers; `parts`: what the
+    replicas hold in parts."""
 
     stages: dict[int, nn.Module]
     precision: MixedPrecision
     losses: list[float]
     replica: int = 0
     slices: Group | None = None
+    parts: ShardedGradients | FullyShardedDataParallel | None = None
 
     @property
     def weights(self) -> dict[int, dict[str, Tensor]]:
-        """Of each stage by name: masters, in place of the weights that follow them. All slices ask
-        for them together."""
-        masters = self.precision.masters
+        """Of each stage by name: masters, in place of the weights that follow them. All slices, and
+        replicas that hold parts, ask for them together."""
+        masters = self.parts.whole_values() if self.parts else self.precision.masters
         return {number: {name: whole_of(masters.get(p, p).detach(), cut_of(p), self.slices, name)
                          for name, p in stage.named_parameters()}
                 for number, stage in self.stages.items()}
@@ -283,19 +290,25 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
-    scaler = recipe.scaler and recipe.scaler.among(replica_ranks)
-    precision = MixedPrecision(recipe.precision, scaler, None if scaler else replica_ranks)
-    precision.prepare(modules := nn.ModuleList(stages.values()))
-    optimizers = {stage: [] for stage in own}
+    holders = rank.group() if recipe.zero else replica_ranks  # who have parts of one gradient
+    scaler = recipe.scaler and recipe.scaler.among(holders)
+    precision = MixedPrecision(recipe.precision, scaler, None if scaler else holders)
+    modules = nn.ModuleList(stages.values())
+    if copies:
+        parallel = averaging(recipe, stages, modules, precision, copies)
+    else:
+        parallel = precision.prepare(modules) and None
+    homes, optimizers = masters_of(modules), {stage: [] for stage in own}
     for stage, module in stages.items():
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
         if learning:
-            learning = [precision.masters.get(p, p) for p in learning]
-            optimizers[stage].append(optimizer := recipe.optimizer(learning))
+            optimizers[stage].append(optimizer := recipe.optimizer([homes.get(p, p) for p in learning]))
             guard.refuse_optimizer(optimizer, order)
-            if slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
+            if recipe.zero:
+                shared(optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices))
+            elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
                 optimizer.among(slices)
-    replica, parallel = (copies.rank, averaging(recipe, stages, copies)) if copies else (0, None)
+    replica = copies.rank if copies else 0
     samples, losses, waiting = {}, [], []
 
     def loss_fn(output, targets):
@@ -306,8 +319,12 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         rank.log("loss", loss.item())
         return loss
 
+    @contextmanager
     def span(step, version):
-        return group.span(step, version, beside=bool(parallel and parallel.launched))
+        (_, stage, _), kind = step[0], step[0].kind
+        with (parallel.opened(own.index(stage), kind) if recipe.zero == 3 and kind in "FB" else nullcontext(),
+              group.span(step, version, beside=bool(parallel and parallel.under_way))):
+            yield
 
     def update(stage):
         if len(waiting) == len(own):  # the first update of a window: its gradient is whole
@@ -317,7 +334,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
                 if recipe.learning_rate:
                     set_rate(optimizer, recipe.learning_rate(number + 1))
             if recipe.clip:
-                clip_grad_norm(precision.parameters(), recipe.clip, replica_ranks)
+                clip_grad_norm(precision.parameters(), recipe.clip, holders)
         stepped = precision.step(*optimizers[stage])
         for optimizer in optimizers[stage]:
             optimizer.zero_grad()
@@ -346,8 +363,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         given = [part for x, y, context in samples.values() for part in (x, y, *context)]
         given = [*filter(lambda part: isinstance(part, Tensor), given), *lens.inputs()]
         held["inputs"] |= {f"given {i}": tensor for i, tensor in enumerate(given)}
-        if parallel:
-            held["gradients"] |= {f"bucket {i}": b.flat for i, b in enumerate(parallel.buckets)}
+        for kind, tensors in (parallel.holdings() if parallel else {}).items():
+            held[kind] |= tensors
         return held
 
     pipeline = pipeline_of(order)
@@ -362,22 +379,48 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             samples = {pipeline.done + i: recipe.sample(n, rank.device)
                        for i, n in enumerate(numbers)}
         batch, waiting = list(samples.values()), list(own)
-        if parallel:
+        if recipe.zero == 3:
+            parallel.expect((own.index(step[0].stage), step[0].kind) for step in pipeline.order)
+        elif parallel and recipe.zero < 2:
             parallel.backwards = len(batch)
         with lens.window(number, stages, batch), precision:
             pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch],
                           recipe.shares(window, replica, batch))
+        if parallel and recipe.zero in (1, 2):
+            parallel.gather_parameters()
         losses += (of_window := [loss.item() for loss in pipeline.losses[:len(mine)]])
         if lens.ended(number, training, of_window):
             break
-    return Trained(stages, precision, losses, replica, slices and slices.unrecorded())
+    return Trained(stages, precision, losses, replica, slices and slices.unrecorded(),
+                   parallel if recipe.zero else None)
 
 
-def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], copies):
-    """What averages the gradients of this rank's stages over the replicas `copies`; None where
-    nothing learns."""
+def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], modules: nn.ModuleList,
+              precision: MixedPrecision, copies: Group):
+    """Prepare this rank's stages; returns what averages their gradients over the replicas `copies`,
+    None where nothing learns."""
     copies.lane()  # made there too: torch names a group by how many groups its members have
-    if not any(p.requires_grad for stage in stages.values() for p in stage.parameters()):
+    settings = {"alike": True} | recipe.data_parallel
+    if not any(p.requires_grad for p in modules.parameters()):
+        precision.prepare(modules)
         return None
-    return DistributedDataParallel(nn.ModuleList(stages.values()), copies, recipe.bucket_bytes,
-                                   **{"alike": True} | recipe.data_parallel)
+    if not recipe.zero:
+        precision.prepare(modules)
+        return DistributedDataParallel(modules, copies, recipe.bucket_bytes, **settings)
+    level = precision.level
+    if recipe.zero == 3:  # which rounds what it gathers; the float32 parts are the masters
+        precision.prepare(modules, masters=False, rounded=not level.masters)
+        return FullyShardedDataParallel(modules, copies, level.dtype if level.masters else None,
+                                        units=[*modules], **settings)
+    originals = {p: p.data for p in modules.parameters()}
+    precision.prepare(modules, masters=False)
+    tied = [stages[stage].get_parameter(name) for places in recipe.tied.values()
+            for stage, name in places.items() if stage in stages]
+    return ShardedGradients(
+        modules, copies, recipe.zero, recipe.bucket_bytes, originals=originals, apart=tied,
+        masters=level.masters or recipe.precision is None, **settings)
+
+
+def counts(slices: Group | None) -> Callable[[Tensor], bool]:
+    """Whether this rank's piece counts in a norm of a layer: duplicates are the first slice's."""
+    return lambda piece: slices is None or slices.rank == 0 or cut_of(piece) is not None

@@ -8,7 +8,6 @@ Source: Narayanan et al. 2019, PipeDream (SOSP 2019), section 3.3; the bound is 
 
 from fractions import Fraction
 from functools import lru_cache
-from math import pi, sin
 from typing import ClassVar
 
 import torch
@@ -21,6 +20,7 @@ from ..recipe import Recipe
 from ..rehearsal import Part, Rehearsal, rehearse
 from ..schedule import Action, Schedule
 from ..techniques import one_process
+from ..techniques.delayed_descent import largest_stable_rate as largest_stable_rate
 from .pipelined import Pipelined
 
 ITEM = torch.float64.itemsize
@@ -81,11 +81,6 @@ class Staleness(Pipelined):
         stream = self.order.lengthened(4 * self.ranks)
         late = stream.micro_batches // self.order.update_size * self.order.update_size - 1
         return stream.version(Action("U", stage, late)) - stream.version(Action("F", stage, late))
-
-
-def largest_stable_rate(delay: int) -> float:
-    """lr * lambda below which w(t+1) = w(t) - lr lambda w(t - delay) goes to zero: 2 sin(pi / (2 (2 delay + 1)))."""
-    return 2 * sin(pi / (2 * (2 * delay + 1)))
 
 
 @lru_cache(maxsize=4)

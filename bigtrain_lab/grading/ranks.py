@@ -12,6 +12,8 @@ import pickle
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import lru_cache
 from threading import Semaphore, Thread
 
 import torch
@@ -32,23 +34,31 @@ class Ranks:
     left, far        messages that nobody received, and those between ranks that are no neighbours
     altered          is added to the first number that rank 0 sends
     seen             what each rank did, in its order: (what, where, bytes)
+    lanes_first      lanes run as soon as they can instead, while a rank is in `pause`
     """
+
+    lanes_first = False
 
     def __init__(self, size: int, seed: float, altered: float = 0):
         self.size, self.altered, self._draw = size, altered, random.Random(seed)
         self.sent, self.received, self._round = [0] * size, [0] * size, [0] * size
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
         self.seen: list[list[tuple]] = [[] for _ in range(size)]
-        self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
+        self._ways, self._meetings, self._through = defaultdict(deque), defaultdict(dict), defaultdict(int)
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
 
     @property
     def left(self) -> int:
         return sum(map(len, self._ways.values()))
 
+    def underway(self) -> list[torch.Tensor]:
+        """What the messages and collectives themselves keep: copies that are no rank's."""
+        ways = [tensor for way in self._ways.values() for _, *copies in way for tensor in (copies[0], copies[2])]
+        return ways + [brought for meeting in self._meetings.values() for _, brought in meeting.values()]
+
     def run(self, program, answer) -> list:
         """What program(answer, group) returned on each rank. Refused where no rank can go on."""
-        carried, returned = travelling(answer), [None] * self.size
+        carried, returned = bytes_of(answer), [None] * self.size
 
         def play(group, own):
             returned[group.rank] = program(own, group)
@@ -59,7 +69,7 @@ class Ranks:
             ready = [group for group in self._alive
                      if group not in self._waits or self._waits[group][2]()]
             if ready:
-                self._turn(self._draw.choice([g for g in ready if not g.name] or ready))
+                self._turn(self._draw.choice([g for g in ready if bool(g.name) == self.lanes_first] or ready))
             else:
                 self._error = Refused(self._stuck())
         self._over = True
@@ -69,12 +79,20 @@ class Ranks:
             raise self._error
         return returned
 
+    def around(self, group: "Group"):
+        """The context in which all that a rank does runs, or its lane."""
+        return nullcontext()
+
+    def met(self, group: "Group") -> None:
+        """Called when a rank, or its lane, has been through a collective."""
+
     def _start(self, group: "Group", body: Callable, *given) -> None:
         def play():
             group.go.acquire()
             try:
                 if not self._over:
-                    body(*given)
+                    with self.around(group):
+                        body(*given)
             except BaseException as error:  # noqa: B902  (an answer may raise anything)
                 if self._error is None and not self._over:
                     self._error = error
@@ -99,6 +117,11 @@ class Ranks:
             raise Over
         del self._waits[group]
 
+    def pause(self, group: "Group") -> None:
+        """Let others run once, as while this rank computes."""
+        looks = iter((False,))
+        self.until(group, "pause", group.rank, lambda: next(looks, True))
+
     def _stuck(self) -> str:
         waits = {group.rank: wait for group, wait in self._waits.items() if not group.name}
         for group, (call, peer, _) in sorted(self._waits.items(), key=lambda each: each[0].rank):
@@ -115,6 +138,12 @@ class Ranks:
         circle = " > ".join(map(str, (*path[path.index(rank):], rank)))
         return (f"No rank can go on, each waits in {waits[rank][0]} for the next of the cycle "
                 f"{circle}: let each send before it waits.")
+
+
+@lru_cache(maxsize=1)
+def bytes_of(answer) -> bytes:
+    """The answer as it travels to each rank, made once for all the scenes that play it."""
+    return travelling(answer)
 
 
 class Group:
@@ -148,7 +177,7 @@ class Group:
         ranks._round[self.rank] = max(ranks._round[self.rank], number)
         ranks.received[self.rank] += wire.nbytes
         ranks.changed |= not torch.equal(tensor, before)
-        return wire
+        return wire.clone()
 
     def finish(self) -> None:
         for (src, dst, *_), way in list(self._ranks._ways.items()):
@@ -160,17 +189,45 @@ class Group:
         if op not in ("sum", "mean", "max"):
             raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         every = self._together(f"all_reduce ({op})", self._tensor(tensor, "reduces"))
-        if op == "max":
-            total = torch.stack(list(every.values())).amax(0)
-        else:
-            total = sum(every[rank] for rank in range(self.size))
-        tensor.detach().copy_(total / self.size if op == "mean" else total)
+        tensor.detach().copy_(reduced(every, op))
+        self._ranks.met(self)
         return tensor
+
+    def reduce_scatter(self, tensor, op: str = "sum", name="") -> torch.Tensor:
+        """This rank's part of what all_reduce would make: of torch.tensor_split along the first
+        dimension, or of a list of one tensor a rank."""
+        if op not in ("sum", "mean", "max"):
+            raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
+        parts = self._parts(tensor, "reduces")
+        every = self._together(f"reduce_scatter ({op})", torch.cat([part.reshape(-1) for part in parts]))
+        begin = sum(part.numel() for part in parts[:self.rank])
+        own = reduced({rank: each[begin:begin + parts[self.rank].numel()] for rank, each in every.items()}, op)
+        self._ranks.met(self)
+        return own.view(parts[self.rank].shape)
+
+    def all_gather(self, tensor, out=None, name=""):
+        """Every rank's tensor, one after the other along the first dimension: in a new tensor
+        where they have one shape, in the parts of `out`, which undoes reduce_scatter."""
+        tensor, whole = self._tensor(tensor, "gathers"), out
+        if out is None:
+            out = tensor.new_empty(self.size, *tensor.shape)
+            whole, out = out.flatten(0, 1) if tensor.dim() else out, list(out)
+        parts = self._parts(out, "gathers into")
+        if tensor.shape != parts[self.rank].shape:
+            raise Refused(f"Rank {self.rank} gathers {[*tensor.shape]} into a part of {[*parts[self.rank].shape]}: "
+                          "give out= one tensor of its shape for each rank.")
+        every = self._together("all_gather", tensor.reshape(-1), [part.numel() for part in parts])
+        for rank, part in enumerate(parts):
+            part.copy_(every[rank].view(part.shape))
+        self._ranks.met(self)
+        return whole
 
     def broadcast(self, tensor, src: int = 0, name="") -> torch.Tensor:
         """Replace the tensor on every rank by that of rank `src`; returns it."""
         every = self._together(f"broadcast of rank {src}", self._tensor(tensor, "sends"))
-        return tensor.detach().copy_(every[src])
+        tensor.detach().copy_(every[src])
+        self._ranks.met(self)
+        return tensor
 
     def lane(self, name: str = "comm") -> "Lane":
         """A lane beside this one: what is launched there runs while this rank goes on."""
@@ -178,21 +235,32 @@ class Group:
             self._lanes[name] = Lane(self._ranks, Group(self._ranks, self.rank, name))
         return self._lanes[name]
 
-    def _together(self, call: str, tensor: torch.Tensor) -> dict[int, torch.Tensor]:
-        """What each rank brought to this call, the same one on all."""
+    def _together(self, call: str, tensor: torch.Tensor, sizes: list[int] | None = None) -> dict[int, torch.Tensor]:
+        """What each rank brought to this call, the same one on all; `sizes`: numbers of each, where they differ."""
         self._calls += 1
         ranks, call = self._ranks, f"{call} number {self._calls}{' of a lane' if self.name else ''}"
-        ranks.seen[self.rank].append((call.split()[0], self.name, tensor.nbytes))
-        meeting = ranks._meetings[self.name, self._calls]
+        whole = tensor.nbytes if sizes is None else sum(sizes) * tensor.itemsize
+        ranks.seen[self.rank].append((call.split()[0], self.name, whole))
+        meeting = ranks._meetings[key := (self.name, self._calls)]
         meeting[self.rank] = call, tensor.clone()
         ranks.until(self, call, next((r for r in range(self.size) if r not in meeting), 0),
                     lambda: len(meeting) == self.size)
         for rank, (other, brought) in sorted(meeting.items()):
-            if (other, brought.shape, brought.dtype) != (call, tensor.shape, tensor.dtype):
+            shape = tensor.shape if sizes is None else (sizes[rank],)
+            if (other, brought.shape, brought.dtype) != (call, shape, tensor.dtype):
                 raise Refused(
                     f"Rank {self.rank} brings {tensor.numel()} numbers to {call}, and rank {rank} "
                     f"brings {brought.numel()} to {other}: let all bring the same.")
+        ranks._through[key] += 1
+        if ranks._through[key] == self.size:  # nobody asks again
+            del ranks._meetings[key], ranks._through[key]
         return {rank: brought for rank, (_, brought) in meeting.items()}
+
+    def _parts(self, tensor, does: str) -> list[torch.Tensor]:
+        parts = list(tensor) if isinstance(tensor, (list, tuple)) else self._tensor(tensor, does).tensor_split(self.size)
+        if len(parts) != self.size:
+            raise Refused(f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the {self.size} ranks.")
+        return [self._tensor(part, does) for part in parts]
 
     def _tensor(self, tensor, does: str) -> torch.Tensor:
         if not isinstance(tensor, torch.Tensor) or type(tensor).__module__ not in KNOWN:
@@ -204,6 +272,13 @@ class Group:
             raise Refused(f"Rank {self.rank} {does} rank {peer}: "
                           f"name another of the ranks 0 to {self.size - 1}.")
         return int(peer)
+
+
+def reduced(every: dict[int, torch.Tensor], op: str) -> torch.Tensor:
+    if op == "max":
+        return torch.stack(list(every.values())).amax(0)
+    total = sum(every[rank] for rank in range(len(every)))
+    return total / len(every) if op == "mean" else total
 
 
 KNOWN = ("torch", "torch.nn.parameter")  # modules of tensors that do not lie
@@ -226,6 +301,7 @@ class Lane:
             self._ranks.until(self.group, "launch", self.group.rank, lambda: bool(self._queue))
             launched, function = self._queue.popleft()
             launched.done = [function(self.group)]
+            del launched, function  # nor keep what it returned
 
 
 class Launched:

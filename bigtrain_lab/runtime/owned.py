@@ -45,7 +45,7 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
                 if buffer is not None:
                     held["buffers"][prefix + name + of_which] = buffer
     held["weights"] = {name: parameter for parameter, name in names.items()}
-    held["master"] = {names[weight]: master for weight, master in masters.items()}
+    held["master"] = {names[weight]: master for weight, master in masters.items() if master.dtype != weight.dtype}
     names |= {master: names[weight] for weight, master in masters.items()}
     low = None
     for optimizer in optimizers:

@@ -88,6 +88,15 @@ class DistributedDataParallel(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a message may be on its way that nobody has waited for."""
+        return self.launched is not None
+
+    def holdings(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors that this rank holds beside the module's, by kind of memory and by name."""
+        return {"gradients": {f"bucket {i}": each.flat for i, each in enumerate(self.buckets)}}
+
     def _place(self) -> None:
         """Give each gradient its place in a bucket."""
         self.flats = place(self.gradients, self.buckets)

@@ -17,7 +17,7 @@ PyTorch FSDP (arXiv:2304.11277), section 3.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -119,9 +119,9 @@ class FullyShardedDataParallel(nn.Module):
         unit.coming = self.ahead = None
         for p, view in zip(unit.parameters, unit.views):
             p.data = view
-        unit.there, unit.kind = True, kind
+        unit.there, unit.kind, unit.at = True, kind, unit.label
         following = self._order(kind).follow((unit, kind))
-        if following and not following[0].there:
+        if following and not following[0].there and kind != "R":  # then a unit waits beside it
             self._gather(*following)
 
     @torch.no_grad()
@@ -311,6 +311,16 @@ class FullyShardedDataParallel(nn.Module):
                 unit.shard.copy_(unit.flat.mine(flat))
         return told
 
+    def whole_values(self) -> dict[Tensor, Tensor]:
+        """Parameter -> its values, in the pieces' format. All ranks ask together."""
+        with self._all_whole(filled=True) as flats:
+            return {p: view for unit, flat in zip(self.units, flats)
+                    for p, view in zip(unit.parameters, unit.flat.views(flat))}
+
+    def expect(self, uses: Iterable[tuple[int, str]]) -> None:
+        """The units, by number and kind, that will be opened up to the next update."""
+        self.order = Order([(self.units[number], kind) for number, kind in uses if kind in "FB"])
+
     @contextmanager
     def _all_whole(self, filled: bool):
         """Each parameter is a whole tensor inside; gives the flat tensors that they are views of."""
@@ -318,7 +328,7 @@ class FullyShardedDataParallel(nn.Module):
         flats = [unit.shard.new_zeros(unit.flat.length) for unit in self.units]
         for unit, flat in zip(self.units, flats):
             if filled:
-                self.group.all_gather(unit.shard, flat, name=f"state of unit {unit.number}")
+                self.group.unrecorded().all_gather(unit.shard, flat)
             for p, view in zip(unit.parameters, unit.flat.views(flat)):
                 p.data = view
         self.whole = True
@@ -336,8 +346,7 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             masters = unit.shard.dtype != unit.whole.dtype
             held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
-            if unit.there or unit.coming:
-                held["weights"][f"unit {unit.number}"] = unit.whole
+            held["weights"][f"unit {unit.number}"] = unit.whole
             grads = zip(unit.names, unit.parameters, unit.pieces)
             held["gradients"] |= {f"{name} gradient": each.grad for name, p, piece in grads
                                   for each in (p, piece) if each.grad is not None}
@@ -371,9 +380,11 @@ class Unit:
                        for piece, p in zip(self.flat.pieces(self.shard), self.parameters)]
         self.flat.tensors = self.views  # the parameters' own tensors go
         self.whole.untyped_storage().resize_(0)
-        for p in self.parameters:
-            p.data = self.nothing
-        self.there, self.coming, self.kind, self.label = False, None, "", ""
+        for p, piece in zip(self.parameters, self.pieces):
+            vars(piece).update(vars(p))  # what is known of it, such as how it is cut
+            p.piece, p.data = piece, self.nothing
+        self.there, self.coming = False, None
+        self.kind = self.at = self.label = ""  # for what it is there, and its name; of what is coming
         self.spanned = False  # somebody else opens and closes it
         self.calls: list[Call] = []  # forwards under way
         self.backwards = 0  # calls whose backward is under way
@@ -396,7 +407,7 @@ class Gradients:
     """Of a unit's parameters, on their way: `flat` the whole ones, `part` what this rank keeps."""
 
     def __init__(self, unit: Unit, lane):
-        self.unit, self.name = unit, f"gradients of {unit.label}"
+        self.unit, self.name = unit, f"gradients of {unit.at}"
         self.part = torch.empty_like(unit.shard)
         found = []
         for name, p, view in zip(unit.names, unit.parameters, unit.views):
@@ -437,6 +448,8 @@ class Order:
 
     def follow(self, use: tuple) -> tuple | None:
         """This (unit, kind) is used now; returns what comes next."""
+        if self.next is None and use in self.expected[:1]:
+            self.expected += self.expected  # one more backward, like those before
         if self.next != use:
             self.expected[self.at:] = [use]
         self.at += 1

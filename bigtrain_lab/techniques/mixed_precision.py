@@ -64,6 +64,7 @@ class MixedPrecision:
         self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group)) if self.level.scaling else None
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
         self._model: nn.Module | None = None
+        self._apart = False  # whether ZeRO keeps the masters
         self._arrivals = guard.Arrivals(self.scaler)
         self._followed: dict[nn.Parameter, int] = {}  # half weight -> torch's count of writes to its master when last rounded
 
@@ -78,18 +79,19 @@ class MixedPrecision:
     def __exit__(self, *error):
         return self.policy.__exit__(*error)
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, masters: bool = True, rounded: bool = True) -> nn.Module:
         """The same model with its weights rounded to half and their float32 values kept as masters. Tied weights stay tied;
-        frozen ones get no master; buffers (running statistics, position tables) stay float32 where a policy is in force."""
+        frozen ones get no master; buffers (running statistics, position tables) stay float32 where a policy is in force.
+        `masters`, `rounded`: False where ZeRO keeps masters, each rank a part, and where it rounds what it gathers."""
         guard.refuse_model(model, self._model is not None)
         if self.level is AS_IT_IS:
             self._model = model
             return model
         guard.refuse_formats(model)
-        self._model = model
+        self._model, self._apart = model, not masters
         norms = {p for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)} if self.level.policy else ()
-        for weight in (p for p in model.parameters() if p.is_floating_point() and p not in norms and self.level.dtype != p.dtype):
-            if self.level.masters and weight.requires_grad:
+        for weight in (p for p in model.parameters() if rounded and p.is_floating_point() and p not in norms and self.level.dtype != p.dtype):
+            if self.level.masters and masters and weight.requires_grad:
                 self._give_master(weight)
             weight.data = weight.data.to(self.level.dtype)
         if not self.level.policy:
@@ -112,7 +114,7 @@ class MixedPrecision:
             to_master(weight, master, self._arrivals.note)
 
     def _lacks_master(self, weight: Tensor) -> bool:
-        return self.level.masters and weight.dtype == self.level.dtype != torch.float32 and weight not in self.masters
+        return self.level.masters and not self._apart and weight.dtype == self.level.dtype != torch.float32 and weight not in self.masters
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What the optimizer updates, by the weights' names: masters, and the weights that need none. Their `.grad` is what
@@ -122,7 +124,7 @@ class MixedPrecision:
             if weight.requires_grad:
                 if self._lacks_master(weight):
                     self._give_master(weight)
-                yield name, self.masters.get(weight, weight)
+                yield name, self.masters.get(weight, getattr(weight, "piece", weight))
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]

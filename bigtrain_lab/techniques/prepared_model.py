@@ -47,11 +47,13 @@ def precisions(modules: Iterable[nn.Module]) -> set:
 
 
 def masters_of(modules: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
-    """Half weight -> its master, of the modules' own weights."""
+    """Weight -> what the optimizer steps in its place, of the modules' own weights: a half weight's
+    master, or the piece that ZeRO leaves this rank of it."""
     modules = list(modules)
     masters = {w: master for mp in precisions(modules) for w, master in mp.masters.items()}
     own = {weight for module in modules for weight in module.parameters()}
-    return {weight: master for weight, master in masters.items() if weight in own}
+    found = {weight: masters.get(weight, getattr(weight, "piece", None)) for weight in own}
+    return {weight: master for weight, master in found.items() if master is not None}
 
 
 def note_anew(model: nn.Module, parameters: Iterable[Tensor]) -> None:

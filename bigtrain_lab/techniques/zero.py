@@ -27,12 +27,13 @@ from torch.optim import Optimizer
 from ..runtime.group import Group
 from .clip import clip_grad_norm
 from .data_parallel import DistributedDataParallel
+from .fully_sharded import FullyShardedDataParallel
 from .guards import zero as guard
 from .reducers import Bucket, buckets_of
 from .saved_shards import full_optimizer_state, load_full_optimizer_state
 from .shards import Flat, Owned
 
-__all__ = ["ShardedGradients", "ZeroOptimizer"]
+__all__ = ["FullyShardedDataParallel", "ShardedGradients", "ZeroOptimizer", "shared", "shards_of"]
 
 
 class ZeroOptimizer(Optimizer):
@@ -89,7 +90,7 @@ class ZeroOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self.shards.under_way:
+        if self.shards.begun:
             self.finish_gradient_synchronization()
         self.inner.zero_grad()
         self.finished = False
@@ -128,7 +129,7 @@ class ShardedGradients(DistributedDataParallel):
     """A module whose gradients come reduced and cut: each rank gets the mean of its pieces.
 
     pieces           parameter -> its elements on this rank, for an optimizer; float32 where the
-                     parameter is half
+                     parameter is half, if it is to have `masters`
     backwards        as in DistributedDataParallel; in stage 2 any number make one gradient
     originals        half parameter -> the values that its piece begins with
     apart            parameters that have a bucket of their own, and so alike pieces wherever they
@@ -140,10 +141,11 @@ class ShardedGradients(DistributedDataParallel):
 
     def __init__(self, module: nn.Module, group=None, stage: int = 1,
                  bucket_bytes: int = 25 * 2**20, *, backwards: int = 1, overlap: bool = True,
-                 allow_unused: bool = False, alike: bool = False,
+                 allow_unused: bool = False, alike: bool = False, masters: bool = True,
                  originals: Mapping[Tensor, Tensor] = {}, apart: Collection[Tensor] = ()):
         guard.refuse_stage(stage)
         self.stage, self.originals, self.apart = stage, originals, apart
+        self.masters = masters
         self.handles, self.away, self.updates, self.used_before = [], None, 0, set()
         self.pieces: dict[Tensor, nn.Parameter] = {}
         super().__init__(module, group, bucket_bytes, backwards=backwards, overlap=overlap,
@@ -152,8 +154,23 @@ class ShardedGradients(DistributedDataParallel):
 
     @property
     def under_way(self) -> bool:
+        return bool(self.handles)
+
+    @property
+    def begun(self) -> bool:
         """Whether a gradient has come that is not finished."""
-        return bool(self.handles) or any(each.used for each in self.gradients)
+        return self.under_way or any(each.used for each in self.gradients)
+
+    def holdings(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors that this rank holds now beside the module's, by kind and name."""
+        held = {"gradients": {}, "master": {}}
+        for number, shard in enumerate(self.buckets):
+            for kind, name, tensor in (("gradients", "bucket", shard.flat),
+                                       ("gradients", "gradients of part", shard.gradient),
+                                       ("master", "part", shard.master)):
+                if tensor is not None:
+                    held[kind][f"{name} {number}"] = tensor
+        return held
 
     # -- the parameters --------------------------------------------------------------------------
 
@@ -168,7 +185,7 @@ class ShardedGradients(DistributedDataParallel):
             for parameter, view in zip(own, layout.views(shard.weights)):
                 parameter.data = view.copy_(parameter)
             values = layout.mine(shard.weights)
-            if own[0].itemsize < 4:
+            if self.masters and own[0].itemsize < 4:
                 values = shard.master = values.float()
             for parameter, value, (start, stop) in zip(own, layout.pieces(values), layout.own):
                 if parameter in self.originals:
@@ -197,7 +214,7 @@ class ShardedGradients(DistributedDataParallel):
                              f"parameters of bucket {number} of batch {self.updates}")
 
     @torch.no_grad()
-    def whole(self) -> dict[Tensor, Tensor]:
+    def whole_values(self) -> dict[Tensor, Tensor]:
         """Parameter -> its values, in float32 where it is half. All ranks ask together."""
         group, found = self.group.unrecorded(), {}
         for shard in self.buckets:

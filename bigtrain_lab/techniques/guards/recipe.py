@@ -35,6 +35,13 @@ def refuse(recipe) -> None:
                          "vocab_parallel_cross_entropy where the logits stay sliced.")
     if recipe.sequence_parallel and recipe.slices == 1:
         raise Impossible("sequence_parallel shares the sequence among slices, and slices is 1: take 2 or more, or leave it out.")
+    if recipe.zero not in (0, 1, 2, 3):
+        raise Impossible(f"zero is {recipe.zero!r}: take 0, or stage 1, 2 or 3 of ZeRO.")
+    if recipe.zero and recipe.replicas == 1:
+        raise Impossible(f"zero is {recipe.zero}, and one replica has nobody to share with: take 2 replicas or more.")
+    if recipe.zero > 1 and (recipe.order.ranks > 1 or recipe.slices > 1):
+        raise Impossible(f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline or slices would multiply: take zero=1 "
+                         "with them, or replicas of one rank.")
     precision, order = MixedPrecision(recipe.precision, recipe.scaler), recipe.order
     if isinstance(recipe.schedule, Schedule):
         for name in ("ranks", "micro_batches"):

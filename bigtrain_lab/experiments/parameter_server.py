@@ -1,0 +1,416 @@
+"""Why wait for the slowest?
+
+Workers compute gradients of a small classifier of digits, servers apply them: one mean a round,
+each gradient as it comes, or so that nobody runs far ahead. One worker may be slow for good, and
+all may have hiccups. A gradient that was computed on old weights is stale by the updates made
+since; how many are, by how much, and what the loss makes of it, is what a run shows.
+Source: Dean et al. 2012, Large scale distributed deep networks (NIPS); Ho et al. 2013, the stale
+synchronous parallel parameter server (NIPS); Chen et al. 2016, Revisiting distributed synchronous
+SGD (arXiv:1604.00981).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property, lru_cache, partial
+from random import Random
+from statistics import mean
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..core import MEMORY_KINDS, Cost, Impossible, Scalar, Trace, knob
+from ..core.hardware import TICKS_PER_SECOND
+from ..data import digits
+from ..data.digits import CLASSES, POINTS
+from ..dry_run import META, Acted, dry_run
+from ..models import Classifier, built
+from ..plan import Plan
+from ..rates import ACCURACY, TEST_LOSS, Applied, applied, last
+from ..schedule import Action
+from ..simulate import simulate
+from ..techniques.delayed_descent import largest_stable_rate
+from ..techniques.parameter_server import ParameterServer, Server, Worker, flat, order, shares
+from ..words import counted, size
+from .all_reduce import ports
+from .experiment import Quantity
+from .on_hardware import OnHardware, profiles
+
+MODES = ("synchronous", "asynchronous", "bounded")
+SLOT_TICKS = 3000  # a slot is a batch: a third of it forward
+MOST = 20_000  # batches of a run, of all workers
+
+
+class ParameterServing(OnHardware):
+    name: ClassVar[str] = "parameter-server"
+    question: ClassVar[str] = "Why wait for the slowest?"
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
+
+    mode: str = knob("asynchronous", "when a server updates: by the mean of a round, by each "
+                     "gradient as it comes, or so while nobody is far ahead", choices=MODES)
+    bound: int = knob(3, "how many batches a worker may be ahead of the slowest one",
+                      low=0, high=32)
+    slow: float = knob(4.0, "how many times its time the last worker takes for each batch",
+                       low=1, high=16, step=0.5)
+    hiccups: float = knob(0.0, "share of all batches that take long, drawn from the seed",
+                          low=0, high=1, step=0.05)
+    learning_rate: float = knob(0.1, "step size of plain SGD", low=0.001, high=10, logarithmic=True)
+    hiccup: float = knob(4.0, "how many times its time a batch with a hiccup takes",
+                         low=1, high=100, step=0.5, more=True)
+    workers: int = knob(4, "ranks that compute gradients", low=1, high=6, more=True)
+    servers: int = knob(1, "ranks that share the parameters and apply gradients",
+                        low=1, high=3, more=True)
+    steps: int = knob(20, "batches of each worker; those that have made them go on until all have",
+                      low=1, high=500, more=True)
+    rows: int = knob(32, "samples in a batch of a worker", low=1, high=512, unit="samples",
+                     more=True)
+    layers: int = knob(2, "hidden layers", low=1, high=8, more=True)
+    width: int = knob(32, "width of the model", low=8, high=512, step=8, more=True)
+    hardware: str = knob("unit", "what the modelled clock charges for compute and messages; unit: "
+                         "a batch is a slot, links are free", choices=profiles, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of the weights",
+                                                choices=("float32", "float64"), more=True)
+    seed: int = knob(0, "seed of weights, samples and hiccups", low=0, high=2**31 - 1, more=True)
+
+    def model_post_init(self, facts):
+        super().model_post_init(facts)
+        self.requests  # noqa: B018  (raises Impossible)
+
+    @classmethod
+    def idle_settings(cls, settings: dict) -> set[str]:
+        idle = {"bound": settings["mode"] != "bounded", "hiccup": not settings["hiccups"]}
+        return super().idle_settings(settings) | {name for name in idle if idle[name]}
+
+    # -- what the settings mean --------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> int:
+        return self.workers + self.servers
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Arguments of the technique."""
+        return {"bound": self.bound if self.mode == "bounded" else None,
+                "synchronous": self.mode == "synchronous"}
+
+    @property
+    def shapes(self) -> tuple[int, int, int, int, str]:
+        return self.rows, self.layers, self.width, self.servers, self.dtype
+
+    @property
+    def server_bytes(self) -> list[int]:
+        return [dried(self.shapes, number)[0]["weights"] for number in range(self.servers)]
+
+    def order(self, requests) -> Plan:
+        return order(requests, self.server_bytes, **self.how)
+
+    @cached_property
+    def requests(self) -> tuple[int, ...]:
+        """Batches of each worker: those that end by when the last one has made its `steps`."""
+        if self.mode == "synchronous":
+            return (self.steps,) * self.workers
+        slowest = max(self.slow, self.fault_factor if self.fault == "straggler" else 1)
+        ahead = self.bound + 1 if self.mode == "bounded" else round(self.steps * (slowest - 1))
+        most = self.steps + ahead + 1
+        while most * self.workers <= MOST:
+            trace = simulate(self.order((most,) * self.workers), self.priced(most))
+            ends = [[span.end for span in trace.spans(worker) if span.kind == "B"]
+                    for worker in range(self.workers)]
+            until = max(own[self.steps - 1] for own in ends)
+            made = tuple(sum(end <= until for end in own) for own in ends)
+            if max(made) < most:
+                return made
+            most *= 2
+        raise Impossible(f"While the slowest worker makes {self.steps} batches the others make "
+                         f"{most:,} or so: take fewer steps, a smaller slow, or a bound.")
+
+    # -- theory ------------------------------------------------------------------------------------
+
+    def durations(self) -> dict[str, Fraction]:
+        """Of a batch's forward and backward, and of the update of the largest shard."""
+        if self.profile.textbook:
+            return {"F": Fraction(1, 3), "B": Fraction(2, 3), "S": Fraction(0)}
+        largest = max(range(self.servers), key=lambda number: self.server_bytes[number])
+        actions = dried(self.shapes, None)[1] | dried(self.shapes, largest)[1]
+        return {name[1]: Fraction(acted.work.seconds(self.profile, self.dtype))
+                for name, acted in actions.items()}
+
+    def priced(self, batches: int) -> Cost:
+        """The cost of runs of at most so many batches a worker."""
+        draws = [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
+        usual = self.durations()
+        long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
+        late = {(worker, number): long for number in range(batches)
+                for worker, draw in enumerate(draws) if draw.random() < self.hiccups}
+        time = {"ticks_per_unit": SLOT_TICKS}
+        if not self.profile.textbook:
+            time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
+        resident = {rank: self.resident(rank) for rank in range(self.ranks)}
+        return self.misfortune.priced(Cost(
+            usual, changes=self.changes(batches), resident=resident, of_batch=late,
+            slowdown={self.workers - 1: self.slow}, capacity_bytes=self.capacity_bytes, **time,
+            **self.profile.prices(self.ranks)))
+
+    def cost(self) -> Cost:
+        return self.priced(max(self.requests))
+
+    def resident(self, rank: int) -> tuple[tuple[str, int], ...]:
+        server = rank - self.workers if rank >= self.workers else None
+        start = dict(dried(self.shapes, server)[0])
+        if server is not None and self.mode == "synchronous" and self.workers > 1:
+            start["gradients"] = start["weights"]  # the sum of a round
+        return tuple(start.items())
+
+    def changes(self, batches: int) -> dict[Action, tuple]:
+        """What a worker's batch changes; the first finds no gradients to free."""
+        start, actions = dried(self.shapes, None)
+        levels = [start, *(acted.after for acted in actions.values())]
+        kinds = [kind for kind in MEMORY_KINDS if kind != "temporaries"]  # no ledger follows them
+        moves = [tuple((kind, more) for kind in kinds
+                       if (more := now.get(kind, 0) - was.get(kind, 0)))
+                 for was, now in zip(levels, levels[1:])]
+        return {Action(kind, worker, number): moves[2 * (number > 0) + (kind == "B")]
+                for worker in range(self.workers) for number in range(batches) for kind in "FB"}
+
+    def predict(self) -> Trace:
+        return replace(simulate(self.order(self.requests), self.cost()), settings=self.told)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts, "terms": {"micro_batch": "batch", "stage": "worker"},
+                "served": {"requests": [*self.requests], **self.how}}
+
+    # -- reality -----------------------------------------------------------------------------------
+
+    def model(self) -> nn.Module:
+        return Classifier(POINTS, self.width, self.layers, CLASSES, seed=self.seed,
+                          dtype=getattr(torch, self.dtype))
+
+    def batch(self, worker: int, number: int) -> tuple[Tensor, Tensor]:
+        """A round of the workers' batches is a stretch of the stream."""
+        first = (number * self.workers + worker) * self.rows
+        inputs, labels = digits().batch(self.seed, first, self.rows)
+        return inputs.to(getattr(torch, self.dtype)), labels
+
+    def program(self, rank) -> dict[str, Any]:
+        model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
+        optimizer = partial(torch.optim.SGD, lr=self.learning_rate)
+        service = ParameterServer(model, optimizer, self.requests, self.servers, **self.how,
+                                  group=rank.group())
+        own = service.shards[place] if place >= 0 else [*model.parameters()]
+        rank.watch(partial(held, own, service.server))
+
+        def loss(number: int) -> Tensor:
+            inputs, labels = (part.to(rank.device) for part in self.batch(rank.index, number))
+            found = cross_entropy(model(inputs), labels)
+            losses.append(found.item())
+            rank.log("loss", losses[-1])
+            return found
+
+        updates = service.run(loss)
+        if rank.index == 0:
+            with rank.aside():
+                told = self.quality(model)
+            for name, value in told.items():
+                rank.log(name, value)
+        told = {f"loss of worker {rank.index}": np.array(losses)}
+        if place >= 0:
+            told = {f"staleness of server {place}": np.array([each.staleness for each in updates])}
+        return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def quality(self, model: nn.Module) -> dict[str, float]:
+        inputs, labels = digits().test
+        device = next(model.parameters()).device
+        output = model(inputs.to(device, getattr(torch, self.dtype))).cpu()
+        return {TEST_LOSS: cross_entropy(output, labels).item(),
+                ACCURACY: (output.argmax(-1) == labels).double().mean().item()}
+
+    def reference(self) -> dict[str, Any]:
+        """In one process: of a synchronous run large batches; else w <- w - lr g(w as it was read),
+        in the trace's order."""
+        model = self.model()
+        found = (large_batches if self.mode == "synchronous" else replayed)(self, model)
+        return found | {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+    def learnt(self) -> dict[str, float]:
+        """Loss and accuracy on held-out samples after the run, by the reference alone."""
+        model, found = self.model(), self.reference()
+        model.load_state_dict({name: torch.from_numpy(found[name]) for name in model.state_dict()})
+        return self.quality(model)
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def applied(self, trace: Trace) -> list[Applied]:
+        """All updates that a trace's servers made of gradients."""
+        return applied(trace, self.requests, **self.how)
+
+    def stale(self, trace: Trace, of: Callable) -> float | None:
+        values = [each.staleness for each in self.applied(trace)]
+        return of(values) if values else None
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        unit = "slot" if self.profile.textbook else "s"
+
+        def accuracy(trace: Trace) -> float | None:
+            found = last(trace, ACCURACY)
+            return None if found is None else 100 * found
+
+        return (
+            Quantity(f"gradients applied a {unit}", "",
+                     lambda t: sum(self.requests) / t.makespan if t.makespan else None),
+            Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
+            Quantity("staleness, worst", "updates", lambda t: self.stale(t, max)),
+            Quantity("bytes through the busiest server's port, in and out", "B",
+                     lambda t: max(ports(t)[self.workers:])),
+            Quantity("loss, mean of the last tenth", "", last_tenth, exact=False),
+            Quantity("test loss, last", "", lambda t: last(t, TEST_LOSS), exact=False),
+            Quantity("test accuracy, last", "%", accuracy, exact=False))
+
+    @property
+    def relief(self) -> str:
+        return "A smaller width, or fewer samples in a batch (rows), would need less."
+
+    def describe(self) -> str:
+        shared = " and ".join(size(each) for each in self.server_bytes)
+        made = ", ".join(f"{each:,}" for each in self.requests)
+        return f"{counted(self.servers, 'server')} of {shared}; batches of the workers: {made}"
+
+    def explain(self, trace: Trace) -> list[str]:
+        said = super().explain(trace)
+        found = self.applied(trace)
+        if not found or trace.settings.get("unfinished"):
+            return said
+        if self.mode == "synchronous":
+            idle = max(trace.idle(worker) for worker in range(self.workers)) / trace.makespan
+            return said + ["Every gradient is of the newest weights, and the fastest worker waits "
+                           f"{idle:.0%} of the time."]
+        slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
+        ages = [mean(each.staleness for each in found if each.worker == worker)
+                for worker in range(self.workers)]
+        others = [age for worker, age in enumerate(ages) if worker != slowest]
+        if others:
+            share = self.requests[slowest] / sum(self.requests)
+            said.append(f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
+                        f"{ages[slowest]:.3g} updates old; those of the others were "
+                        f"{min(others):.3g} to {max(others):.3g}.")
+        if self.mode == "bounded":
+            most = (2 * self.bound + 1) * (self.workers - 1)
+            said.append(f"Bound {self.bound} allows at most {most}, (2 s + 1)(W - 1); here it was "
+                        f"{max(each.staleness for each in found)}.")
+        if typical := round(mean(each.staleness for each in found)):
+            said.append(f"A delay of {typical} for all would leave a quadratic "
+                        f"{largest_stable_rate(typical) / 2:.0%} of its largest rate.")
+        if self.servers > 1:
+            said.append("Each server counts its own updates: a worker may read their parts at "
+                        "different versions.")
+        return said
+
+
+def last_tenth(trace: Trace) -> float | None:
+    """The mean of the last tenth of all losses."""
+    losses = [event.value for event in trace.where(Scalar, name="loss")]
+    return mean(losses[-max(1, len(losses) // 10):]) if losses else None
+
+
+def held(parameters, server: Server | None) -> dict[str, dict]:
+    """What a rank holds: a server its own part."""
+    total = {"sum": server.sum} if server else {}
+    named = {str(number): parameter for number, parameter in enumerate(parameters)}
+    gradients = {name: p.grad for name, p in named.items()}
+    return {"weights": named, "gradients": gradients | total}
+
+
+@lru_cache(maxsize=64)
+def dried(shapes: tuple, server: int | None) -> tuple[dict[str, int], dict[str, Acted]]:
+    """Bytes by kind at the start, and what each action does: of two batches of a worker, or of one
+    request at a server."""
+    rows, layers, width, servers, dtype = shapes
+    dtype = getattr(torch, dtype)
+
+    def program(rank):
+        model = built(lambda: Classifier(POINTS, width, layers, CLASSES, dtype=dtype), META)
+        learnt = [*model.parameters()]
+        if server is not None:
+            learnt = [learnt[i] for i in shares([p.nbytes for p in learnt], servers)[server]]
+            work = Server(learnt, torch.optim.SGD(learnt, 0.1), 1)
+            rank.watch(partial(held, learnt, None))
+            with rank.aside():
+                gradient = flat(learnt)
+            with rank.span((Action("S", 0, 0),)):
+                work.request(0, 0, gradient)
+            return
+
+        def loss(number):
+            inputs = torch.empty(rows, POINTS, dtype=dtype, device=META)
+            labels = torch.empty(rows, dtype=torch.int64, device=META)
+            return cross_entropy(model(inputs), labels)
+
+        work = Worker(loss, [learnt])
+        rank.watch(partial(held, learnt, None))
+        for number in range(2):
+            for kind in "FB":
+                with rank.span((Action(kind, 0, number),)):
+                    work.compute(Action(kind, 0, number))
+            model.zero_grad(set_to_none=True)  # as they are sent
+
+    run = dry_run(program)
+    return {"weights": run.start["weights"]}, run.actions  # a server's other parameters are idle
+
+
+# -- one process -----------------------------------------------------------------------------------
+
+
+def large_batches(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
+    """A round is one batch of all its samples."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lab.learning_rate), []
+    for number in range(lab.steps):
+        batches = (lab.batch(worker, number) for worker in range(lab.workers))
+        inputs, labels = (torch.cat(parts) for parts in zip(*batches))
+        each = cross_entropy(model(inputs), labels, reduction="none")
+        losses.append(each.detach().view(lab.workers, lab.rows).mean(1).numpy())
+        optimizer.zero_grad()
+        each.mean().backward()
+        optimizer.step()
+    none = np.zeros(lab.steps * lab.workers, int)
+    return ({f"loss of worker {w}": np.array(own) for w, own in enumerate(zip(*losses))}
+            | {f"staleness of server {k}": none for k in range(lab.servers)})
+
+
+def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
+    """The recurrence, with every read and every update where the predicted trace has them."""
+    names = [name for name, _ in model.named_parameters()]
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    sizes = [w.nbytes for w in weights.values()]
+    owned = [[names[i] for i in own] for own in shares(sizes, lab.servers)]
+    read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
+    seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server
+    made, waiting = [[0] * lab.workers for _ in owned], [set() for _ in owned]
+    losses, stale, gradients = [[] for _ in read], [[] for _ in owned], {}
+    for span in (span for span in lab.predict().spans() if span.kind == "S"):
+        worker, number = map(int, span.name.split("S"))
+        if (worker, number) not in gradients:
+            old = {name: w.clone().requires_grad_() for name, w in read[worker].items()}
+            inputs, labels = lab.batch(worker, number)
+            loss = cross_entropy(torch.func.functional_call(model, old, (inputs,)), labels)
+            gradients[worker, number] = dict(zip(old, torch.autograd.grad(loss, [*old.values()])))
+            losses[worker].append(loss.item())
+        server = span.rank - lab.workers
+        stale[server].append(len(stale[server]) - seen[server][worker])
+        for name in owned[server]:
+            weights[name] -= lab.learning_rate * gradients[worker, number][name]
+        made[server][worker] += 1
+        waiting[server].add(worker)
+        staying = [count for count, most in zip(made[server], lab.requests) if count < most]
+        least = min(staying, default=sum(lab.requests))
+        for each in [*waiting[server]]:
+            if lab.mode != "bounded" or made[server][each] - least <= lab.bound:
+                waiting[server].remove(each)
+                seen[server][each] = len(stale[server])
+                read[each] |= {name: weights[name].clone() for name in owned[server]}
+    return ({f"loss of worker {w}": np.array(each) for w, each in enumerate(losses)}
+            | {f"staleness of server {k}": np.array(each) for k, each in enumerate(stale)})

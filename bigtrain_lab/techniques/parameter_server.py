@@ -1,0 +1,202 @@
+"""A parameter server: workers push gradients to it, it updates the weights, they pull them back.
+
+    worker 0   [F B]--g-->      [F B]--g-->          one request: a gradient there, weights back
+    server             [w - lr g]    [w - lr g]      [w - lr g]
+    worker 1   [F   B]-------g---------^  <--w--
+
+    synchronous    w <- w - lr/W sum_p g_p(w)    one update a round: all wait for the slowest worker
+    asynchronous   w <- w - lr g_p(w_read)       each gradient when it comes: nobody waits
+    bounded by s   the same, but no worker is more than s batches ahead of the slowest one
+
+An update is stale by the updates that its server made between the worker's read and its own turn.
+Unbounded, a worker d times slower than W - 1 others meets about d (W - 1) of them; under a bound s
+nobody meets more than (2s + 1)(W - 1). A bound lets a worker run ahead of a hiccup. Behind one that
+is always slow all come down to its pace. Applied one by one, bound 0 is not synchronous: the
+gradients of a round are stale by 0, 1, ..., W - 1.
+
+Several servers share the parameters. Each counts its own updates, so a worker may compute on
+version 7 of one server's part and version 8 of another's.
+
+Cost a batch: the server's link carries S bytes in and S out for each worker, so W S each way a
+round, where a ring all-reduce sends 2 (W-1)/W S a rank; K servers carry about S/K each. Memory: a
+copy of the weights a worker; weights and optimizer state a server, and one sum if synchronous.
+Source: Dean et al. 2012, Large scale distributed deep networks (NIPS), section 4.1; Ho et al. 2013,
+More effective distributed ML via a stale synchronous parallel parameter server (NIPS), section 3;
+Li et al. 2014, Scaling distributed machine learning with the parameter server (OSDI), section 3.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..plan import Compute, Message, Plan, Recv, Send, Serve
+from ..runtime.execute import Work, run
+from ..runtime.group import Group
+from ..schedule import Action
+from .data_parallel import broadcast
+from .guards import parameter_server as guard
+
+
+def order(requests: Sequence[int], shard_bytes: Sequence[int | None] = (None,),
+          bound: int | None = None, synchronous: bool = False) -> Plan:
+    """The plan of worker p = 0, 1, ... with requests[p] batches, and then of one server for each of
+    `shard_bytes`, the bytes of its parameters. `bound` None: nobody waits."""
+    guard.refuse_order(requests, shard_bytes, bound, synchronous)
+    workers = tuple(range(len(requests)))
+    bound = 0 if synchronous else bound  # a round's answers wait for its last gradient
+    servers = {len(workers) + k: Serve(workers, tuple(requests), size, size, bound, f"server {k}")
+               for k, size in enumerate(shard_bytes)}
+
+    def batches(worker: int) -> Iterator:
+        for number in range(requests[worker]):
+            yield Compute((Action("F", worker, number),))
+            yield Compute((Action("B", worker, number),))
+            for rank, server in servers.items():
+                yield Send(rank, server.ask(worker, number))
+            for rank, server in servers.items():
+                yield Recv(rank, server.answer(worker, number))
+
+    lanes = {(worker, "compute"): tuple(batches(worker)) for worker in workers}
+    lanes |= {(rank, "compute"): (server,) for rank, server in servers.items()}
+    return Plan(lanes, len(workers) + len(servers), min(requests))
+
+
+class Worker(Work):
+    """`loss(number)` -> the loss of batch `number`; `shards`: the parameters of each server."""
+
+    def __init__(self, loss: Callable[[int], Tensor], shards: Sequence[Sequence[nn.Parameter]]):
+        self.loss_of, self.shards, self.loss = loss, shards, None
+
+    def compute(self, action):
+        if action.kind == "F":
+            self.loss = self.loss_of(action.micro_batch)
+        else:
+            self.loss.backward()
+            self.loss = None
+
+    def send(self, message):
+        parameters = self.shards[server_of(message)]
+        guard.refuse_no_gradient(parameters, message)
+        gradient = flat([p.grad for p in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+        return gradient
+
+    def receive(self, message, tensor):
+        copy(tensor, self.shards[server_of(message)])
+
+
+class Update(NamedTuple):
+    """Of the gradient of a worker's batch: stale by so many updates when it was applied."""
+
+    worker: int
+    batch: int
+    staleness: int
+
+
+class Server(Work):
+    """Steps its parameters by each gradient, or by the mean of `average` of them."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer,
+                 workers: int, average: int = 1):
+        self.parameters, self.optimizer, self.average = parameters, optimizer, average
+        self.sum = torch.zeros_like(flat(parameters)) if average > 1 else None
+        self.version, self.read = 0, [0] * workers  # updates made; those in what each worker has
+        self.applied: list[Update] = []
+
+    def request(self, place, number, tensor):
+        self.applied.append(Update(place, number, self.version - self.read[place]))
+        if self.sum is not None:
+            tensor = self.sum.add_(tensor, alpha=1 / self.average)
+        if len(self.applied) % self.average == 0:
+            self.update(tensor)
+
+    def update(self, gradient: Tensor) -> None:
+        for parameter, part in zip(self.parameters, parts(gradient, self.parameters)):
+            parameter.grad = part
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+        if self.sum is not None:
+            self.sum.zero_()
+
+    def answer(self, place, number):
+        self.read[place] = self.version
+        return flat(self.parameters)
+
+
+class ParameterServer:
+    """The training of a module by servers; every rank makes one and calls `run`.
+
+        service = ParameterServer(model, partial(SGD, lr=0.1), requests=100, servers=1, bound=3)
+        service.run(lambda number: loss_fn(model(x[number]), y[number]))
+
+    optimizer    parameters -> a torch optimizer, which each server makes over its own
+    requests     batches of each worker; a number: the same for all
+    servers      the last so many ranks; each keeps whole parameters, about as many bytes as others
+    bound        how many batches a worker may be ahead of the slowest; None: any number
+    synchronous  one update a round, by the mean of all workers' gradients
+    group        None (torch's default group), a ProcessGroup, or a Group
+
+    Parameters and buffers come from rank 0. After `run` all ranks have the last weights; buffers,
+    such as a batch norm's, stay each rank's own. Without a modelled clock a server takes requests
+    in turns, batch by batch: which comes first by the wall is chance, and would not come again.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Callable, requests: int | Sequence[int],
+                 servers: int = 1, bound: int | None = None, synchronous: bool = False, group=None):
+        self.group = Group.of(group)
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        requests = guard.refuse(named, requests, servers, bound, synchronous, self.group)
+        broadcast([*module.parameters(), *module.buffers()], self.group.unrecorded())
+        learnt = list(named.values())
+        owned = shares([p.nbytes for p in learnt], servers)
+        self.shards = [[learnt[i] for i in own] for own in owned]
+        sizes = [sum(p.nbytes for p in shard) for shard in self.shards]
+        self.plan = order(requests, sizes, bound, synchronous)
+        self.workers, self.server = len(requests), None
+        if self.group.rank >= self.workers:
+            own = self.shards[self.group.rank - self.workers]
+            self.server = Server(own, optimizer(own), self.workers,
+                                 self.workers if synchronous else 1)
+
+    def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:
+        """Train; `loss` is asked on workers only. Returns the updates of this server, [] on a
+        worker."""
+        work = self.server or Worker(loss, self.shards)
+        run(self.plan.lanes[self.group.rank, "compute"], self.group, work, {}, {})
+        for number, shard in enumerate(self.shards):
+            last = self.group.unrecorded().broadcast(flat(shard), self.workers + number)
+            copy(last, shard)
+        return self.server.applied if self.server else []
+
+
+def shares(sizes: Sequence[int], servers: int) -> list[list[int]]:
+    """Whose is which: the largest first, each to the server that has the least."""
+    owned: list[list[int]] = [[] for _ in range(servers)]
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        min(owned, key=lambda own: (sum(sizes[j] for j in own), len(own))).append(i)
+    return [sorted(own) for own in owned]
+
+
+def server_of(message: Message) -> int:
+    """ "server 1 asked 0.3" is for server 1."""
+    return int(message.name.split()[1])
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy, one after the other."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def parts(tensor: Tensor, shaped: Sequence[Tensor]) -> list[Tensor]:
+    split = tensor.split([each.numel() for each in shaped])
+    return [part.view(each.shape) for part, each in zip(split, shaped)]
+
+
+@torch.no_grad()
+def copy(tensor: Tensor, into: Sequence[Tensor]) -> None:
+    for each, part in zip(into, parts(tensor, into)):
+        each.copy_(part)
