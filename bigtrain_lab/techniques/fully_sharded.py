@@ -31,7 +31,7 @@ from ..runtime.group import Group
 from .clip import clip_grad_norm
 from .guards import fully_sharded as guard
 from .layerwise import wide
-from .shards import Flat
+from .shards import Flat, Owned
 from .units import units_of
 
 
@@ -119,9 +119,9 @@ class FullyShardedDataParallel(nn.Module):
         unit.coming = self.ahead = None
         for p, view in zip(unit.parameters, unit.views):
             p.data = view
-        unit.there, unit.kind = True, kind
+        unit.there, unit.kind, unit.at = True, kind, unit.label
         following = self._order(kind).follow((unit, kind))
-        if following and not following[0].there:
+        if following and not following[0].there and kind != "R":  # then a unit waits beside it
             self._gather(*following)
 
     @torch.no_grad()
@@ -288,6 +288,14 @@ class FullyShardedDataParallel(nn.Module):
         for name, p in self.module.named_parameters(prefix, recurse, remove_duplicate):
             yield name, self.pieces[p]
 
+    def owned(self) -> list[Owned]:
+        """What this rank keeps of each parameter, named as in the module."""
+        return [Owned(name, tuple(view.shape), *own, piece) for unit in self.units
+                for name, view, own, piece in zip(unit.names, unit.views, unit.flat.own, unit.pieces)]
+
+    def refresh(self) -> None:
+        """After a load nothing is left to do: units are gathered before they are used."""
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, of whole tensors in the pieces' format, on every rank. All ranks
         call it together."""
@@ -338,8 +346,7 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             masters = unit.shard.dtype != unit.whole.dtype
             held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
-            if unit.there or unit.coming:
-                held["weights"][f"unit {unit.number}"] = unit.whole
+            held["weights"][f"unit {unit.number}"] = unit.whole
             grads = zip(unit.names, unit.parameters, unit.pieces)
             held["gradients"] |= {f"{name} gradient": each.grad for name, p, piece in grads
                                   for each in (p, piece) if each.grad is not None}
@@ -376,7 +383,8 @@ class Unit:
         for p, piece in zip(self.parameters, self.pieces):
             vars(piece).update(vars(p))  # what is known of it, such as how it is cut
             p.piece, p.data = piece, self.nothing
-        self.there, self.coming, self.kind, self.label = False, None, "", ""
+        self.there, self.coming = False, None
+        self.kind = self.at = self.label = ""  # for what it is there, and its name; of what is coming
         self.spanned = False  # somebody else opens and closes it
         self.calls: list[Call] = []  # forwards under way
         self.backwards = 0  # calls whose backward is under way
@@ -399,7 +407,7 @@ class Gradients:
     """Of a unit's parameters, on their way: `flat` the whole ones, `part` what this rank keeps."""
 
     def __init__(self, unit: Unit, lane):
-        self.unit, self.name = unit, f"gradients of {unit.label}"
+        self.unit, self.name = unit, f"gradients of {unit.at}"
         self.part = torch.empty_like(unit.shard)
         found = []
         for name, p, view in zip(unit.names, unit.parameters, unit.views):
@@ -440,6 +448,8 @@ class Order:
 
     def follow(self, use: tuple) -> tuple | None:
         """This (unit, kind) is used now; returns what comes next."""
+        if self.next is None and use in self.expected[:1]:
+            self.expected += self.expected  # one more backward, like those before
         if self.next != use:
             self.expected[self.at:] = [use]
         self.at += 1

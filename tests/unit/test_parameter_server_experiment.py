@@ -52,7 +52,7 @@ def test_what_a_straggler_costs():
 
 @pytest.mark.parametrize("asked, told", [
     (dict(workers=0), "workers is 0: it must be a whole number from 1 to 6"), (dict(bound=-1), "bound is -1: it must be a whole number"),
-    (dict(mode="x"), "mode is 'x': choose one of synchronous"), (dict(steps=500, slow=16, workers=6), "take fewer steps, or a smaller slow"),
+    (dict(mode="x"), "mode is 'x': choose one of synchronous"), (dict(steps=500, slow=16, workers=6), "take fewer steps, a smaller slow, or a bound"),
     (dict(fault="nan", fault_rank=7), "there are ranks 0 to 4"), (dict(fault="kill", fault_rank=0, fault_at=500), "which has actions 0 to 159")])
 def test_what_cannot_be_is_one_sentence(asked, told):
     with pytest.raises(Impossible, match=told):

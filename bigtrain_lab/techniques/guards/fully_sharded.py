@@ -38,8 +38,8 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
         (strange, f"units names a {', '.join(strange)} that is no part of the module: give modules "
                   "of the one that you wrap."),
         (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with ZeRO stage 1 only."),
-        (masters_of([module]), "The module's half weights have masters already: wrap the float32 "
-                               "module, with compute_dtype= the half format."))
+        (masters_of([module]), "The module's weights have masters or pieces already: wrap a module "
+                               "that nothing has prepared, with compute_dtype= the half format."))
     lines = [f"compute_dtype {compute_dtype}",
              *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
                for name, p in parameters.items()),
@@ -53,7 +53,9 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
 
 def refuse_formats(units: list[tuple[list, dict]]) -> None:
     for _, named in units:
-        kinds = {(p.dtype, p.device): name for name, p in named.items()}
+        kinds: dict[tuple, str] = {}
+        for name, p in named.items():
+            kinds.setdefault((p.dtype, p.device), name)
         if len(kinds) > 1:
             told = " and ".join(f"{name} is {dtype} on {device}".replace("torch.", "")
                                 for (dtype, device), name in kinds.items())
