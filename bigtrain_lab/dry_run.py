@@ -208,7 +208,8 @@ class DryRank:
         self._ledger, self._operators, self._journal = ledger, operators, journal
         self.index, self.size, self._arriving = index, size, arriving
         self._slices, self._done, self._called = Slices(self, slices), Work(), None
-        self._replicas, self._looks = Replica(replica, replicas or 2), replicas is not None
+        self._replicas = Replica(replica, replicas or 2, size * slices)
+        self._looks = replicas is not None
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.sent: dict[str, int] = {}
@@ -311,12 +312,16 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
 
 
 class Replica(Alone):
-    """The group of so many replicas, of which this is number `rank`. Collectives return what has
-    the right shape; what is launched on its lane changes no storage, and is not carried out."""
+    """The group of so many replicas, of which this is number `rank`, each of `apart` ranks.
+    Collectives return what has the right shape; what is launched on its lane changes no storage, and
+    is not carried out."""
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int, apart: int = 1):
         super().__init__(META)
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._apart = rank, size, apart
+
+    def world_rank(self, rank):
+        return rank * self._apart
 
     def lane(self, name=""):
         return self

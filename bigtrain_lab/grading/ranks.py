@@ -193,17 +193,18 @@ class Group:
         self._ranks.met(self)
         return tensor
 
-    def reduce_scatter(self, tensor, op: str = "sum", name="") -> torch.Tensor:
+    def reduce_scatter(self, tensor, op: str = "sum", name="", out=None) -> torch.Tensor:
         """This rank's part of what all_reduce would make: of torch.tensor_split along the first
-        dimension, or of a list of one tensor a rank."""
+        dimension, or of a list of one tensor a rank. `out`: where it goes."""
         if op not in ("sum", "mean", "max"):
             raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         parts = self._parts(tensor, "reduces")
         every = self._together(f"reduce_scatter ({op})", torch.cat([part.reshape(-1) for part in parts]))
         begin = sum(part.numel() for part in parts[:self.rank])
         own = reduced({rank: each[begin:begin + parts[self.rank].numel()] for rank, each in every.items()}, op)
+        own = own.view(parts[self.rank].shape)
         self._ranks.met(self)
-        return own.view(parts[self.rank].shape)
+        return own if out is None else self._tensor(out, "reduces into").copy_(own)
 
     def all_gather(self, tensor, out=None, name=""):
         """Every rank's tensor, one after the other along the first dimension: in a new tensor

@@ -23,8 +23,9 @@ from ..core import Mesh
 from ..plan import Compute, Launch, Plan, Together, Wait, lower
 from ..schedule import Action, Schedule
 from .bucket_plan import LANE, whole
-from .reducers import buckets_of, name
+from .reducers import name
 from .shards import Flat
+from .zero import shards_of
 
 
 def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
@@ -84,8 +85,9 @@ class ScatteredBuckets(BothLanes):
         super().__init__(peers)
         learnt = [(stage, p) for stage, module in stages.items() for p in module.parameters()
                   if p.requires_grad][::-1]
-        self.buckets = [[learnt[member] for member in bucket.members]
-                        for bucket in buckets_of([p for _, p in learnt], bucket_bytes, False)]
+        shards = shards_of([p for _, p in learnt], bucket_bytes, len(peers), 0)
+        self.sizes = [shard.layout.length * shard.kind[0].itemsize for shard in shards]
+        self.homes = [{learnt[member][0] for member in shard.members} for shard in shards]
         self.stages, self.micro_batches = len(stages), micro_batches
         self.backwards = 1 if each_backward else micro_batches  # of a gradient
         self.sent = Counter()  # gradient -> its buckets that are on their way
@@ -93,7 +95,7 @@ class ScatteredBuckets(BothLanes):
     def follow(self, ops: Sequence) -> None:
         done, updates = Counter(), 0
         for op in ops:
-            if not isinstance(op, Compute) or not self.buckets:
+            if not isinstance(op, Compute) or not self.sizes:
                 self.compute.append(op)
                 continue
             batch = op.step[0].micro_batch // self.micro_batches
@@ -104,9 +106,9 @@ class ScatteredBuckets(BothLanes):
             for kind, stage, micro_batch in op.step:
                 if kind in "BW":
                     done[stage, number := micro_batch // self.backwards] += 1
-                    while self.sent[number] < len(self.buckets) and all(
+                    while self.sent[number] < len(self.sizes) and all(
                             done[home, number] == self.backwards
-                            for home, _ in self.buckets[self.sent[number]]):
+                            for home in self.homes[self.sent[number]]):
                         self.scatter(number)
             updates += len(updated)
             if updates == self.stages:
@@ -117,28 +119,24 @@ class ScatteredBuckets(BothLanes):
         """The next bucket of this gradient."""
         bucket, label = self.sent[number], name([self.sent[number]], number)
         self.sent[number] += 1
-        self.launch(label, [(label, "reduce_scatter", self.padded_bytes(bucket))], whole(number),
-                    last=self.sent[number] == len(self.buckets))
+        self.launch(label, [(label, "reduce_scatter", self.sizes[bucket])], whole(number),
+                    last=self.sent[number] == len(self.sizes))
 
     def finish(self, batch: int) -> None:
         """Before the first update: all of the batch's gradient has arrived."""
         each = self.micro_batches // self.backwards
         for number in range(batch * each, (batch + 1) * each):
-            while self.sent[number] < len(self.buckets):
+            while self.sent[number] < len(self.sizes):
                 self.scatter(number)
             self.wait(whole(number))
 
     def gather(self, batch: int) -> None:
         """After the last update: the parameters, of which each rank has stepped its part."""
         label = f"parameters of batch {batch}"
-        calls = [(f"parameters of bucket {bucket} of batch {batch}", "all_gather",
-                  self.padded_bytes(bucket)) for bucket in range(len(self.buckets))]
+        calls = [(f"parameters of bucket {bucket} of batch {batch}", "all_gather", size_bytes)
+                 for bucket, size_bytes in enumerate(self.sizes)]
         self.launch(label, calls, f"{label} done")
         self.wait(f"{label} done")
-
-    def padded_bytes(self, bucket: int) -> int:
-        parameters = [p for _, p in self.buckets[bucket]]
-        return Flat(parameters, len(self.peers), 0).length * parameters[0].itemsize
 
 
 class Units(BothLanes):

@@ -245,6 +245,8 @@ class ShardedGradients(DistributedDataParallel):
 
     def _make_room(self, shard: Shard) -> None:
         """For the gradients of a bucket."""
+        if self.away is shard:  # with those of the backward before
+            self._free()
         if shard.flat is None:
             shard.flat = torch.empty_like(shard.weights)
             shard.flat[sum(shard.layout.sizes):] = 0

@@ -1,7 +1,7 @@
 """Translations word by word: what is kept changes nothing, a beam of one is greedy, padding is not read."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import pytest

@@ -206,6 +206,7 @@ class ZeroThree(Topic):
     right = {"a class": RIGHT, "gathered ahead on a lane": LANE, "closures, two buffers": BUFFERS,
              "autograd, forward again": RECOMPUTES, "an autograd function": FUNCTION}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
+        ("dy_handed_on", "Each layer's backward was given the last one's dy: hand on the dx that it returns.", but("dy, whole =", "_, whole =")),
         ("not_gathered", "A layer was given this rank's part of it: all-gather the parts first.", but("self.group.all_gather(self.parts[i])", "self.parts[i]")),
         ("padding_not_cut", "The padding was handed to a layer: cut it off, after its numel numbers.", but("[:self.layers[i].numel]", "")),
         ("gathered_once", "The backward used parameters that were let go after the forward: gather them again.",
@@ -216,7 +217,6 @@ class ZeroThree(Topic):
         ("stale", "The second step computes with the parameters of the first: gather them in each step.",
          but(WHOLE, KEPT, INIT, INIT + "        self.kept = [None] * len(layers)\n")),
         ("order_of_saved", "A layer's backward was given what another one saved: the last layer's comes first.", but("self.saved.pop()", "self.saved.pop(0)")),
-        ("dy_handed_on", "Each layer's backward was given the last one's dy: hand on the dx that it returns.", but("dy, whole =", "_, whole =")),
         ("reversed", "A layer has the gradient of another: the backward meets the last layer first.", but("        return gradients", "        return gradients[::-1]")),
         ("not_padded", "The gradient was cut in other places than the parameters: pad it as they are.", but(PAD, "")),
         ("sum_not_mean", "Gradients are summed over ranks: divide by their number.", but(', "mean")', ")")),
@@ -252,9 +252,9 @@ class ZeroThree(Topic):
     def probe(answer, draw):
         shown = [Trained.outputs, Trained.gradients]
         for who, ranks, layers, widths, of in (
-                ("2 ranks, 2 layers", 2, 2, (6, 8), {}), ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), {}),
-                ("2 ranks, 4 layers", 2, 4, (6, 7), {"lanes_first": True}), ("4 ranks, 5 layers", 4, 5, (6, 7), {"steps": 1, "lanes_first": True}),
-                ("3 ranks, a layer of one number", 3, 4, (5, 7), {"steps": 1, "small": 1}), ("1 rank", 1, 3, (5, 6), {"steps": 1})):
+                ("2 ranks, 2 layers", 2, 2, (6, 8), {"steps": 2}), ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), {}),
+                ("2 ranks, 4 layers", 2, 4, (6, 7), {"lanes_first": True}), ("4 ranks, 5 layers", 4, 5, (6, 7), {"lanes_first": True}),
+                ("3 ranks, a layer of one number", 3, 4, (5, 7), {"small": 1}), ("1 rank", 1, 3, (5, 6), {})):
             of = {"ranks": ranks, "layers": layers, "width": draw.choice(widths), "seed": draw.randrange(2**31)} | of
             run = cache(lambda of=of: Trained(answer, **of))
             for show in shown + [Trained.parameters, Trained.whole_gradients, Trained.traffic] * (ranks > 1 and layers > 3):
@@ -318,7 +318,7 @@ class Trained(Ranks):
     unreduced    the same of whole gradients
     """
 
-    def __init__(self, answer, ranks: int, layers: int, width: int, seed: int, steps=2, small=None, lanes_first=False):
+    def __init__(self, answer, ranks: int, layers: int, width: int, seed: int, steps=1, small=None, lanes_first=False):
         super().__init__(ranks, seed)
         draw, self.width, self.steps, self.lanes_first = torch.Generator().manual_seed(seed), width, steps, lanes_first
         self.numels = [width * (width + at % 2) for at in range(layers)]
