@@ -55,7 +55,8 @@ class Setting:
 
     def __init__(self, chosen: Mapping[str, str]):
         self.chosen = chosen
-        self.schedule = (Schedule.named("interleaved")(1, MICRO_BATCHES)
+        whole = "1f1b" if "weights" in chosen else "interleaved"  # of one stage, or of two
+        self.schedule = (Schedule.named(whole)(1, MICRO_BATCHES)
                          if chosen["pipeline"] == ONE_RANK else
                          Schedule.named(chosen["pipeline"])(RANKS, MICRO_BATCHES))
         self.level = LEVELS.get(chosen.get("precision"))
@@ -130,7 +131,8 @@ def found(setting: Setting, model, mp, losses, fired, whole=None) -> dict[str, n
     named_weights = model.named_parameters() if whole is None else whole.items()
     weights = {named(name): masters.get(p, p).detach() for name, p in named_weights}
     weights = {name: (p.float() if mp else p.clone()).numpy() for name, p in weights.items()}
-    if setting.config.tied and isinstance(model, GPTStage):  # it has one where the stages have two
+    one = isinstance(model, GPTStage) or setting.schedule.stages == 1
+    if setting.config.tied and one:  # which has one matrix where several stages have two
         embedding, output = tied_weights(setting.config, 2)["embedding"].values()
         weights[output] = weights[embedding]
         fired |= {output: fired[embedding]} if embedding in fired else {}
