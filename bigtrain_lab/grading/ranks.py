@@ -51,11 +51,6 @@ class Ranks:
     def left(self) -> int:
         return sum(map(len, self._ways.values()))
 
-    def underway(self) -> list[torch.Tensor]:
-        """What the messages and collectives themselves keep: copies that are no rank's."""
-        ways = [tensor for way in self._ways.values() for _, *copies in way for tensor in (copies[0], copies[2])]
-        return ways + [brought for meeting in self._meetings.values() for _, brought in meeting.values()]
-
     def run(self, program, answer) -> list:
         """What program(answer, group) returned on each rank. Refused where no rank can go on."""
         carried, returned = bytes_of(answer), [None] * self.size

@@ -178,7 +178,7 @@ BUILT = """
         whole.step()
         for p, each in zip(sum(self.learnt, []), before):
             p.data.copy_(each)
-        del whole
+        whole.state.clear()
         self.pieces ="""
 
 

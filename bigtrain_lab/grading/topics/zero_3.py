@@ -381,12 +381,12 @@ class Trained(Ranks):
     def look(self, rank: int) -> None:
         """Note how many numbers of others' parts are in a rank's memory now."""
         with _disable_current_modes():  # what is made to look is not the rank's
-            underway, numbers = {each.untyped_storage().data_ptr() for each in self.underway()}, set()
+            numbers = set()
             for key, ref in list(self.born[rank].items()):
                 storage = ref()
                 if storage is None:
                     del self.born[rank][key]
-                elif storage.nbytes() and storage.data_ptr() not in underway:
+                elif storage.nbytes():
                     numbers.update(torch.empty(0, dtype=torch.float64).set_(storage).tolist())
         for most, known in ((self.alive, self.foreign), (self.unreduced, self.partial)):
             phase = self.phase[rank]
