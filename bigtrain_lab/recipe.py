@@ -290,7 +290,9 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
-    holders = rank.group() if recipe.zero else replica_ranks  # who have parts of one gradient
+    holders = replica_ranks  # who have parts of one gradient
+    if recipe.zero:
+        holders = copies if recipe.mesh.size == recipe.replicas else rank.group()
     scaler = recipe.scaler and recipe.scaler.among(holders)
     precision = MixedPrecision(recipe.precision, scaler, None if scaler else holders)
     modules = nn.ModuleList(stages.values())

@@ -68,7 +68,7 @@ class Combined(Sharded):
         if self.micro_batches % self.replicas:
             raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
                              f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
-        self.recipe, self.replicated  # noqa: B018  (both raise Impossible)
+        self.recipe, self.stages  # noqa: B018  (both raise Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 

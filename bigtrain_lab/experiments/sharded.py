@@ -42,7 +42,7 @@ class Sharded(Layered):
 
     @property
     def recipe(self) -> Recipe:
-        return replace(super().recipe, zero=self.zero)
+        return replace(super().recipe, zero=self.sharded)
 
     # -- what replicas send -------------------------------------------------------------------------
 
@@ -51,10 +51,11 @@ class Sharded(Layered):
         if not self.sharded:
             return super().replicated
         level = self.further.get("precision")
-        stages = self.stages_at(level if self.zero < 3 else None)
-        return with_shards(self.zero, self.order, self.steps, self.replicas, stages,
+        stages = self.stages_at(level if self.sharded < 3 else None)
+        return with_shards(self.sharded, self.order, self.steps, self.replicas, stages,
                            self.bucket_bytes, slices=self.slices,
-                           compute_dtype=LEVELS[level].dtype if level else None)
+                           compute_dtype=LEVELS[level].dtype if level else None,
+                           inside=self.inside if self.slices == 1 else {})
 
     def duplicate_bytes(self, rank: int) -> int:
         if not self.sharded:
@@ -106,6 +107,8 @@ class Sharded(Layered):
 
     def cost(self, memory: bool = True) -> Cost:
         priced = super().cost(memory and not self.sharded)
+        if self.sharded:
+            priced = replace(priced, inside=self.inside)
         if not memory or not self.sharded:
             return priced
         ranks = range(self.ranks)

@@ -24,6 +24,7 @@ from .on_hardware import profiles
 from .pipelined import Pipelined
 from .sharded import Sharded
 
+STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
 WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer state", "master": "masters"}
 
@@ -31,7 +32,7 @@ WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer
 class Zero(Sharded):
     name: ClassVar[str] = "zero"
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
-    figures: ClassVar[tuple[str, ...]] = ("memory", "overlap")
+    figures: ClassVar[tuple[str, ...]] = ("microscope", "overlap", "memory")
     pipeline: ClassVar[int] = 1
     slices: ClassVar[int] = 1
     schedule: ClassVar[str] = "1f1b"
@@ -93,8 +94,9 @@ class Zero(Sharded):
         return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
 
     def describe(self) -> str:
-        return (f"a model of {self.weights / 1e6:.3g} M parameters; {self.ranks} rank{'s' * (self.ranks > 1)} share {SHARED[self.stage]}; a batch of "
-                f"{self.replicas} x {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+        who = f"{self.ranks} ranks share {SHARED[self.stage]}" if self.ranks > 1 else "one rank has nobody to share with"
+        return (f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {self.replicas} x {self.micro_batches} x {self.rows} samples of "
+                f"{self.sequence} bytes")
 
     # -- theory ---------------------------------------------------------------------------------------------
 
@@ -149,6 +151,12 @@ class Zero(Sharded):
         higher = f"A higher stage ({self.stage + 1}) or more" if self.stage < 3 else "More"
         return f"{higher} ranks (replicas), a smaller batch (rows) or recompute would need less on each device."
 
+    def shown(self, figure: str, trace: Trace) -> Trace | dict[str, Trace]:
+        """For the microscope all four stages: predictions beside the trace of this one."""
+        if figure != "microscope":
+            return trace
+        return {STAGES[stage]: trace if stage == self.stage else self.replace(stage=stage, fault="none").predict() for stage in range(4)}
+
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
         if self.replicas == 1 or trace.settings.get("unfinished"):
@@ -163,8 +171,8 @@ class Zero(Sharded):
             return said
         sent, z = max(map(trace.bytes_sent, range(trace.ranks))) / trace.steps, 2 if self.stage and self.precision != "none" else self.config.dtype.itemsize
         usual = zero_sent_bytes(z * self.weights, self.replicas, 0)
-        said.append(f"A rank sends {size(round(sent))} a step, {sent / usual:.3g} times what data parallel sends; for {duration(exposed(trace), trace.unit)} "
-                    "of a step it waits for that alone.")
+        said.append(f"A rank sends {size(round(sent))} a step, {f'{sent / usual:.3g} times' if sent > 1.05 * usual else 'as much as'} what an all-reduce of "
+                    f"all gradients sends; for {duration(exposed(trace), trace.unit)} of a step it waits for that alone.")
         return said
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..core import Mesh
-from ..plan import Compute, Launch, Plan, Together, Wait, lower
+from ..plan import Compute, Launch, Plan, Together, Wait, called, in_parts, lower
 from ..schedule import Action, Schedule
 from .bucket_plan import LANE, whole
 from .reducers import name
@@ -30,11 +30,11 @@ from .zero import shards_of
 
 def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
                 stages: Mapping[int, nn.Module], bucket_bytes: int, *, slices: int = 1,
-                compute_dtype: torch.dtype | None = None) -> Plan:
+                compute_dtype: torch.dtype | None = None, inside: Mapping = {}) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices) at stage
     1, 2 or 3 of ZeRO; at 3 each stage of the order is a unit. `stages`: stage -> its module, on
     meta or not, of one slice. `compute_dtype`: the format that stage 3 gathers and scatters, where
-    it is not the weights'."""
+    it is not the weights'. `inside`: collectives that actions call, as a Cost has them."""
     mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
@@ -45,9 +45,9 @@ def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
         own = {stage: module for stage, module in sorted(stages.items())
                if order.rank_of(stage, 0) == place}
         if zero == 3:
-            both = Units(peers, own, compute_dtype)
+            both = Units(peers, own, inside, compute_dtype)
         else:
-            both = ScatteredBuckets(peers, own, bucket_bytes, order.micro_batches, zero == 2)
+            both = ScatteredBuckets(peers, own, inside, bucket_bytes, order.micro_batches, zero == 2)
         both.follow(ops)
         lanes[rank, "compute"], lanes[rank, LANE] = tuple(both.compute), tuple(both.lane)
     return Plan(lanes, mesh.size, steps)
@@ -56,8 +56,8 @@ def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
 class BothLanes:
     """Of one of the ranks `peers`: the second does what the first launches, in its order."""
 
-    def __init__(self, peers: tuple[int, ...]):
-        self.peers, self.compute, self.lane = peers, [], []
+    def __init__(self, peers: tuple[int, ...], inside: Mapping):
+        self.peers, self.inside, self.compute, self.lane = peers, inside, [], []
         self.under_way: set[str] = set()  # what will be posted, and was not waited for
 
     def launch(self, label: str, calls: Sequence[tuple[str, str, int]], end: str,
@@ -74,15 +74,18 @@ class BothLanes:
         self.under_way.discard(end)
 
     def act(self, op: Compute) -> None:
-        self.compute.append(op._replace(beside=bool(self.under_way)))
+        calls = called(op.step, self.inside)
+        cut, lane = in_parts(op._replace(beside=bool(self.under_way)), calls, self.peers)
+        self.compute += cut
+        self.lane += lane
 
 
 class ScatteredBuckets(BothLanes):
     """Stages 1 and 2: buckets of the gradient of each batch, or of each backward."""
 
-    def __init__(self, peers, stages: Mapping[int, nn.Module], bucket_bytes: int,
+    def __init__(self, peers, stages: Mapping[int, nn.Module], inside, bucket_bytes: int,
                  micro_batches: int, each_backward: bool):
-        super().__init__(peers)
+        super().__init__(peers, inside)
         learnt = [(stage, p) for stage, module in stages.items() for p in module.parameters()
                   if p.requires_grad][::-1]
         shards = shards_of([p for _, p in learnt], bucket_bytes, len(peers), 0)
@@ -142,8 +145,9 @@ class ScatteredBuckets(BothLanes):
 class Units(BothLanes):
     """Stage 3: one unit is gathered while another is at work."""
 
-    def __init__(self, peers, stages: Mapping[int, nn.Module], compute_dtype: torch.dtype | None):
-        super().__init__(peers)
+    def __init__(self, peers, stages: Mapping[int, nn.Module], inside,
+                 compute_dtype: torch.dtype | None):
+        super().__init__(peers, inside)
         self.sizes = {}
         for stage, module in stages.items():
             flat = Flat(parameters := [*module.parameters()], len(peers), 0)
