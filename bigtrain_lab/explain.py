@@ -80,7 +80,8 @@ def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
 def not_finite(trace: Trace) -> list[str]:
     """Where a NaN or an infinity began, in a sentence: the first rank in time that sent or reported one, and the first
     report, such as a loss. Nothing where all was finite."""
-    found = sorted((e for e in trace if isinstance(e, Scalar) and e.kind == NOT_FINITE), key=lambda e: e.start)
+    found = sorted((e for e in trace if isinstance(e, Scalar) and e.kind == NOT_FINITE),
+                   key=lambda e: (e.start, " in " in e.name))  # a message comes before what it reaches at once
     if not found:
         return []
     first, sent = found[0], [e for e in found if " in " not in e.name]

@@ -183,8 +183,8 @@ def level_of(name: str, traces: list[Trace]) -> Level:
 
 
 class Applied(NamedTuple):
-    """A worker's gradient at a server, applied at a tick. `staleness`: updates that the server had made since that worker
-    last read its weights."""
+    """A worker's gradient at a server, applied at a tick. `staleness`: updates that the server had
+    made since that worker last read its weights."""
 
     server: int
     worker: int
@@ -193,15 +193,18 @@ class Applied(NamedTuple):
     staleness: int
 
 
-def applied(trace: Trace, requests: Sequence[int], bound: int | None = None, synchronous: bool = False) -> list[Applied]:
-    """All that the servers of a trace applied, server by server in their order: who reads when follows from who asked in
-    which order. Arguments as of techniques.parameter_server.order."""
+def applied(trace: Trace, requests: Sequence[int], bound: int | None = None,
+            synchronous: bool = False) -> list[Applied]:
+    """All that the servers of a trace applied, server by server in their order: who reads when
+    follows from who asked in which order. Arguments as of techniques.parameter_server.order."""
     workers, found = tuple(range(len(requests))), []
+    each = len(requests) if synchronous else 1  # gradients of an update
     for server in range(len(requests), trace.ranks):
-        turns, read = Turns(Serve(workers, tuple(requests), bound=0 if synchronous else bound)), [0] * len(requests)
-        served = [(span.end, *map(int, ACTION.fullmatch(span.name).group(1, 3))) for span in trace.spans(server) if span.kind == "S"]
+        turns = Turns(Serve(workers, tuple(requests), bound=0 if synchronous else bound))
+        read = [0] * len(requests)
+        served = [(span.end, *map(int, ACTION.fullmatch(span.name).group(1, 3)))
+                  for span in trace.spans(server) if span.kind == "S"]
         for count, (end, worker, batch) in enumerate(served):
-            each = len(requests) if synchronous else 1
             found.append(Applied(server, worker, batch, end, count // each - read[worker]))
             turns.has(worker, end)
             turns.take()

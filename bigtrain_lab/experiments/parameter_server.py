@@ -1,11 +1,12 @@
 """Why wait for the slowest?
 
-Workers compute gradients of a small classifier of digits, servers apply them: one mean a round, each
-gradient as it comes, or so that nobody runs far ahead. One worker may be slow for good, and all may
-have hiccups. A gradient that was computed on old weights is stale by the updates made since; how many
-are, by how much, and what the loss makes of it, is what a run shows.
-Source: Dean et al. 2012, Large scale distributed deep networks; Ho et al. 2013, the stale synchronous
-parallel parameter server; Chen et al. 2016, Revisiting distributed synchronous SGD (arXiv:1604.00981).
+Workers compute gradients of a small classifier of digits, servers apply them: one mean a round,
+each gradient as it comes, or so that nobody runs far ahead. One worker may be slow for good, and
+all may have hiccups. A gradient that was computed on old weights is stale by the updates made
+since; how many are, by how much, and what the loss makes of it, is what a run shows.
+Source: Dean et al. 2012, Large scale distributed deep networks (NIPS); Ho et al. 2013, the stale
+synchronous parallel parameter server (NIPS); Chen et al. 2016, Revisiting distributed synchronous
+SGD (arXiv:1604.00981).
 """
 
 from collections.abc import Callable
@@ -48,20 +49,30 @@ class ParameterServing(OnHardware):
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
 
-    mode: str = knob("asynchronous", "when a server updates: by the mean of a round, by each gradient, or so with a bound", choices=MODES)
-    bound: int = knob(3, "how many batches a worker may be ahead of the slowest one", low=0, high=32)
-    slow: float = knob(4.0, "how many times its time the last worker takes for each batch", low=1, high=16, step=0.5)
-    hiccups: float = knob(0.0, "share of all batches that take long, drawn from the seed", low=0, high=1, step=0.05)
+    mode: str = knob("asynchronous", "when a server updates: by the mean of a round, by each "
+                     "gradient as it comes, or so while nobody is far ahead", choices=MODES)
+    bound: int = knob(3, "how many batches a worker may be ahead of the slowest one",
+                      low=0, high=32)
+    slow: float = knob(4.0, "how many times its time the last worker takes for each batch",
+                       low=1, high=16, step=0.5)
+    hiccups: float = knob(0.0, "share of all batches that take long, drawn from the seed",
+                          low=0, high=1, step=0.05)
     learning_rate: float = knob(0.1, "step size of plain SGD", low=0.001, high=10, logarithmic=True)
-    hiccup: float = knob(4.0, "how many times its time a batch with a hiccup takes", low=1, high=100, step=0.5, more=True)
+    hiccup: float = knob(4.0, "how many times its time a batch with a hiccup takes",
+                         low=1, high=100, step=0.5, more=True)
     workers: int = knob(4, "ranks that compute gradients", low=1, high=6, more=True)
-    servers: int = knob(1, "ranks that share the parameters and apply gradients", low=1, high=3, more=True)
-    steps: int = knob(20, "batches of each worker; those that have made them go on until all have", low=1, high=500, more=True)
-    rows: int = knob(32, "samples in a batch of a worker", low=1, high=512, unit="samples", more=True)
+    servers: int = knob(1, "ranks that share the parameters and apply gradients",
+                        low=1, high=3, more=True)
+    steps: int = knob(20, "batches of each worker; those that have made them go on until all have",
+                      low=1, high=500, more=True)
+    rows: int = knob(32, "samples in a batch of a worker", low=1, high=512, unit="samples",
+                     more=True)
     layers: int = knob(2, "hidden layers", low=1, high=8, more=True)
     width: int = knob(32, "width of the model", low=8, high=512, step=8, more=True)
-    hardware: str = knob("unit", "what the modelled clock charges for compute and messages; unit: a batch is a slot, links are free", choices=profiles, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of the weights", choices=("float32", "float64"), more=True)
+    hardware: str = knob("unit", "what the modelled clock charges for compute and messages; unit: "
+                         "a batch is a slot, links are free", choices=profiles, more=True)
+    dtype: Literal["float32", "float64"] = knob("float32", "number format of the weights",
+                                                choices=("float32", "float64"), more=True)
     seed: int = knob(0, "seed of weights, samples and hiccups", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
@@ -70,10 +81,10 @@ class ParameterServing(OnHardware):
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        idle = set() if settings["mode"] == "bounded" else {"bound"}
-        return super().idle_settings(settings) | idle | (set() if settings["hiccups"] else {"hiccup"})
+        idle = {"bound": settings["mode"] != "bounded", "hiccup": not settings["hiccups"]}
+        return super().idle_settings(settings) | {name for name in idle if idle[name]}
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @property
     def ranks(self) -> int:
@@ -82,7 +93,8 @@ class ParameterServing(OnHardware):
     @property
     def how(self) -> dict[str, Any]:
         """Arguments of the technique."""
-        return {"bound": self.bound if self.mode == "bounded" else None, "synchronous": self.mode == "synchronous"}
+        return {"bound": self.bound if self.mode == "bounded" else None,
+                "synchronous": self.mode == "synchronous"}
 
     @property
     def shapes(self) -> tuple[int, int, int, int, str]:
@@ -97,29 +109,25 @@ class ParameterServing(OnHardware):
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
-        """Batches of each worker: those that end by the time at which the last one has made its `steps`."""
+        """Batches of each worker: those that end by when the last one has made its `steps`."""
         if self.mode == "synchronous":
             return (self.steps,) * self.workers
-        ahead = self.bound + 2 if self.mode == "bounded" else round(self.steps * (self.slowest - 1)) + 1
-        most = self.steps + ahead
+        slowest = max(self.slow, self.fault_factor if self.fault == "straggler" else 1)
+        ahead = self.bound + 1 if self.mode == "bounded" else round(self.steps * (slowest - 1))
+        most = self.steps + ahead + 1
         while most * self.workers <= MOST:
             trace = simulate(self.order((most,) * self.workers), self.priced(most))
-            ends = [[span.end for span in trace.spans(worker) if span.kind == "B"] for worker in range(self.workers)]
+            ends = [[span.end for span in trace.spans(worker) if span.kind == "B"]
+                    for worker in range(self.workers)]
             until = max(own[self.steps - 1] for own in ends)
             made = tuple(sum(end <= until for end in own) for own in ends)
             if max(made) < most:
                 return made
             most *= 2
-        raise Impossible(f"While the slowest worker makes {self.steps} batches the others make {most:,} or more: take fewer steps, or a "
-                         "smaller slow, or a bound.")
+        raise Impossible(f"While the slowest worker makes {self.steps} batches the others make "
+                         f"{most:,} or so: take fewer steps, a smaller slow, or a bound.")
 
-    @property
-    def slowest(self) -> float:
-        """Times the time of the fastest, about."""
-        straggler = self.fault_factor if self.fault == "straggler" else 1
-        return max(self.slow, straggler)
-
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ------------------------------------------------------------------------------------
 
     def durations(self) -> dict[str, Fraction]:
         """Of a batch's forward and backward, and of the update of the largest shard."""
@@ -127,25 +135,32 @@ class ParameterServing(OnHardware):
             return {"F": Fraction(1, 3), "B": Fraction(2, 3), "S": Fraction(0)}
         largest = max(range(self.servers), key=lambda number: self.server_bytes[number])
         actions = dried(self.shapes, None)[1] | dried(self.shapes, largest)[1]
-        return {name[1]: Fraction(acted.work.seconds(self.profile, self.dtype)) for name, acted in actions.items()}
+        return {name[1]: Fraction(acted.work.seconds(self.profile, self.dtype))
+                for name, acted in actions.items()}
 
     def priced(self, batches: int) -> Cost:
         """The cost of runs of at most so many batches a worker."""
-        usual, draws = self.durations(), [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
+        draws = [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
+        usual = self.durations()
         long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
-        late = {(worker, number): long for number in range(batches) for worker, draw in enumerate(draws) if draw.random() < self.hiccups}
-        time = {"ticks_per_unit": SLOT_TICKS} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        slowdown = {self.workers - 1: self.slow} if self.slow > 1 else {}
+        late = {(worker, number): long for number in range(batches)
+                for worker, draw in enumerate(draws) if draw.random() < self.hiccups}
+        time = {"ticks_per_unit": SLOT_TICKS}
+        if not self.profile.textbook:
+            time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
+        resident = {rank: self.resident(rank) for rank in range(self.ranks)}
         return self.misfortune.priced(Cost(
-            usual, changes=self.changes(batches), resident={rank: self.resident(rank) for rank in range(self.ranks)}, slowdown=slowdown,
-            of_batch=late, capacity_bytes=self.capacity_bytes, **time, **self.profile.prices(self.ranks)))
+            usual, changes=self.changes(batches), resident=resident, of_batch=late,
+            slowdown={self.workers - 1: self.slow}, capacity_bytes=self.capacity_bytes, **time,
+            **self.profile.prices(self.ranks)))
 
     def cost(self) -> Cost:
         return self.priced(max(self.requests))
 
     def resident(self, rank: int) -> tuple[tuple[str, int], ...]:
-        start = dict(dried(self.shapes, None if rank < self.workers else rank - self.workers)[0])
-        if rank >= self.workers and self.mode == "synchronous" and self.workers > 1:
+        server = rank - self.workers if rank >= self.workers else None
+        start = dict(dried(self.shapes, server)[0])
+        if server is not None and self.mode == "synchronous" and self.workers > 1:
             start["gradients"] = start["weights"]  # the sum of a round
         return tuple(start.items())
 
@@ -153,7 +168,9 @@ class ParameterServing(OnHardware):
         """What a worker's batch changes; the first finds no gradients to free."""
         start, actions = dried(self.shapes, None)
         levels = [start, *(acted.after for acted in actions.values())]
-        moves = [tuple((kind, more) for kind in MEMORY_KINDS if kind != "temporaries" and (more := now.get(kind, 0) - was.get(kind, 0)))
+        kinds = [kind for kind in MEMORY_KINDS if kind != "temporaries"]  # no ledger follows them
+        moves = [tuple((kind, more) for kind in kinds
+                       if (more := now.get(kind, 0) - was.get(kind, 0)))
                  for was, now in zip(levels, levels[1:])]
         return {Action(kind, worker, number): moves[2 * (number > 0) + (kind == "B")]
                 for worker in range(self.workers) for number in range(batches) for kind in "FB"}
@@ -163,26 +180,31 @@ class ParameterServing(OnHardware):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**super().facts, "terms": {"micro_batch": "batch", "stage": "worker"}, "served": {"requests": [*self.requests], **self.how}}
+        return {**super().facts, "terms": {"micro_batch": "batch", "stage": "worker"},
+                "served": {"requests": [*self.requests], **self.how}}
 
-    # -- reality --------------------------------------------------------------------------------------------
+    # -- reality -----------------------------------------------------------------------------------
 
     def model(self) -> nn.Module:
-        return Classifier(POINTS, self.width, self.layers, CLASSES, seed=self.seed, dtype=getattr(torch, self.dtype))
+        return Classifier(POINTS, self.width, self.layers, CLASSES, seed=self.seed,
+                          dtype=getattr(torch, self.dtype))
 
     def batch(self, worker: int, number: int) -> tuple[Tensor, Tensor]:
         """A round of the workers' batches is a stretch of the stream."""
-        inputs, labels = digits().batch(self.seed, (number * self.workers + worker) * self.rows, self.rows)
+        first = (number * self.workers + worker) * self.rows
+        inputs, labels = digits().batch(self.seed, first, self.rows)
         return inputs.to(getattr(torch, self.dtype)), labels
 
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
-        service = ParameterServer(model, partial(torch.optim.SGD, lr=self.learning_rate), self.requests, self.servers, **self.how,
+        optimizer = partial(torch.optim.SGD, lr=self.learning_rate)
+        service = ParameterServer(model, optimizer, self.requests, self.servers, **self.how,
                                   group=rank.group())
-        rank.watch(partial(held, service.shards[place] if place >= 0 else [*model.parameters()], service.server))
+        own = service.shards[place] if place >= 0 else [*model.parameters()]
+        rank.watch(partial(held, own, service.server))
 
         def loss(number: int) -> Tensor:
-            inputs, labels = (each.to(rank.device) for each in self.batch(rank.index, number))
+            inputs, labels = (part.to(rank.device) for part in self.batch(rank.index, number))
             found = cross_entropy(model(inputs), labels)
             losses.append(found.item())
             rank.log("loss", losses[-1])
@@ -194,21 +216,24 @@ class ParameterServing(OnHardware):
                 told = self.quality(model)
             for name, value in told.items():
                 rank.log(name, value)
-        own = {f"staleness of server {place}": np.array([each.staleness for each in updates])} if place >= 0 else {
-            f"loss of worker {rank.index}": np.array(losses)}
-        return own | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+        told = {f"loss of worker {rank.index}": np.array(losses)}
+        if place >= 0:
+            told = {f"staleness of server {place}": np.array([each.staleness for each in updates])}
+        return told | {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
     @torch.no_grad()
     def quality(self, model: nn.Module) -> dict[str, float]:
         inputs, labels = digits().test
         device = next(model.parameters()).device
         output = model(inputs.to(device, getattr(torch, self.dtype))).cpu()
-        return {TEST_LOSS: cross_entropy(output, labels).item(), ACCURACY: (output.argmax(-1) == labels).double().mean().item()}
+        return {TEST_LOSS: cross_entropy(output, labels).item(),
+                ACCURACY: (output.argmax(-1) == labels).double().mean().item()}
 
     def reference(self) -> dict[str, Any]:
-        """In one process: of a synchronous run large batches; else w <- w - lr g(w as it was read), in the trace's order."""
+        """In one process: of a synchronous run large batches; else w <- w - lr g(w as it was read),
+        in the trace's order."""
         model = self.model()
-        found = large_batches(self, model) if self.mode == "synchronous" else replayed(self, model)
+        found = (large_batches if self.mode == "synchronous" else replayed)(self, model)
         return found | {name: p.detach().numpy() for name, p in model.named_parameters()}
 
     def learnt(self) -> dict[str, float]:
@@ -217,7 +242,7 @@ class ParameterServing(OnHardware):
         model.load_state_dict({name: torch.from_numpy(found[name]) for name in model.state_dict()})
         return self.quality(model)
 
-    # -- what is told ---------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     def applied(self, trace: Trace) -> list[Applied]:
         """All updates that a trace's servers made of gradients."""
@@ -230,14 +255,21 @@ class ParameterServing(OnHardware):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
+
+        def accuracy(trace: Trace) -> float | None:
+            found = last(trace, ACCURACY)
+            return None if found is None else 100 * found
+
         return (
-            Quantity(f"gradients applied a {unit}", "", lambda t: sum(self.requests) / t.makespan if t.makespan else None),
+            Quantity(f"gradients applied a {unit}", "",
+                     lambda t: sum(self.requests) / t.makespan if t.makespan else None),
             Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
             Quantity("staleness, worst", "updates", lambda t: self.stale(t, max)),
-            Quantity("bytes through the busiest server's port, in and out", "B", lambda t: max(ports(t)[self.workers:])),
+            Quantity("bytes through the busiest server's port, in and out", "B",
+                     lambda t: max(ports(t)[self.workers:])),
             Quantity("loss, mean of the last tenth", "", last_tenth, exact=False),
             Quantity("test loss, last", "", lambda t: last(t, TEST_LOSS), exact=False),
-            Quantity("test accuracy, last", "%", lambda t: 100 * of if (of := last(t, ACCURACY)) is not None else None, exact=False))
+            Quantity("test accuracy, last", "%", accuracy, exact=False))
 
     @property
     def relief(self) -> str:
@@ -245,7 +277,7 @@ class ParameterServing(OnHardware):
 
     def describe(self) -> str:
         shared = " and ".join(size(each) for each in self.server_bytes)
-        made = f"{self.steps:,} each" if len(set(self.requests)) == 1 else ", ".join(f"{each:,}" for each in self.requests)
+        made = ", ".join(f"{each:,}" for each in self.requests)
         return f"{counted(self.servers, 'server')} of {shared}; batches of the workers: {made}"
 
     def explain(self, trace: Trace) -> list[str]:
@@ -255,20 +287,27 @@ class ParameterServing(OnHardware):
             return said
         if self.mode == "synchronous":
             idle = max(trace.idle(worker) for worker in range(self.workers)) / trace.makespan
-            return said + [f"Every gradient is of the newest weights, and the fastest worker waits {idle:.0%} of the time for the slowest."]
+            return said + ["Every gradient is of the newest weights, and the fastest worker waits "
+                           f"{idle:.0%} of the time."]
         slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
-        ages = [mean(each.staleness for each in found if each.worker == worker) for worker in range(self.workers)]
+        ages = [mean(each.staleness for each in found if each.worker == worker)
+                for worker in range(self.workers)]
         others = [age for worker, age in enumerate(ages) if worker != slowest]
         if others:
-            said.append(f"Worker {slowest} made {self.requests[slowest] / sum(self.requests):.1%} of the gradients; {ages[slowest]:.3g} updates "
-                        f"came between its read and its own, {min(others):.3g} to {max(others):.3g} in the mean of the others.")
+            share = self.requests[slowest] / sum(self.requests)
+            said.append(f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
+                        f"{ages[slowest]:.3g} updates old; those of the others were "
+                        f"{min(others):.3g} to {max(others):.3g}.")
         if self.mode == "bounded":
-            said.append(f"Bound {self.bound} allows at most {(2 * self.bound + 1) * (self.workers - 1)}, (2 s + 1)(W - 1); "
-                        f"here it was {max(each.staleness for each in found)}.")
+            most = (2 * self.bound + 1) * (self.workers - 1)
+            said.append(f"Bound {self.bound} allows at most {most}, (2 s + 1)(W - 1); here it was "
+                        f"{max(each.staleness for each in found)}.")
         if typical := round(mean(each.staleness for each in found)):
-            said.append(f"A delay of {typical} for all would leave a quadratic {largest_stable_rate(typical) / 2:.0%} of its largest rate.")
+            said.append(f"A delay of {typical} for all would leave a quadratic "
+                        f"{largest_stable_rate(typical) / 2:.0%} of its largest rate.")
         if self.servers > 1:
-            said.append("Each server counts its own updates: a worker may read their parts at different versions.")
+            said.append("Each server counts its own updates: a worker may read their parts at "
+                        "different versions.")
         return said
 
 
@@ -282,12 +321,14 @@ def held(parameters, server: Server | None) -> dict[str, dict]:
     """What a rank holds: a server its own part."""
     total = {"sum": server.sum} if server else {}
     named = {str(number): parameter for number, parameter in enumerate(parameters)}
-    return {"weights": named, "gradients": {name: p.grad for name, p in named.items()} | total}
+    gradients = {name: p.grad for name, p in named.items()}
+    return {"weights": named, "gradients": gradients | total}
 
 
 @lru_cache(maxsize=64)
 def dried(shapes: tuple, server: int | None) -> tuple[dict[str, int], dict[str, Acted]]:
-    """Bytes by kind at the start, and what each action does, of two batches of a worker or of one request at a server."""
+    """Bytes by kind at the start, and what each action does: of two batches of a worker, or of one
+    request at a server."""
     rows, layers, width, servers, dtype = shapes
     dtype = getattr(torch, dtype)
 
@@ -305,7 +346,8 @@ def dried(shapes: tuple, server: int | None) -> tuple[dict[str, int], dict[str, 
             return
 
         def loss(number):
-            inputs, labels = torch.empty(rows, POINTS, dtype=dtype, device=META), torch.empty(rows, dtype=torch.int64, device=META)
+            inputs = torch.empty(rows, POINTS, dtype=dtype, device=META)
+            labels = torch.empty(rows, dtype=torch.int64, device=META)
             return cross_entropy(model(inputs), labels)
 
         work = Worker(loss, [learnt])
@@ -317,31 +359,34 @@ def dried(shapes: tuple, server: int | None) -> tuple[dict[str, int], dict[str, 
             model.zero_grad(set_to_none=True)  # as they are sent
 
     run = dry_run(program)
-    return {"weights": run.start["weights"]}, run.actions  # a server has no use for those of others
+    return {"weights": run.start["weights"]}, run.actions  # a server's other parameters are idle
 
 
-# -- one process ----------------------------------------------------------------------------------------------
+# -- one process -----------------------------------------------------------------------------------
 
 
 def large_batches(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
     """A round is one batch of all its samples."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lab.learning_rate), []
     for number in range(lab.steps):
-        inputs, labels = (torch.cat(parts) for parts in zip(*(lab.batch(worker, number) for worker in range(lab.workers))))
+        batches = (lab.batch(worker, number) for worker in range(lab.workers))
+        inputs, labels = (torch.cat(parts) for parts in zip(*batches))
         each = cross_entropy(model(inputs), labels, reduction="none")
         losses.append(each.detach().view(lab.workers, lab.rows).mean(1).numpy())
         optimizer.zero_grad()
         each.mean().backward()
         optimizer.step()
-    found = {f"loss of worker {worker}": np.array([row[worker] for row in losses]) for worker in range(lab.workers)}
-    return found | {f"staleness of server {k}": np.zeros(lab.steps * lab.workers, int) for k in range(lab.servers)}
+    none = np.zeros(lab.steps * lab.workers, int)
+    return ({f"loss of worker {w}": np.array(own) for w, own in enumerate(zip(*losses))}
+            | {f"staleness of server {k}": none for k in range(lab.servers)})
 
 
 def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
     """The recurrence, with every read and every update where the predicted trace has them."""
     names = [name for name, _ in model.named_parameters()]
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    owned = [[names[i] for i in own] for own in shares([p.nbytes for p in weights.values()], lab.servers)]
+    sizes = [w.nbytes for w in weights.values()]
+    owned = [[names[i] for i in own] for own in shares(sizes, lab.servers)]
     read = [{name: w.clone() for name, w in weights.items()} for _ in range(lab.workers)]
     seen = [[0] * lab.workers for _ in owned]  # the version that each worker has, of each server
     made, waiting = [[0] * lab.workers for _ in owned], [set() for _ in owned]
@@ -361,8 +406,9 @@ def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
         made[server][worker] += 1
         waiting[server].add(worker)
         staying = [count for count, most in zip(made[server], lab.requests) if count < most]
+        least = min(staying, default=sum(lab.requests))
         for each in [*waiting[server]]:
-            if lab.mode != "bounded" or not staying or made[server][each] - min(staying) <= lab.bound:
+            if lab.mode != "bounded" or made[server][each] - least <= lab.bound:
                 waiting[server].remove(each)
                 seen[server][each] = len(stale[server])
                 read[each] |= {name: weights[name].clone() for name in owned[server]}

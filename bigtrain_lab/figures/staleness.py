@@ -1,6 +1,6 @@
-"""How old the weights of each gradient were when a server applied it, worker by worker, and what the loss made of it.
+"""How old the weights of each gradient were when a server applied it, and what the loss made of it.
 
-A slow worker's gradients are few and old, and make a bar of their own far to the right; hiccups make a tail.
+A slow worker's gradients are few and old: a bar of their own far to the right. Hiccups make a tail.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ PATTERNS = ("", "/", "x", ".", "-", "|")
 
 
 def staleness(trace: Trace) -> go.Figure:
-    """At the left the share of all updates by their staleness; at the right the loss over the time of the run."""
+    """At the left the share of all updates by their staleness; at the right the loss over time."""
     served = trace.settings.get("facts", {}).get("served")
     if not served:
         raise Impossible("This trace has no servers: take one of the experiment parameter-server.")
@@ -28,19 +28,25 @@ def staleness(trace: Trace) -> go.Figure:
     for worker in range(len(served["requests"])):
         counts = Counter(each.staleness for each in found if each.worker == worker)
         colour = palette.VERSIONS[worker % len(palette.VERSIONS)]
-        figure.add_bar(x=[*counts], y=[count / len(found) for count in counts.values()], name=f"worker {worker}",
-                       marker=dict(color=colour, line=dict(color="white", width=0.5),
-                                   pattern=dict(shape=PATTERNS[worker % len(PATTERNS)], fgcolor="white", size=5, solidity=0.2)),
-                       hovertemplate=f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>", row=1, col=1)
+        shape = PATTERNS[worker % len(PATTERNS)]
+        marker = dict(color=colour, line=dict(color="white", width=0.5),
+                      pattern=dict(shape=shape, fgcolor="white", size=5, solidity=0.2))
+        told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
+        figure.add_bar(x=[*counts], y=[count / len(found) for count in counts.values()],
+                       name=f"worker {worker}", hovertemplate=told, marker=marker, row=1, col=1)
     losses = [(event.start, event.value) for event in trace.where(Scalar, name="loss")]
     draw_losses(figure, trace, losses)
     most = max((each.staleness for each in found), default=0)
-    told = f"mean {mean(each.staleness for each in found):.3g}, worst {most}" if found else "no update yet"
-    figure.update_xaxes(title=dict(text="staleness, in updates between read and apply", standoff=4), range=[-0.6, max(most, 4) + 0.6],
-                        dtick=max(1, most // 12), zeroline=False, col=1)
+    told = "no update yet"
+    if found:
+        told = f"mean {mean(each.staleness for each in found):.3g}, worst {most}"
+    figure.update_xaxes(title=dict(text="staleness, in updates between read and apply", standoff=4),
+                        range=[-0.6, max(most, 4) + 0.6], dtick=max(1, most // 12), zeroline=False,
+                        col=1)
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
     figure.update_layout(**look(f"{trace.clock}: how stale updates are, {told}", 330))
-    figure.update_layout(barmode="stack", margin=dict(l=64, r=16, t=66, b=44))
+    figure.update_layout(barmode="stack", margin=dict(l=64, r=16, t=66, b=44),
+                         legend_traceorder="normal")
     return figure
 
 
@@ -48,10 +54,15 @@ def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]
     unit, factor = words.axis_unit(trace)
     each = max(1, -(-len(losses) // POINTS))
     groups = [losses[at:at + each] for at in range(0, len(losses) - each + 1, each)]
-    figure.add_scatter(x=[trace.units(group[-1][0]) * factor for group in groups], y=[mean(value for _, value in group) for group in groups],
-                       mode="lines+markers", marker_size=4, line=dict(color=palette.INK, width=2), showlegend=False,
-                       hovertemplate=f"%{{x:.3g}} {unit}: %{{y:.3f}}<extra>mean of {each} losses</extra>", row=1, col=2)
+    told = f"%{{x:.3g}} {unit}: %{{y:.3f}}<extra>mean of {each} losses</extra>"
+    figure.add_scatter(x=[trace.units(group[-1][0]) * factor for group in groups],
+                       y=[mean(value for _, value in group) for group in groups],
+                       mode="lines+markers", marker_size=4, line=dict(color=palette.INK, width=2),
+                       showlegend=False, hovertemplate=told, row=1, col=2)
     if not losses:
-        figure.add_annotation(text="a run shows its loss here", showarrow=False, x=0.5, y=0.5, xref="x2 domain", yref="y2 domain")
-    figure.update_xaxes(title=dict(text=f"time ({unit})", standoff=4), rangemode="tozero", zeroline=False, col=2)
-    figure.update_yaxes(title=f"loss, mean of {each}", rangemode="tozero", col=2)
+        figure.add_annotation(text="a run shows its loss here", showarrow=False, x=0.5, y=0.5,
+                              xref="x2 domain", yref="y2 domain")
+    figure.update_xaxes(title=dict(text=f"time ({unit})", standoff=4), zeroline=False,
+                        range=[0, trace.makespan * factor], col=2)
+    figure.update_yaxes(title=f"loss, mean of {each}" if losses else "loss", rangemode="tozero",
+                        showticklabels=bool(losses), col=2)

@@ -34,7 +34,10 @@ class Ranks:
     left, far        messages that nobody received, and those between ranks that are no neighbours
     altered          is added to the first number that rank 0 sends
     seen             what each rank did, in its order: (what, where, bytes)
+    lanes_first      lanes run as soon as they can instead, while a rank is in `pause`
     """
+
+    lanes_first = False
 
     def __init__(self, size: int, seed: float, altered: float = 0):
         self.size, self.altered, self._draw = size, altered, random.Random(seed)
@@ -42,6 +45,7 @@ class Ranks:
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
         self.seen: list[list[tuple]] = [[] for _ in range(size)]
         self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
+        self._through = defaultdict(int)  # ranks that have left a meeting
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
 
     @property
@@ -61,7 +65,8 @@ class Ranks:
             ready = [group for group in self._alive
                      if group not in self._waits or self._waits[group][2]()]
             if ready:
-                self._turn(self._draw.choice([g for g in ready if not g.name] or ready))
+                first = [group for group in ready if bool(group.name) == self.lanes_first]
+                self._turn(self._draw.choice(first or ready))
             else:
                 self._error = Refused(self._stuck())
         self._over = True
@@ -108,6 +113,11 @@ class Ranks:
         if self._over:
             raise Over
         del self._waits[group]
+
+    def pause(self, group: "Group") -> None:
+        """Let others run once, as while this rank computes."""
+        looks = iter((False,))
+        self.until(group, "pause", group.rank, lambda: next(looks, True))
 
     def _stuck(self) -> str:
         waits = {group.rank: wait for group, wait in self._waits.items() if not group.name}
@@ -180,17 +190,18 @@ class Group:
         self._ranks.met(self)
         return tensor
 
-    def reduce_scatter(self, tensor, op: str = "sum", name="") -> torch.Tensor:
+    def reduce_scatter(self, tensor, op: str = "sum", name="", out=None) -> torch.Tensor:
         """This rank's part of what all_reduce would make: of torch.tensor_split along the first
-        dimension, or of a list of one tensor a rank."""
+        dimension, or of a list of one tensor a rank. `out`: where it goes."""
         if op not in ("sum", "mean", "max"):
             raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         parts = self._parts(tensor, "reduces")
-        every = self._together(f"reduce_scatter ({op})", torch.cat([part.reshape(-1) for part in parts]))
-        begin = sum(part.numel() for part in parts[:self.rank])
-        own = reduced({rank: each[begin:begin + parts[self.rank].numel()] for rank, each in every.items()}, op)
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        every = self._together(f"reduce_scatter ({op})", flat)
+        own = reduced(every, op).split([part.numel() for part in parts])[self.rank]
+        own = own.view(parts[self.rank].shape).clone()
         self._ranks.met(self)
-        return own.view(parts[self.rank].shape)
+        return own if out is None else self._tensor(out, "reduces into").copy_(own)
 
     def all_gather(self, tensor, out=None, name=""):
         """Every rank's tensor, one after the other along the first dimension: in a new tensor
@@ -200,9 +211,10 @@ class Group:
             out = tensor.new_empty(self.size, *tensor.shape)
             whole, out = out.flatten(0, 1) if tensor.dim() else out, list(out)
         parts = self._parts(out, "gathers into")
-        if tensor.shape != parts[self.rank].shape:
-            raise Refused(f"Rank {self.rank} gathers {[*tensor.shape]} into a part of {[*parts[self.rank].shape]}: "
-                          "give out= one tensor of its shape for each rank.")
+        (shape, dtype), own = (tensor.shape, tensor.dtype), parts[self.rank]
+        if (shape, dtype) != (own.shape, own.dtype):
+            raise Refused(f"Rank {self.rank} gathers {dtype} {[*shape]} into a part of {own.dtype} "
+                          f"{[*own.shape]}: give out= one tensor like it for each rank.")
         every = self._together("all_gather", tensor.reshape(-1), [part.numel() for part in parts])
         for rank, part in enumerate(parts):
             part.copy_(every[rank].view(part.shape))
@@ -222,13 +234,15 @@ class Group:
             self._lanes[name] = Lane(self._ranks, Group(self._ranks, self.rank, name))
         return self._lanes[name]
 
-    def _together(self, call: str, tensor: torch.Tensor, sizes: list[int] | None = None) -> dict[int, torch.Tensor]:
-        """What each rank brought to this call, the same one on all; `sizes`: numbers of each, where they differ."""
+    def _together(self, call: str, tensor: torch.Tensor,
+                  sizes: list[int] | None = None) -> dict[int, torch.Tensor]:
+        """What each rank brought to this call, the same one on all; `sizes`: of each, where they
+        differ."""
         self._calls += 1
         ranks, call = self._ranks, f"{call} number {self._calls}{' of a lane' if self.name else ''}"
         whole = tensor.nbytes if sizes is None else sum(sizes) * tensor.itemsize
         ranks.seen[self.rank].append((call.split()[0], self.name, whole))
-        meeting = ranks._meetings[self.name, self._calls]
+        meeting = ranks._meetings[key := (self.name, self._calls)]
         meeting[self.rank] = call, tensor.clone()
         ranks.until(self, call, next((r for r in range(self.size) if r not in meeting), 0),
                     lambda: len(meeting) == self.size)
@@ -238,12 +252,18 @@ class Group:
                 raise Refused(
                     f"Rank {self.rank} brings {tensor.numel()} numbers to {call}, and rank {rank} "
                     f"brings {brought.numel()} to {other}: let all bring the same.")
+        ranks._through[key] += 1
+        if ranks._through[key] == self.size:  # nobody asks again
+            del ranks._meetings[key], ranks._through[key]
         return {rank: brought for rank, (_, brought) in meeting.items()}
 
     def _parts(self, tensor, does: str) -> list[torch.Tensor]:
-        parts = list(tensor) if isinstance(tensor, (list, tuple)) else self._tensor(tensor, does).tensor_split(self.size)
+        parts = tensor
+        if not isinstance(tensor, (list, tuple)):
+            parts = self._tensor(tensor, does).tensor_split(self.size)
         if len(parts) != self.size:
-            raise Refused(f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the {self.size} ranks.")
+            raise Refused(f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the "
+                          f"{self.size} ranks.")
         return [self._tensor(part, does) for part in parts]
 
     def _tensor(self, tensor, does: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import Impossible
+from . import exchange
 from .capacity import OutOfMemory
 from .lanes import LaneFailed, LaneRunner
 from .message import Outbox, Shape, as_bytes, channel
@@ -186,8 +187,7 @@ class Group:
                 for row, part in zip(flat, parts):
                     row[:part.numel()] = part.detach().reshape(-1)
             with self._together(name, "reduce_scatter", size, call):
-                dist.reduce_scatter_tensor(self._lent(reduced), self._lent(flat.view(-1)),
-                                           operation(op), group=self._pg)
+                self._scatter(flat, reduced, op)
             if reduced.data_ptr() != own.data_ptr():
                 own.copy_(reduced[:own.numel()].view(own.shape))
         return own.div_(self.size) if op == "mean" else own
@@ -216,7 +216,7 @@ class Group:
                 mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
             flat = as_bytes(out) if fits else mine.new_empty(self.size * longest)
             with self._together(name, "all_gather", size, f"all_gather of {of(parts)}"):
-                dist.all_gather_into_tensor(self._lent(flat), self._lent(mine), group=self._pg)
+                self._gather(flat, mine)
             for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
                 part.copy_(row[:part.nbytes].view(part.dtype).view(part.shape))
         return out
@@ -266,6 +266,22 @@ class Group:
         rows = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(rows, own, group=self._pg)
         return latest, [bytes(row.cpu().numpy()).decode().rstrip() for row in rows]
+
+    def _gather(self, flat: torch.Tensor, own: torch.Tensor) -> None:
+        if self.size == 1 or not len(own) or dist.get_backend(self._pg) != "gloo":
+            dist.all_gather_into_tensor(self._lent(flat), self._lent(own), group=self._pg)
+        else:
+            rows = self._lent(flat).view(self.size, -1)
+            exchange.gather(rows, self._lent(own), self.rank, self._pg)
+
+    def _scatter(self, flat: torch.Tensor, own: torch.Tensor, op: str) -> None:
+        reduction = operation(op)
+        if self.size == 1 or not len(own) or dist.get_backend(self._pg) != "gloo":
+            whole = self._lent(flat.view(-1))
+            dist.reduce_scatter_tensor(self._lent(own), whole, reduction, group=self._pg)
+        else:
+            exchange.scatter(self._lent(flat), self._lent(own), op, self.rank, self._pg,
+                             lambda size: self._lent(self.room(size, HOST)))
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
         """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension

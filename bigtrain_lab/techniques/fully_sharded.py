@@ -19,7 +19,7 @@ PyTorch FSDP (arXiv:2304.11277), section 3.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -31,7 +31,7 @@ from ..runtime.group import Group
 from .clip import clip_grad_norm
 from .guards import fully_sharded as guard
 from .layerwise import wide
-from .shards import Flat
+from .shards import Flat, Owned
 from .units import units_of
 
 
@@ -105,6 +105,9 @@ class FullyShardedDataParallel(nn.Module):
                 self.reading.end()
             self.recorded = before
 
+    def __getstate__(self):
+        guard.refuse_copy()
+
     # -- a unit's parameters come and go ------------------------------------------------------------
 
     @torch.no_grad()
@@ -119,9 +122,9 @@ class FullyShardedDataParallel(nn.Module):
         unit.coming = self.ahead = None
         for p, view in zip(unit.parameters, unit.views):
             p.data = view
-        unit.there, unit.kind = True, kind
+        unit.there, unit.kind, unit.at = True, kind, unit.label
         following = self._order(kind).follow((unit, kind))
-        if following and not following[0].there:
+        if following and not following[0].there and kind != "R":  # then a unit waits beside it
             self._gather(*following)
 
     @torch.no_grad()
@@ -189,24 +192,29 @@ class FullyShardedDataParallel(nn.Module):
             self._open(unit, "R" if again else "F" if recorded else "E")
         unit.calls.append(call)
         if torch.is_grad_enabled():
-            inputs = []
-            args, kwargs = tree_map(partial(seen, inputs), (args, kwargs))
-            if inputs:
-                register_multi_grad_hook(inputs, partial(self._backward_leaves, call))
+            args, kwargs = tree_map(call.input, (args, kwargs))
+            if call.inputs:
+                register_multi_grad_hook(call.inputs, partial(self._backward_leaves, call))
         return args, kwargs
 
-    def _leaves(self, unit: "Unit", module, args, kwargs, output) -> None:
+    def _leaves(self, unit: "Unit", module, args, kwargs, output):
         """After it; also where it failed."""
+        output = unit.apart(output)
         if unit.spanned or not unit.calls:
-            return
+            return output
         call = unit.calls.pop()
+        given = call.end()
         if torch.is_grad_enabled():
             made = guard.tensors_in(output, module)
-            for tensor in made:
+            # a change in place of a view goes past the view's own node
+            bases = {id(base): base for base in (tensor._base for tensor in made)
+                     if base is not None and base.grad_fn and id(base) not in given}
+            for tensor in (*made, *bases.values()):
                 tensor.register_hook(partial(self._backward_enters, call))
             unit.pending += bool(made) and not in_backward()
         if call.opened and not unit.backwards:
             self._close(unit)
+        return output
 
     def _backward_enters(self, call: "Call", gradient) -> None:
         """Before a backward passes what the call returned."""
@@ -222,7 +230,7 @@ class FullyShardedDataParallel(nn.Module):
     def _backward_leaves(self, call: "Call", gradients) -> None:
         """After all that the call computed: its inputs have their gradients."""
         unit = call.unit
-        if call.backward:
+        if call.backward and not call.overwrote:
             call.backward = False
             unit.backwards -= 1
             unit.pending = max(0, unit.pending - 1)
@@ -251,6 +259,7 @@ class FullyShardedDataParallel(nn.Module):
         """At most one unit's gradient is on its way."""
         self.due.pop(unit, None)
         if unit.learns:
+            guard.refuse_sparse(self, unit)
             self._take()
             self.sent = Gradients(unit, self.lane)
 
@@ -287,6 +296,14 @@ class FullyShardedDataParallel(nn.Module):
         """This rank's pieces, by the names that the module has."""
         for name, p in self.module.named_parameters(prefix, recurse, remove_duplicate):
             yield name, self.pieces[p]
+
+    def owned(self) -> list[Owned]:
+        """What this rank keeps of each parameter, named as in the module."""
+        return [Owned(name, tuple(view.shape), *own, piece) for unit in self.units
+                for name, view, own, piece in zip(unit.names, unit.views, unit.flat.own, unit.pieces)]
+
+    def refresh(self) -> None:
+        """After a load nothing is left to do: units are gathered before they are used."""
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, of whole tensors in the pieces' format, on every rank. All ranks
@@ -338,8 +355,7 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             masters = unit.shard.dtype != unit.whole.dtype
             held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
-            if unit.there or unit.coming:
-                held["weights"][f"unit {unit.number}"] = unit.whole
+            held["weights"][f"unit {unit.number}"] = unit.whole
             grads = zip(unit.names, unit.parameters, unit.pieces)
             held["gradients"] |= {f"{name} gradient": each.grad for name, p, piece in grads
                                   for each in (p, piece) if each.grad is not None}
@@ -376,7 +392,8 @@ class Unit:
         for p, piece in zip(self.parameters, self.pieces):
             vars(piece).update(vars(p))  # what is known of it, such as how it is cut
             p.piece, p.data = piece, self.nothing
-        self.there, self.coming, self.kind, self.label = False, None, "", ""
+        self.there, self.coming = False, None
+        self.kind = self.at = self.label = ""  # for what it is there, and its name; of what is coming
         self.spanned = False  # somebody else opens and closes it
         self.calls: list[Call] = []  # forwards under way
         self.backwards = 0  # calls whose backward is under way
@@ -390,6 +407,16 @@ class Unit:
             own = self.flat.mine(self.whole).copy_(own)
         group.all_gather(own, self.whole, name=name)
 
+    def apart(self, output):
+        """What a call returned; views of the parameters, which are about to go, are copied."""
+        def copied(value):
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                return value
+            return value.clone() if value.untyped_storage()._cdata == home else value
+
+        home = self.whole.untyped_storage()._cdata  # by data_ptr() all meta tensors would be one
+        return tree_map(copied, output)
+
     def unused(self) -> list[str]:
         return [name for name, p in zip(self.names, self.parameters)
                 if p.requires_grad and name not in self.used]
@@ -399,7 +426,7 @@ class Gradients:
     """Of a unit's parameters, on their way: `flat` the whole ones, `part` what this rank keeps."""
 
     def __init__(self, unit: Unit, lane):
-        self.unit, self.name = unit, f"gradients of {unit.label}"
+        self.unit, self.name = unit, f"gradients of {unit.at}"
         self.part = torch.empty_like(unit.shard)
         found = []
         for name, p, view in zip(unit.names, unit.parameters, unit.views):
@@ -440,6 +467,8 @@ class Order:
 
     def follow(self, use: tuple) -> tuple | None:
         """This (unit, kind) is used now; returns what comes next."""
+        if self.next is None and use in self.expected[:1]:
+            self.expected += self.expected  # one more backward, like those before
         if self.next != use:
             self.expected[self.at:] = [use]
         self.at += 1
@@ -458,24 +487,35 @@ class Order:
 @dataclass(eq=False)
 class Call:
     """One forward of a module of a unit. `opened`: it found the unit closed; `backward`: one is
-    under way in what it computed."""
+    under way in what it computed. One that `overwrote` an input has no gradient of it that would
+    tell of its end: the end of all of the backward is waited for."""
 
     unit: Unit
     opened: bool
     backward: bool = False
+    overwrote: bool = False
+    inputs: list[Tensor] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def input(self, value):
+        """A view of an input that needs a gradient, so that only this call's uses count."""
+        if not (isinstance(value, Tensor) and value.requires_grad):
+            return value
+        self.inputs.append(value.view_as(value))
+        self.versions.append(value._version)
+        return self.inputs[-1]
+
+    def end(self) -> set[int]:
+        """The forward ends; returns the tensors that the inputs are views of."""
+        self.overwrote = [value._version for value in self.inputs] != self.versions
+        given = {id(value._base) for value in self.inputs}
+        self.inputs.clear()
+        return given
 
 
 def cast(dtype: torch.dtype, value):
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.to(dtype) if floating else value
-
-
-def seen(inputs: list[Tensor], value):
-    """A view of an input that needs a gradient, so that only this call's uses count."""
-    if not (isinstance(value, Tensor) and value.requires_grad):
-        return value
-    inputs.append(value.view_as(value))
-    return inputs[-1]
 
 
 def in_backward() -> bool:

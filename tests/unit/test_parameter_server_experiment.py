@@ -1,9 +1,11 @@
 """The experiment parameter-server: on real ranks as predicted, with the weights of one process, twice the same."""
 
 import pytest
+
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.experiments.parameter_server import ParameterServing
+from bigtrain_lab.explain import NOT_FINITE, not_finite
 from bigtrain_lab.figures import figure
 
 from .test_group import lanes_of
@@ -52,11 +54,17 @@ def test_what_a_straggler_costs():
 
 @pytest.mark.parametrize("asked, told", [
     (dict(workers=0), "workers is 0: it must be a whole number from 1 to 6"), (dict(bound=-1), "bound is -1: it must be a whole number"),
-    (dict(mode="x"), "mode is 'x': choose one of synchronous"), (dict(steps=500, slow=16, workers=6), "take fewer steps, or a smaller slow"),
+    (dict(mode="x"), "mode is 'x': choose one of synchronous"), (dict(steps=500, slow=16, workers=6), "take fewer steps, a smaller slow, or a bound"),
     (dict(fault="nan", fault_rank=7), "there are ranks 0 to 4"), (dict(fault="kill", fault_rank=0, fault_at=500), "which has actions 0 to 159")])
 def test_what_cannot_be_is_one_sentence(asked, told):
     with pytest.raises(Impossible, match=told):
         ParameterServing(**asked)
+
+
+def test_a_message_is_told_before_the_loss_that_it_spoils_at_once():
+    """Links are free and updates take no time: both bear one time."""
+    found = [Scalar(0, "compute", NOT_FINITE, "loss in 0F2", 5, float("nan")), Scalar(4, "compute", NOT_FINITE, "server 0 answers 0.1", 5, float("nan"))]
+    assert not_finite(Trace.of(found, "modelled", ranks=5))[0].startswith("Not finite (NaN or infinity): it began on rank 4; rank 4 sent")
 
 
 def test_other_traces_have_no_staleness():

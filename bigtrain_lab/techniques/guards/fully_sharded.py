@@ -25,8 +25,12 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
     odd = [name for name, p in parameters.items() if not p.is_floating_point()]
     parts = set(module.modules())
     strange = [type(unit).__name__ for unit in units or () if unit not in parts]
+    wrapped = [path or "The module" for path, part in module.named_modules()
+               if isinstance(getattr(part, "pieces", None), dict)]
     sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
     refuse_any(
+        (wrapped, f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for its "
+                  "parts."),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to train."),
@@ -38,8 +42,8 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
         (strange, f"units names a {', '.join(strange)} that is no part of the module: give modules "
                   "of the one that you wrap."),
         (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with ZeRO stage 1 only."),
-        (masters_of([module]), "The module's half weights have masters already: wrap the float32 "
-                               "module, with compute_dtype= the half format."))
+        (masters_of([module]), "The module's weights have masters or pieces already: wrap a module "
+                               "that nothing has prepared, with compute_dtype= the half format."))
     lines = [f"compute_dtype {compute_dtype}",
              *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
                for name, p in parameters.items()),
@@ -53,7 +57,9 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
 
 def refuse_formats(units: list[tuple[list, dict]]) -> None:
     for _, named in units:
-        kinds = {(p.dtype, p.device): name for name, p in named.items()}
+        kinds: dict[tuple, str] = {}
+        for name, p in named.items():
+            kinds.setdefault((p.dtype, p.device), name)
         if len(kinds) > 1:
             told = " and ".join(f"{name} is {dtype} on {device}".replace("torch.", "")
                                 for (dtype, device), name in kinds.items())
@@ -131,6 +137,19 @@ def refuse_inside(model) -> None:
                 "call finish_gradient_synchronization() before."))
 
 
+def refuse_sparse(model, unit) -> None:
+    for name, p in zip(unit.names, unit.parameters):
+        if p.grad is not None and p.grad.layout is not torch.strided:
+            raise Impossible(f"Parameter {name} on {who(model)} has a gradient that is "
+                             f"{p.grad.layout}: dense gradients are cut and summed, so take "
+                             "sparse=False.")
+
+
+def refuse_copy() -> None:
+    raise Impossible("A FullyShardedDataParallel has a part of its parameters only: copy the module "
+                     "before you wrap it, or keep what full_state_dict() returns.")
+
+
 def refuse_unused(model, unused: list[str]) -> None:
     if unused and not model.allow_unused:
         raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss depend "
@@ -139,8 +158,8 @@ def refuse_unused(model, unused: list[str]) -> None:
 
 def refuse_optimizers(model) -> None:
     """An optimizer of the module's own parameters, whose `.grad` is always None, would do nothing.
-    One search through what Python has, at the first gradient."""
-    if model.searched:
+    One search through what Python has, at the first gradient; a dry run is of a checked program."""
+    if model.searched or model.group.device.type == "meta":
         return
     model.searched = True
     every = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]

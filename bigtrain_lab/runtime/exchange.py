@@ -1,0 +1,64 @@
+"""All-gather and reduce-scatter over gloo, each part sent straight from where it is to where it
+belongs.
+
+    gather     rank r sends its part to all others, which receive it in row r
+    scatter    rank r sends row k to rank k, which adds up what arrives to its own
+
+Gloo's own gather writes to a buffer first, and its reduce-scatter is an all-reduce of which parts
+are dropped: half as fast. Bytes sent a rank: (N-1)/N of the whole. Memory: for a reduce-scatter
+the rows that arrive, as much as is sent.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from .message import as_bytes, channel
+
+WAYS = {op: channel(op, "", -1) for op in ("gather", "scatter")}
+INTO = {"sum": torch.Tensor.add_, "mean": torch.Tensor.add_, "product": torch.Tensor.mul_,
+        "max": lambda own, other: torch.maximum(own, other, out=own),
+        "min": lambda own, other: torch.minimum(own, other, out=own)}
+
+
+def gather(rows: torch.Tensor, own: torch.Tensor, rank: int, process_group) -> None:
+    """`own` of every rank, each in its row, which may be where `own` is."""
+    others = around(rank, len(rows))
+    works = [receive(rows[other], other, "gather", process_group) for other in others]
+    works += [send(own, other, "gather", process_group) for other in others]
+    if rows[rank].data_ptr() != own.data_ptr():
+        rows[rank].copy_(own)
+    for work in works:
+        work.wait()
+
+
+def scatter(rows: torch.Tensor, own: torch.Tensor, op: str, rank: int, process_group,
+            room: Callable[[int], torch.Tensor]) -> None:
+    """In `own` the sum over the ranks, or what else `op` says, of this rank's row; `own` may be
+    that row. `room`: so many bytes to receive in."""
+    others = around(rank, len(rows))
+    size = rows[rank].nbytes
+    come = room(size * len(others)).view(rows.dtype).view(len(others), -1)
+    works = [receive(row, other, "scatter", process_group) for row, other in zip(come, others)]
+    sent = [send(rows[other], other, "scatter", process_group) for other in others[::-1]]
+    if rows[rank].data_ptr() != own.data_ptr():
+        own.copy_(rows[rank])
+    for row, work in zip(come, works):
+        work.wait()
+        INTO[op](own, row)
+    for work in sent:
+        work.wait()
+
+
+def around(rank: int, size: int) -> list[int]:
+    """The ranks before this one, the nearest first: each receives from another first."""
+    return [(rank - distance) % size for distance in range(1, size)]
+
+
+def send(part: torch.Tensor, rank: int, way: str, process_group):
+    return dist.isend(as_bytes(part), group=process_group, group_dst=rank, tag=WAYS[way])
+
+
+def receive(part: torch.Tensor, rank: int, way: str, process_group):
+    return dist.irecv(as_bytes(part), group=process_group, group_src=rank, tag=WAYS[way])

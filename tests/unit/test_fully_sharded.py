@@ -1,0 +1,463 @@
+"""Ranks that keep a part of every unit learn what one process learns; the messages and the bytes held are those of the paper."""
+
+import copy
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, product
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from bigtrain_lab.core import Impossible, Mesh
+from bigtrain_lab.core.peak import readings
+from bigtrain_lab.dry_run import Slices, dry_run
+from bigtrain_lab.models import built
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.schedule import Action
+from bigtrain_lab.techniques.checkpoint import checkpoint
+from bigtrain_lab.techniques.clip import clip_grad_norm
+from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
+from bigtrain_lab.techniques.lamb import LAMB
+from bigtrain_lab.techniques.lars import LARS
+from bigtrain_lab.techniques.units import units_of
+
+WORDS, WIDTH, STEPS, BACKWARDS = 11, 6, 2, 2
+
+
+class Layer(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH), nn.LayerNorm(WIDTH)
+        self.way = way
+
+    def inner(self, x):
+        return self.down(nn.functional.dropout(torch.tanh(self.up(self.norm(x))), 0.2, self.way == "dropout"))
+
+    def forward(self, x):
+        if self.way == "ours inside":
+            return checkpoint(self.inner, x)
+        return torch_checkpoint(self.inner, x, use_reentrant=False) if self.way == "torch inside" else self.inner(x)
+
+
+class Model(nn.Module):
+    """Tied weights, a frozen unit, a parameter of its own, one that nothing uses, a buffer; parts used in several ways."""
+
+    def __init__(self, way="", seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.way, self.scale = way, nn.Parameter(torch.rand(3))
+        self.embed, self.frozen = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.layers = nn.ModuleList(Layer(way) for _ in range(3))
+        self.layers[1].norm.weight.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.head.weight = self.embed.weight
+        self.spare = nn.Linear(2, 1) if way == "unused" else None
+        self.register_buffer("shift", torch.rand(WIDTH))
+        self.double()
+
+    def forward(self, words):
+        x = self.embed(words) + self.shift
+        x = x + self.frozen(x)
+        for layer in self.layers:
+            if self.way == "twice":
+                x = x + layer(layer(x) * layer(2 * x))
+            elif self.way == "ours around":
+                x = x + checkpoint(layer, x)
+            elif self.way.endswith("around"):
+                x = x + torch_checkpoint(layer, x, use_reentrant="reentrant" in self.way)
+            elif self.way != "chain":
+                x = x + layer(x)
+        if self.way == "chain":
+            x = checkpoint(lambda x: self.layers[2](self.layers[1](self.layers[0](x))), x)
+        return self.head(x) * self.scale[1]
+
+
+OPTIMIZERS = {  # each with another way of using the parts
+    "dropout": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "ours around": partial(torch.optim.Adam, lr=1e-2),
+    "torch around": partial(torch.optim.AdamW, lr=1e-2), "ours inside": partial(torch.optim.Adagrad, lr=1e-2),
+    "torch inside": partial(torch.optim.RMSprop, lr=1e-2), "twice": partial(LAMB, lr=1e-2), "chain": partial(LARS, lr=0.1),
+    "torch, reentrant around": partial(torch.optim.Adam, lr=1e-2), "unused": partial(torch.optim.SGD, lr=0.1)}
+
+
+def batch(rank, step, number):
+    """(words, next words) of a rank in one backward of a step."""
+    torch.manual_seed(1000 * step + 10 * number + rank)  # of the dropout too
+    return torch.randint(WORDS, (2, 2, 5))
+
+
+def loss_of(model, rank, step, number):
+    words, following = batch(rank, step, number)
+    return cross_entropy(model(words).flatten(0, 1), following.flatten())
+
+
+def alone(way, ranks):
+    """One process that has the samples of all ranks: (weights, norms of the gradient)."""
+    model, norms = Model(way), []
+    optimizer = OPTIMIZERS[way]([p for p in model.parameters() if p.requires_grad])
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(BACKWARDS):
+            for rank in range(ranks):
+                (loss_of(model, rank, step, number) / ranks).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
+        optimizer.step()
+    return model, norms
+
+
+def train(way, group, index, size, span=lambda *_: nullcontext()):
+    model = FullyShardedDataParallel(Model(way, seed=index), group, allow_unused=way == "unused")
+    together = {"group": group, "pieces": lambda p: True} if way in ("twice", "chain") else {}
+    optimizer, norms = OPTIMIZERS[way](model.parameters(), **together), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(BACKWARDS):
+            with span((Action("B", 0, BACKWARDS * step + number),)):
+                loss_of(model, index, step, number).backward()
+        model.finish_gradient_synchronization()
+        norms.append(model.clip_grad_norm_(0.3))
+        optimizer.step()
+    return model, norms
+
+
+WAYS = {1: [*OPTIMIZERS], 2: [*OPTIMIZERS][7:], 3: [*OPTIMIZERS][:4], 4: [*OPTIMIZERS][4:7]}  # of so many ranks
+
+
+def every_way(group, index, size):
+    found = {}
+    for way in WAYS[size]:
+        model, norms = train(way, group, index, size)
+        assert not model.under_way and not any(unit.whole.untyped_storage().nbytes() for unit in model.units)
+        found |= {f"{size} {way} {index} {name}": value for name, value in model.full_state_dict().items()}
+        found[f"{size} {way} {index} norms"] = torch.tensor(norms, dtype=torch.float64)
+        with torch.no_grad():
+            found[f"{size} {way} {index} read"] = loss_of(model.eval(), 0, 0, 0)
+    other = FullyShardedDataParallel(Model(way, seed=9), group)
+    other.load_full_state_dict(model.full_state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters()))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")  # torch's reentrant checkpoint, read without gradients
+def test_ranks_learn_what_one_process_learns(tmp_path):
+    """On 1 to 4 ranks, on each of them: with clipping, over accumulated backwards, from rank 0's weights, whatever the way units are used."""
+    def program(rank):
+        found = {}
+        for size in (3, 4, 2):
+            group = rank.among(tuple(range(size)))  # all of them ask for it
+            if rank.index < size:
+                found |= every_way(group, rank.index, size)
+        return found
+
+    found = {name: torch.as_tensor(value) for name, value in every_way(Alone(), 0, 1).items()}
+    run = launch(program, 4, mesh=Mesh(dp=4), record=False, directory=tmp_path / "run")
+    found |= {name: torch.from_numpy(value) for name, value in run.result.items()}
+    for size, way in ((size, way) for size, ways in WAYS.items() for way in ways):
+        model, norms = alone(way, size)
+        expected = model.state_dict() | {"norms": torch.tensor(norms, dtype=torch.float64), "read": loss_of(model.eval(), 0, 0, 0).detach()}
+        whole = torch.cat([p.flatten() for p in model.parameters()]).norm()
+        for (name, value), rank in product(expected.items(), range(size)):
+            differs = torch.linalg.vector_norm(found[f"{size} {way} {rank} {name}"] - value)
+            assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (size, way, rank, name, differs)
+
+
+def chain_of(widths):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b, dtype=torch.float64) for a, b in pairwise(widths)))
+
+
+SIZES, SHARDS = (5, 9, 4, 12, 3), 3
+USES = [(number, "F") for number in range(4)] + [(number, "B") for number in (3, 2, 1, 0)]
+
+
+def observed(rank):
+    """Hooks open the units; then a program that opens them itself, as the ranks of a pipeline do."""
+    group = rank.group("dp")
+    with pytest.raises(Impossible, match="rank 0: .*rank 1: .*rank 2: "):
+        FullyShardedDataParallel(nn.Linear(2, 2 + rank.index), group)
+    x = torch.randn(2, SIZES[0], dtype=torch.float64, generator=torch.Generator().manual_seed(rank.index))
+    model, found = FullyShardedDataParallel(chain_of(SIZES), group), []
+    rank.watch(model.holdings)
+    for step in range(2):
+        model.zero_grad()
+        for number in range(2):
+            with rank.span((Action("B", 0, 2 * step + number),)):
+                model(x).pow(2).mean().backward()
+        with rank.span((Action("U", 0, step),)):
+            model.finish_gradient_synchronization()
+    found.append({name: piece.grad.clone() for name, piece in model.named_parameters()})
+    model.zero_grad()
+    model.expect(USES * 2)
+    for step in range(2):
+        for number in range(2):
+            inputs, outputs = [x], []
+            for unit, kind in USES:
+                with model.opened(unit, kind), rank.span((Action(kind, unit, 2 * step + number),), beside=model.under_way):
+                    if kind == "F":
+                        outputs.append(model.module[unit](inputs[unit]))
+                        inputs.append(outputs[unit].detach().requires_grad_())
+                    else:
+                        loss, seed = (outputs[3].pow(2).mean(), None) if unit == 3 else (outputs[unit], inputs[unit + 1].grad)
+                        loss.backward(seed)
+        with rank.span((Action("U", 1, step),)):
+            model.finish_gradient_synchronization()
+        found.append({name: piece.grad.clone() for name, piece in model.named_parameters()})
+        model.zero_grad()
+    assert all(torch.equal(gradient, other[name]) for other in found[1:] for name, gradient in found[0].items())
+    return {}
+
+
+def in_the_lane(uses, firsts):
+    """What the lane does in one batch; `firsts`: how often each unit was used before."""
+    names = [f"{unit}{kind}{firsts + [u for u in uses[:at]].count((unit, kind))}" for at, (unit, kind) in enumerate(uses)]
+    ops = [f"parameters of {names[0]}"]
+    for at, (unit, kind) in enumerate(uses):
+        following = uses[at + 1:at + 2]
+        same = following and following[0][0] == unit
+        if following and not same:
+            ops.append(f"parameters of {names[at + 1]}")
+        if same:
+            ops.append(f"parameters of {names[at + 1]}")
+        if kind == "B":
+            ops.append(f"gradients of {names[at]}")
+    return ops
+
+
+def padded_bytes():
+    return [-(-sum(p.numel() for p in layer.parameters()) // SHARDS) * SHARDS * 8 for layer in chain_of(SIZES)]
+
+
+def test_messages_and_live_parameters(tmp_path):
+    """(N-1)/N of 3 psi a backward, padding included, in the planned order; two neighbouring units at most."""
+    run = launch(observed, SHARDS, mesh=Mesh(dp=SHARDS), ledger=True, directory=tmp_path / "run")
+    run.wait()
+    trace = run.trace("measured")
+    padded = padded_bytes()
+    two, kept = max(a + b for a, b in pairwise(padded)), sum(padded) // SHARDS
+    for rank in range(SHARDS):
+        lane = [span.name for span in trace.spans(rank) if span.lane == "comm:dp"]
+        assert lane == in_the_lane(USES, 0) + in_the_lane(USES, 1) + in_the_lane(USES * 2, 2) + in_the_lane(USES * 2, 4) + in_the_lane(USES * 2, 6)
+        sent = sum(t.bytes for t in trace.transfers(rank) if t.lane == "comm:dp")
+        assert sent == 8 * 3 * sum(padded) * (SHARDS - 1) // SHARDS
+        assert max(reading.held.get("weights", 0) for reading in readings(trace, rank)) == kept + two
+
+
+class Branches(nn.Module):
+    """A weight is used behind what the call returned first; a loss is left as an attribute; arguments and results of several kinds."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.units = nn.ModuleList([nn.Linear(4, 4), Beside(), nn.Linear(4, 4)]).double()
+
+    def forward(self, x):
+        given = self.units[1](x={"a": self.units[0](x), "b": [x, None, 3]})
+        return self.units[2](given.main).sum() + given.other.sum() + self.units[1].penalty
+
+
+class Beside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.spread = nn.Parameter(torch.randn(4, 4)), nn.ParameterList([torch.ones(4)])
+
+    def forward(self, x):
+        self.penalty = (self.weight @ self.weight).pow(2).mean()
+        return Result(x["a"] @ self.weight + x["b"][0], (self.weight * self.spread[0]).tanh() @ self.weight)
+
+
+@dataclass
+class Result:
+    main: torch.Tensor
+    other: torch.Tensor
+
+
+def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
+    plain, model, x = Branches(), FullyShardedDataParallel(Branches(), Alone()), torch.randn(3, 4, dtype=torch.float64)
+    seen = []
+    handles = [p.register_hook(lambda gradient, p=p: seen.append((gradient.shape, p.shape))) for p in model.module.parameters()]
+    handles += [p.register_post_accumulate_grad_hook(lambda p: seen.append((p.grad.shape, p.shape))) for p in model.module.parameters()]
+    plain(x).backward()
+    model(x).backward()
+    model.finish_gradient_synchronization()
+    for p, piece in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(piece.grad, p.grad.flatten(), rtol=1e-12, atol=0)
+    assert len(seen) == len(handles) and all(given == own and len(own) for given, own in seen)
+    x.requires_grad_()
+    with pytest.raises(Impossible, match="create_graph"):
+        torch.autograd.grad(model(x), x, create_graph=True)
+
+
+class Position(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(9, 8))
+
+    def forward(self, x):
+        return self.weight[:x.shape[1]]
+
+
+class Parts(nn.Module):
+    """Torch's attention, which reads its parts' weights; a part of a weight that leaves its unit."""
+
+    def __init__(self):
+        super().__init__()
+        self.position, self.attention, self.norm = Position(), nn.MultiheadAttention(8, 2, batch_first=True), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = x + self.position(x)
+        return self.norm(self.attention(x, x, x)[0])
+
+
+TORCH_S = {
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+    "parts": Parts, "lstm": lambda: nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 6, batch_first=True)),
+    "in place": lambda: nn.Sequential(*(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Dropout(0.1, inplace=True)) for _ in range(3))),
+    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2)),
+    "bag": lambda: nn.Sequential(nn.Flatten(), nn.Linear(40, 3))}
+
+
+@pytest.mark.parametrize("name", TORCH_S)
+def test_torch_s_layers_learn_as_they_do_alone(name):
+    torch.manual_seed(0)
+    plain, x = TORCH_S[name]().double(), torch.randn(3, 5, 8, dtype=torch.float64)
+    model = FullyShardedDataParallel(copy.deepcopy(plain), Alone())
+    for module in (plain, model):
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for step in range(2):
+            torch.manual_seed(step)
+            out = module(x.clone())
+            (out[0] if isinstance(out, tuple) else out).pow(2).mean().backward()
+            if module is model:
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.full_state_dict().items():
+        assert torch.allclose(value, plain.state_dict()[name], rtol=1e-12, atol=1e-15), name
+
+
+def test_units_are_layers_of_lists_and_whoever_has_parameters():
+    named = [(len(modules), [*parameters]) for modules, parameters in units_of(Model())]
+    layer = ["up.weight", "up.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"]
+    assert named == [(1, ["scale"]), (2, ["embed.weight", "head.bias"]), (1, ["frozen.weight", "frozen.bias"]),
+                     *((1, [f"layers.{number}.{name}" for name in layer]) for number in range(3))]
+    model = Model()
+    assert [[*own] for _, own in units_of(model, [model.layers])][-1] == [f"layers.{n}.{name}" for n in range(3) for name in layer]
+    assert len(units_of(nn.MultiheadAttention(4, 2))) == 1 and len(units_of(nn.Sequential(nn.Linear(2, 2)))) == 1
+
+
+def test_half_formats_compute_on_float32_pieces():
+    """bfloat16 as in a loop by hand; two Adam steps on masters."""
+    torch.manual_seed(0)
+    layers, x = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1)), torch.randn(4, 5)
+    half, model = copy.deepcopy(layers).bfloat16(), FullyShardedDataParallel(copy.deepcopy(layers), Alone(), torch.bfloat16)
+    optimizers = torch.optim.Adam(layers.parameters(), 0.1), torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(2):
+        half(x.bfloat16()).sum().backward()
+        model(x).sum().backward()
+        model.finish_gradient_synchronization()
+        for p, own in zip(layers.parameters(), half.parameters()):
+            p.grad, own.grad = own.grad.float(), None
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for p, own in zip(layers.parameters(), half.parameters()):
+            own.data.copy_(p.data)
+    state = model.full_state_dict()
+    assert all(torch.equal(state[name], value) and value.dtype == torch.float32 for name, value in layers.state_dict().items())
+
+
+def two_linear(**options):
+    return FullyShardedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), Alone(), **options)
+
+
+def trained(model, loss=lambda out: out.sum()):
+    loss(model(torch.ones(1, 2))).backward()
+    model.finish_gradient_synchronization()
+
+
+def replaced(model):
+    model.module[1].weight = nn.Parameter(torch.ones(2, 3))
+
+
+def with_own_optimizer(model):
+    model.optimizer = torch.optim.SGD(model.module.parameters(), 0.1)
+
+
+def with_state_asked(model, out):
+    out.register_hook(lambda gradient: model.full_state_dict() and None)
+    return out.sum()
+
+
+CHANGES = {
+    "1.weight on rank 0 was put in": replaced, "0.bias on rank 0 was taken out": lambda model: delattr(model.module[0], "bias"),
+    "0.weight on rank 0 became float64": lambda model: model.double(),
+    "0.weight on rank 0 became float32 of shape": lambda model: setattr(model.module[0].weight, "data", torch.ones(3, 2)),
+    "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(False),
+    "full_state_dict": lambda model: model.state_dict(), "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
+    "copy the module before": copy.deepcopy, "load_full_state_dict": lambda model: model.module.load_state_dict({}),
+    "on rank 0 has the module's own parameters": with_own_optimizer,
+    "while a unit is in use": lambda model: trained(model, partial(with_state_asked, model)),
+}
+
+
+@pytest.mark.parametrize("sentence", CHANGES)
+def test_what_changes_after_wrapping_is_refused(sentence):
+    model = two_linear()
+    with pytest.raises(Impossible, match=sentence):
+        CHANGES[sentence](model)
+        trained(model)
+
+
+def test_what_cannot_be_sharded_is_refused():
+    wrap = partial(FullyShardedDataParallel, group=Alone())
+    odd = nn.Linear(2, 2)
+    odd.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    mixed = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), nn.Linear(2, 2))
+    for module, options, sentence in (
+            (nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"), (nn.LazyLinear(2), {}, "weight, bias have no shape yet"), (odd, {}, "phase is neither"),
+            (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"), (nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
+            (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"), (nn.Sequential(two_linear()), {}, "0 is wrapped already")):
+        with pytest.raises(Impossible, match=sentence):
+            wrap(module, **options)
+    sparse = wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)))
+    sparse(torch.ones(1, dtype=torch.long)).sum().backward()
+    with pytest.raises(Impossible, match="0.weight on rank 0 has a gradient that is torch.sparse_coo"):
+        sparse.finish_gradient_synchronization()
+    with pytest.raises(Impossible, match="1.weight, 1.bias got no gradient on rank 0"):
+        trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
+
+
+class Ahead(Slices):
+    """Others are there, and what is launched is done at once: a dry run's group."""
+
+    def lane(self, name=""):
+        return self
+
+    def launch(self, function, name="", timed=True):
+        function(self)
+        return self
+
+    def wait(self):
+        pass
+
+
+def test_a_dry_run_holds_what_a_run_does():
+    def program(rank):
+        model, x = FullyShardedDataParallel(built(partial(chain_of, SIZES), rank.device), Ahead(None, SHARDS)), torch.empty(2, SIZES[0], dtype=torch.float64, device="meta")
+        rank.watch(model.holdings)
+        for number in range(2):
+            with rank.span((Action("B", 0, number),)):
+                model(x).pow(2).mean().backward()
+        with rank.span((Action("U", 0, 0),)):
+            model.finish_gradient_synchronization()
+
+    found, padded = dry_run(program).actions, padded_bytes()
+    kept, two = sum(padded) // SHARDS, max(a + b for a, b in pairwise(padded))
+    for number in range(2):
+        at = found[f"0B{number}"].kinds.index("weights")
+        assert max(row[at] for row in found[f"0B{number}"].inside) == kept + two
+    assert found["0U0"].after["weights"] == found["0U0"].after["gradients"] == kept
