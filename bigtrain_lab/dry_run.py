@@ -208,7 +208,8 @@ class DryRank:
         self._ledger, self._operators, self._journal = ledger, operators, journal
         self.index, self.size, self._arriving = index, size, arriving
         self._slices, self._done, self._called = Slices(self, slices), Work(), None
-        self._replicas, self._looks = Replica(replica, replicas or 2), replicas is not None
+        self._replicas = Replica(self, replica, replicas or 2, size * slices)
+        self._looks = replicas is not None
         self.start: dict[str, int] = {}
         self.actions: dict[str, Acted] = {}
         self.sent: dict[str, int] = {}
@@ -266,7 +267,7 @@ class DryRank:
         return self._replicas if axis == "dp" else Unsent(self, self._arriving)
 
     def called(self, kind: str, size_bytes: int, name: str) -> None:
-        """A sliced layer calls a collective."""
+        """An action calls a collective."""
         if self._called is not None:
             done = self._operators.work() - self._done
             self._called.append(Called(done, kind, size_bytes, name))
@@ -311,12 +312,16 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
 
 
 class Replica(Alone):
-    """The group of so many replicas, of which this is number `rank`. Collectives return what has
-    the right shape; what is launched on its lane changes no storage, and is not carried out."""
+    """The group of so many replicas, of which this is number `rank`, each of `apart` ranks. What is
+    launched on its lane changes no storage, and is not carried out. Other collectives are noted by
+    `of`, and return what has the right shape."""
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, of: DryRank, rank: int, size: int, apart: int):
         super().__init__(META)
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._of, self._apart = rank, size, of, apart
+
+    def world_rank(self, rank):
+        return rank * self._apart
 
     def lane(self, name=""):
         return self
@@ -330,6 +335,7 @@ class Replica(Alone):
     settle = wait
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
+        self._of.called("all_reduce", tensor.nbytes, name)
         return tensor.div_(self.size) if op == "mean" else tensor
 
     def reduce_scatter(self, tensor, op="sum", name="reduce_scatter", out=None):

@@ -20,6 +20,7 @@ from .core.cost import Inside, port_share
 from .schedule import KINDS, Action, Schedule, Step, name_of
 
 SLICES = "tp"  # the axis along which layers are sliced: its collectives are called inside actions
+INSIDE = SLICES, "dp"  # and those of replicas that share an update, such as for a norm
 
 
 class Message(NamedTuple):
@@ -257,16 +258,23 @@ def with_calls(plan: Plan, inside: Mapping[tuple[str, int], tuple[Inside, ...]],
                     batch += 1
                 was_update = is_update
             own = called(op.step, inside) if isinstance(op, Compute) else ()
-            for part, call in enumerate(own):
-                name = call_name(op.step, part, call.name)
-                ops += op._replace(part=part), Launch(name), Wait(name + " done")
-                calls += (Wait(name), Together(name, call.kind, call.bytes, peers),
-                          Launch(name + " done"))
-            ops.append(op._replace(part=len(own)) if own else op)
+            cut, collectives = in_parts(op, own, peers)
+            ops += cut
+            calls += collectives
         lanes[rank, "compute"] = tuple(ops)
         if calls:
             lanes[rank, lane] = tuple(calls)
     return Plan(lanes, plan.ranks, plan.steps)
+
+
+def in_parts(op: Compute, calls: Sequence[Inside], peers: tuple[int, ...]) -> tuple[list, list]:
+    """The action, cut where it calls these collectives of its peers; what their lane does."""
+    cut, lane = [], []
+    for part, call in enumerate(calls):
+        name = call_name(op.step, part, call.name)
+        cut += op._replace(part=part), Launch(name), Wait(name + " done")
+        lane += Wait(name), Together(name, call.kind, call.bytes, peers), Launch(name + " done")
+    return [*cut, op._replace(part=len(calls)) if calls else op], lane
 
 
 def called(step: Step, inside: Mapping) -> list[Inside]:

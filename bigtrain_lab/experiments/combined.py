@@ -2,8 +2,9 @@
 
 A GPT on Mesh(dp, pp, tp): copies of the model share the batch, the ranks of a copy its layers, and
 neighbours each layer. The axis that talks most is the last one, inside a node. All go through the
-one loop of recipe.py, with accumulation, mixed precision and recompute switched on or off.
-Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3.
+one loop of recipe.py, with accumulation, mixed precision, recompute and ZeRO-1 switched on or off.
+Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 2020, ZeRO
+(arXiv:1910.02054), section 5.1.
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ from ..schedule import Schedule
 from ..techniques.checkpoint import checkpoint
 from ..words import duration, size
 from .experiment import Quantity
-from .layered import Layered
 from .on_hardware import profiles
 from .pipelined import Pipelined
+from .sharded import Sharded
 
 WHAT = {"dp": "averaging gradients", "pp": "waiting for other stages", "tp": "sums inside layers"}
 
 
-class Combined(Layered):
+class Combined(Sharded):
     name: ClassVar[str] = "combined"
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
@@ -44,6 +45,7 @@ class Combined(Layered):
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
     recompute: bool = knob(False, "keep the input of each layer, and compute the rest again in the backward", more=True)
     sequence_parallel: bool = knob(False, "cut norms and the residual along the sequence, where slices duplicate them", more=True)
+    zero_1: bool = knob(False, "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO)", more=True)
     ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
     layers: int = knob(8, "transformer blocks", low=1, high=24, more=True)
@@ -66,14 +68,25 @@ class Combined(Layered):
         if self.micro_batches % self.replicas:
             raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
                              f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
-        self.recipe, self.lowered  # noqa: B018  (both raise Impossible)
+        if self.sharded and self.slices > 1 and self.optimizer in ("lamb", "lars"):
+            raise Impossible(f"{self.optimizer} sums its norms over replicas and slices at once under zero-1, which this lab does not predict: "
+                             "take adam, tp = 1, or no zero-1.")
+        self.recipe, self.stages  # noqa: B018  (both raise Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        alone = {"schedule"} if settings["pipeline"] == 1 else set()
-        return super().idle_settings(settings) | alone | ({"sequence_parallel"} if settings["slices"] == 1 else set())
+        alone = {"pipeline": "schedule", "slices": "sequence_parallel", "replicas": "zero_1"}
+        return super().idle_settings(settings) | {name for axis, name in alone.items() if settings[axis] == 1}
+
+    shapes: ClassVar[tuple[str, ...]] = (
+        "replicas", "pipeline", "slices", "micro_batches", "schedule", "precision", "recompute", "sequence_parallel", "zero_1", "layers", "width", "heads",
+        "vocabulary", "sequence", "rows", "optimizer", "dtype")
+
+    @property
+    def zero(self) -> int:
+        return int(self.zero_1)
 
     @property
     def own_micro_batches(self) -> int:

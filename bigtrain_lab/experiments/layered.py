@@ -6,7 +6,6 @@ backward ends.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -16,7 +15,7 @@ import torch
 
 from ..core import Cost, Mesh, Trace
 from ..data import chosen_text
-from ..dry_run import META, Slices
+from ..dry_run import META, Acted, Slices
 from ..models import GPTConfig, GPTStage, Noise, gpt_slices, split
 from ..models.optimizers import OPTIMIZERS
 from ..plan import SLICES, Plan, Together, with_calls
@@ -27,6 +26,7 @@ from ..schedule import Action, Schedule, Written
 from ..simulate import simulate
 from ..techniques import one_process
 from ..techniques.bucket_plan import with_buckets
+from ..techniques.mixed_precision import MixedPrecision
 from ..techniques.sliced_model import cut_of, sliced
 from .on_hardware import OnHardware
 from .pipeline import slice_run, training
@@ -107,8 +107,12 @@ class Layered(OnHardware, Pipelined):
     @cached_property
     def stages(self) -> dict[int, torch.nn.Module]:
         """What a rank holds of each, on meta."""
-        slicing = self.further.get("slicing", ())
-        return {at: on_meta(self.config, at, self.slices, slicing) for at in range(self.config.pieces)}
+        return self.stages_at(None)
+
+    def stages_at(self, level: str | None) -> dict[int, torch.nn.Module]:
+        """The same in the formats of a level of mixed precision."""
+        about = self.slices, self.further.get("slicing", ()), level
+        return {at: on_meta(self.config, at, *about) for at in range(self.config.pieces)}
 
     @property
     def weights(self) -> int:
@@ -116,29 +120,34 @@ class Layered(OnHardware, Pipelined):
         return sum(parameter.numel() for at in range(self.config.pieces)
                    for parameter in on_meta(self.config, at, 1).parameters())
 
+    @property
+    def replicated(self) -> Plan:
+        """The order of all replicas, and what they send each other."""
+        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
+                            slices=self.slices, **self.reducing)
+
     @cached_property
     def lowered(self) -> Plan:
-        plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
-                            slices=self.slices, **self.reducing)
+        plan = self.replicated
         if self.slices == 1:
             return plan
-        duplicates = self.duplicate_bytes if self.recipe.sequence_parallel else {}
+        duplicates = range(plan.ranks) if self.recipe.sequence_parallel else ()
+        sizes = {rank: self.duplicate_bytes(rank) for rank in duplicates}
 
         def before_update(rank: int, batch: int) -> list:
-            size = duplicates.get(self.place(rank))
             name = f"duplicates of batch {batch}"
             peers = self.mesh.peers(rank, SLICES)
-            return [Together(name, "all_reduce", size, peers)] if size else []
+            return [Together(name, "all_reduce", sizes[rank], peers)] if sizes.get(rank) else []
         return with_calls(plan, self.inside, self.mesh, before_update)
 
-    @property
-    def duplicate_bytes(self) -> dict[int, int]:
-        """The schedule's rank -> bytes of the gradients that its slices have parts of."""
-        found = Counter()
-        for at, stage in self.stages.items():
-            found[self.order.rank_of(at, 0)] += sum(
-                p.nbytes for p in stage.parameters() if cut_of(p) is None and p.requires_grad)
-        return found
+    def learnt(self, rank: int, level: str | None = None) -> list[torch.nn.Parameter]:
+        """Of a rank, in the formats of a level; on meta."""
+        return [p for at, stage in self.stages_at(level).items() for p in stage.parameters()
+                if p.requires_grad and self.order.rank_of(at, 0) == self.place(rank)]
+
+    def duplicate_bytes(self, rank: int) -> int:
+        """Of the gradients of a rank that its slices have parts of."""
+        return sum(p.nbytes for p in self.learnt(rank) if cut_of(p) is None)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         return slice_run(self.config, *self.pieces[number], self.rows, self.optimizer, rehearsal,
@@ -158,8 +167,12 @@ class Layered(OnHardware, Pipelined):
                 for kind in ("FBIWU" if self.halves else "FBU")}
 
     def seconds(self, kind: str, layer: int) -> float:
-        part = self.stage_run(layer, HALVES if kind in "IW" else WHOLE)
-        return self.time(part.work(kind), part.tensors if kind == "U" else 1)
+        tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
+        return self.time(self.usual(kind, layer).work, tensors)
+
+    def usual(self, kind: str, layer: int) -> Acted:
+        """A later action of a layer; a backward that finds no gradients."""
+        return self.stage_run(layer, HALVES if kind in "IW" else WHOLE).usual(kind)
 
     def time(self, work, tensors: int = 1) -> float:
         """Seconds of this work; on the textbook profile its FLOPs, which share a slot."""
@@ -178,8 +191,7 @@ class Layered(OnHardware, Pipelined):
         found = {}
         for at in range(len(self.pieces)):
             for kind in "FBIWU" if self.halves else "FBU":
-                part = self.stage_run(at, HALVES if kind in "IW" else WHOLE)
-                calls = part.usual(kind).calls(self.time)  # of a block in the place of all blocks
+                calls = self.usual(kind, at).calls(self.time)  # of a block in the place of all blocks
                 found[kind, at] = tuple(
                     call._replace(name=LAYER.sub(f"layers.{at}.", call.name)) for call in calls)
         return found
@@ -216,9 +228,13 @@ def by_layers(order: Schedule, layers: list[range]) -> Schedule:
 
 
 @lru_cache(maxsize=64)
-def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = ()) -> GPTStage:
-    """A piece of the model, or its first slice; blocks are alike."""
+def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = (),
+            level: str | None = None) -> GPTStage:
+    """A piece of the model, or its first slice, in the formats of a level of mixed precision;
+    blocks are alike."""
     if 1 < at < config.pieces - 1:
-        return on_meta(config, 1, slices, slicing)
+        return on_meta(config, 1, slices, slicing, level)
     stage, plan = built(lambda: GPTStage(config, at, at + 1), META), gpt_slices(config) | dict(slicing)
-    return sliced(stage, plan, Slices(None, slices)) if slices > 1 else stage
+    if slices > 1:
+        stage = sliced(stage, plan, Slices(None, slices))
+    return MixedPrecision(level).prepare(stage) if level else stage

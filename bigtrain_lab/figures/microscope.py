@@ -20,7 +20,7 @@ from .timeline import look
 
 RANKS = 4  # rows: more would be too low to be read
 READINGS = 120  # of a rank and step: a column is 190 pixels wide
-LEAST = 0.005  # of a peak: what a kind must be to be told
+LEAST = 0.03  # of a peak: what a kind must be to be told
 SENT = palette.CLOCKS["measured"]
 ROW, ABOVE, BELOW = 55, 118, 24  # pixels
 
@@ -70,7 +70,8 @@ class Column(NamedTuple):
             told = [kind for kind in MEMORY_KINDS if peak.held.get(kind, 0) >= LEAST * peak.bytes]
             lines += [f"peak <b>{short(peak.bytes)}</b>, sends <b>{short(self.sent[-1][1])}</b>",
                       " ".join(f"<span style='color:{palette.MEMORY[kind]}'>■</span>"
-                               f"{peak.held[kind] / 1000**UNITS.index(unit):.3g}" for kind in told)]
+                               f"{brief(peak.held[kind] / 1000**UNITS.index(unit))}"
+                               for kind in told)]
         return "<br>".join(lines)
 
 
@@ -137,6 +138,11 @@ def draw_sent(figure: go.Figure, column: Column, row: int, place: int) -> None:
     step = duration(column.trace.units(column.end - column.start), column.trace.unit)
     figure.add_annotation(x=0, y=0, text=f"{step} a step", showarrow=False, xanchor="left",
                           yanchor="top", font_size=11, yshift=-2, row=row, col=place)
+
+
+def brief(number: float) -> str:
+    """In two digits, in three from 10 on."""
+    return f"{number:.3g}" if number >= 10 else f"{number:.2g}"
 
 
 def short(count: int) -> str:

@@ -30,6 +30,6 @@ def overlap(trace: Trace) -> go.Figure:
         name="exposed communication", showlegend=bool(waits), text=[*map(time, long)],
         textposition="inside", insidetextanchor="middle", textangle=0,
         insidetextfont_color="white", marker=dict(color=WAIT, line=dict(color="white", width=1)),
-        hovertext=[f"waits {time(each)} for gradients: nothing is left to compute"
+        hovertext=[f"waits {time(each)} for what is on its way: nothing is left to compute"
                    for each in long], hoverinfo="text")
     return figure

@@ -23,6 +23,7 @@ from .translator import Translator
 def greedy(model: Translator, source_BS, begin: int, end: int, padding: int, longest: int):
     """The likeliest next word each time: ids (B, T), T at most `longest`, with neither `begin` nor
     `end`, filled with `padding`."""
+    refuse(longest=longest)
     kept, keep_BS = model.read(source_BS), model.keep(source_BS)
     word_B, words = source_BS.new_full((len(source_BS),), begin), []
     finished_B = torch.zeros_like(word_B, dtype=torch.bool)
@@ -37,8 +38,7 @@ def greedy(model: Translator, source_BS, begin: int, end: int, padding: int, lon
 def beam_search(model: Translator, source_BS, begin: int, end: int, padding: int, longest: int,
                 beam: int = 4, length_penalty: float = 0.6):
     """As `greedy`, the best of `beam` prefixes."""
-    if beam < 1:
-        raise Impossible(f"beam={beam} keeps no translation: take 1 or more.")
+    refuse(longest=longest, beam=beam)
     B, kept, keep_BS = len(source_BS), model.read(source_BS), model.keep(source_BS)
     first_B1 = torch.arange(B, device=source_BS.device)[:, None]
     every = first_B1.expand(B, beam).flatten()  # a sentence's prefixes are rows side by side
@@ -74,3 +74,9 @@ def real(logits_BV, begin: int, padding: int):
     """Neither the beginning nor padding is a word that may come next."""
     logits_BV[:, [begin, padding]] = -torch.inf
     return logits_BV
+
+
+def refuse(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise Impossible(f"{name} is {count}, which makes no translation: take 1 or more.")

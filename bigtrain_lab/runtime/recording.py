@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import Impossible
-from ..plan import SLICES, Message, Together
+from ..plan import INSIDE, Message, Together
 from . import frames
 from .group import HOST, Group, Handle, again, is_lost
 from .message import HEADER, pack, unpack
@@ -205,10 +205,10 @@ class RecordingGroup(Group):
         self._call = call if name == kind else f"{name}, {call}"
         recorder.jitter()
         inside = None
-        if self.axis == SLICES:
-            inside = recorder.call(f"comm:{SLICES}", kind, size_bytes, name)
+        if self.axis in INSIDE:
+            inside = recorder.call(f"comm:{self.axis}", kind, size_bytes, name)
         if inside:
-            lane, name = f"comm:{SLICES}", inside
+            lane, name = f"comm:{self.axis}", inside
         members = self.members
         if src is not None:
             members = (members[src], *members[:src], *members[src + 1:])

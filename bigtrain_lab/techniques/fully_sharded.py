@@ -31,7 +31,7 @@ from ..runtime.group import Group
 from .clip import clip_grad_norm
 from .guards import fully_sharded as guard
 from .layerwise import wide
-from .shards import Flat
+from .shards import Flat, Owned
 from .units import units_of
 
 
@@ -297,6 +297,14 @@ class FullyShardedDataParallel(nn.Module):
         """This rank's pieces, by the names that the module has."""
         for name, p in self.module.named_parameters(prefix, recurse, remove_duplicate):
             yield name, self.pieces[p]
+
+    def owned(self) -> list[Owned]:
+        """What this rank keeps of each parameter, named as in the module."""
+        return [Owned(name, tuple(view.shape), *own, piece) for unit in self.units
+                for name, view, own, piece in zip(unit.names, unit.views, unit.flat.own, unit.pieces)]
+
+    def refresh(self) -> None:
+        """After a load nothing is left to do: units are gathered before they are used."""
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, of whole tensors in the pieces' format, on every rank. All ranks

@@ -63,7 +63,11 @@ def noam(width: int, warm_up_updates: int, factor: float = 1.0) -> Schedule:
     """Highest at update number `warm_up_updates`. Vaswani et al. 2017 (arXiv:1706.03762), section
     5.3; the factor as in the Annotated Transformer."""
     guard.refuse(width=width, warm_up_updates=warm_up_updates, factor=factor)
-    return lambda update: factor * width**-0.5 * min(update**-0.5, update * warm_up_updates**-1.5)
+
+    def rate(update: int) -> float:
+        guard.refuse(update=update)
+        return factor * width**-0.5 * min(update**-0.5, update * warm_up_updates**-1.5)
+    return rate
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

@@ -56,7 +56,7 @@ def sum_duplicates(module: nn.Module, group=None, name: str = "gradients of dupl
     update, and before gradients are clipped."""
     group, masters = Group.of(group), masters_of([module])
     homes = [masters.get(p, p) for p in module.parameters() if cut_of(p) is None]
-    homes = [home for home in homes if home.grad is not None]
+    homes = [home for home in homes if home.grad is not None and home.numel()]
     if group.size == 1 or not homes:
         return
     flat = torch.cat([home.grad.reshape(-1) for home in homes])

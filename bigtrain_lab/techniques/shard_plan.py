@@ -20,20 +20,21 @@ import torch
 from torch import nn
 
 from ..core import Mesh
-from ..plan import Compute, Launch, Plan, Together, Wait, lower
+from ..plan import Compute, Launch, Plan, Together, Wait, called, in_parts, lower
 from ..schedule import Action, Schedule
 from .bucket_plan import LANE, whole
-from .reducers import buckets_of, name
+from .reducers import name
 from .shards import Flat
+from .zero import shards_of
 
 
 def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
                 stages: Mapping[int, nn.Module], bucket_bytes: int, *, slices: int = 1,
-                compute_dtype: torch.dtype | None = None) -> Plan:
+                compute_dtype: torch.dtype | None = None, inside: Mapping = {}) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices) at stage
     1, 2 or 3 of ZeRO; at 3 each stage of the order is a unit. `stages`: stage -> its module, on
     meta or not, of one slice. `compute_dtype`: the format that stage 3 gathers and scatters, where
-    it is not the weights'."""
+    it is not the weights'. `inside`: collectives that actions call, as a Cost has them."""
     mesh = Mesh(dp=replicas, pp=order.ranks, tp=slices)
     plan = lower(order, steps).placed(mesh, "pp")
     if replicas == 1:
@@ -44,9 +45,9 @@ def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
         own = {stage: module for stage, module in sorted(stages.items())
                if order.rank_of(stage, 0) == place}
         if zero == 3:
-            both = Units(peers, own, compute_dtype)
+            both = Units(peers, own, inside, compute_dtype)
         else:
-            both = ScatteredBuckets(peers, own, bucket_bytes, order.micro_batches, zero == 2)
+            both = ScatteredBuckets(peers, own, inside, bucket_bytes, order.micro_batches, zero == 2)
         both.follow(ops)
         lanes[rank, "compute"], lanes[rank, LANE] = tuple(both.compute), tuple(both.lane)
     return Plan(lanes, mesh.size, steps)
@@ -55,8 +56,8 @@ def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
 class BothLanes:
     """Of one of the ranks `peers`: the second does what the first launches, in its order."""
 
-    def __init__(self, peers: tuple[int, ...]):
-        self.peers, self.compute, self.lane = peers, [], []
+    def __init__(self, peers: tuple[int, ...], inside: Mapping):
+        self.peers, self.inside, self.compute, self.lane = peers, inside, [], []
         self.under_way: set[str] = set()  # what will be posted, and was not waited for
 
     def launch(self, label: str, calls: Sequence[tuple[str, str, int]], end: str,
@@ -73,19 +74,23 @@ class BothLanes:
         self.under_way.discard(end)
 
     def act(self, op: Compute) -> None:
-        self.compute.append(op._replace(beside=bool(self.under_way)))
+        calls = called(op.step, self.inside)
+        cut, lane = in_parts(op._replace(beside=bool(self.under_way)), calls, self.peers)
+        self.compute += cut
+        self.lane += lane
 
 
 class ScatteredBuckets(BothLanes):
     """Stages 1 and 2: buckets of the gradient of each batch, or of each backward."""
 
-    def __init__(self, peers, stages: Mapping[int, nn.Module], bucket_bytes: int,
+    def __init__(self, peers, stages: Mapping[int, nn.Module], inside, bucket_bytes: int,
                  micro_batches: int, each_backward: bool):
-        super().__init__(peers)
+        super().__init__(peers, inside)
         learnt = [(stage, p) for stage, module in stages.items() for p in module.parameters()
                   if p.requires_grad][::-1]
-        self.buckets = [[learnt[member] for member in bucket.members]
-                        for bucket in buckets_of([p for _, p in learnt], bucket_bytes, False)]
+        shards = shards_of([p for _, p in learnt], bucket_bytes, len(peers), 0)
+        self.sizes = [shard.layout.length * shard.kind[0].itemsize for shard in shards]
+        self.homes = [{learnt[member][0] for member in shard.members} for shard in shards]
         self.stages, self.micro_batches = len(stages), micro_batches
         self.backwards = 1 if each_backward else micro_batches  # of a gradient
         self.sent = Counter()  # gradient -> its buckets that are on their way
@@ -93,7 +98,7 @@ class ScatteredBuckets(BothLanes):
     def follow(self, ops: Sequence) -> None:
         done, updates = Counter(), 0
         for op in ops:
-            if not isinstance(op, Compute) or not self.buckets:
+            if not isinstance(op, Compute) or not self.sizes:
                 self.compute.append(op)
                 continue
             batch = op.step[0].micro_batch // self.micro_batches
@@ -104,9 +109,9 @@ class ScatteredBuckets(BothLanes):
             for kind, stage, micro_batch in op.step:
                 if kind in "BW":
                     done[stage, number := micro_batch // self.backwards] += 1
-                    while self.sent[number] < len(self.buckets) and all(
+                    while self.sent[number] < len(self.sizes) and all(
                             done[home, number] == self.backwards
-                            for home, _ in self.buckets[self.sent[number]]):
+                            for home in self.homes[self.sent[number]]):
                         self.scatter(number)
             updates += len(updated)
             if updates == self.stages:
@@ -117,35 +122,32 @@ class ScatteredBuckets(BothLanes):
         """The next bucket of this gradient."""
         bucket, label = self.sent[number], name([self.sent[number]], number)
         self.sent[number] += 1
-        self.launch(label, [(label, "reduce_scatter", self.padded_bytes(bucket))], whole(number),
-                    last=self.sent[number] == len(self.buckets))
+        self.launch(label, [(label, "reduce_scatter", self.sizes[bucket])], whole(number),
+                    last=self.sent[number] == len(self.sizes))
 
     def finish(self, batch: int) -> None:
         """Before the first update: all of the batch's gradient has arrived."""
         each = self.micro_batches // self.backwards
         for number in range(batch * each, (batch + 1) * each):
-            while self.sent[number] < len(self.buckets):
+            while self.sent[number] < len(self.sizes):
                 self.scatter(number)
             self.wait(whole(number))
 
     def gather(self, batch: int) -> None:
         """After the last update: the parameters, of which each rank has stepped its part."""
         label = f"parameters of batch {batch}"
-        calls = [(f"parameters of bucket {bucket} of batch {batch}", "all_gather",
-                  self.padded_bytes(bucket)) for bucket in range(len(self.buckets))]
+        calls = [(f"parameters of bucket {bucket} of batch {batch}", "all_gather", size_bytes)
+                 for bucket, size_bytes in enumerate(self.sizes)]
         self.launch(label, calls, f"{label} done")
         self.wait(f"{label} done")
-
-    def padded_bytes(self, bucket: int) -> int:
-        parameters = [p for _, p in self.buckets[bucket]]
-        return Flat(parameters, len(self.peers), 0).length * parameters[0].itemsize
 
 
 class Units(BothLanes):
     """Stage 3: one unit is gathered while another is at work."""
 
-    def __init__(self, peers, stages: Mapping[int, nn.Module], compute_dtype: torch.dtype | None):
-        super().__init__(peers)
+    def __init__(self, peers, stages: Mapping[int, nn.Module], inside,
+                 compute_dtype: torch.dtype | None):
+        super().__init__(peers, inside)
         self.sizes = {}
         for stage, module in stages.items():
             flat = Flat(parameters := [*module.parameters()], len(peers), 0)

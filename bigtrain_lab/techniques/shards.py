@@ -11,7 +11,9 @@ Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), section 5.1.
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -44,3 +46,39 @@ class Flat:
         first = self.rank * self.part
         return [part[start + begin - first:start + begin - first + end - begin] if end else part[:0]
                 for start, (begin, end) in zip(self.starts, self.own)]
+
+
+class Owned(NamedTuple):
+    """What a rank keeps of a parameter: elements `start` to `stop` of it, flattened, in `piece`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    piece: Tensor
+
+    def cuts(self, value) -> bool:
+        """Whether an optimizer's value lies beside the piece, element by element."""
+        return isinstance(value, Tensor) and value.shape == self.piece.shape
+
+    def whole(self, own: Tensor, group) -> Tensor:
+        """The parameter's tensor, of what each rank keeps of it. All ranks of the group ask."""
+        found = own.new_zeros(self.shape)
+        found.view(-1)[self.start:self.stop] = own
+        return group.unrecorded().all_reduce(found)
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's elements of a tensor of the parameter's shape."""
+        return whole.reshape(-1)[self.start:self.stop].clone()
+
+
+def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
+    """Elements `start` to `stop` of a tensor that was cut otherwise: `parts` are (start, stop,
+    elements). Elements that no part has are missing from the end."""
+    found, count = parts[0][2].new_empty(stop - start), 0
+    for first, last, elements in parts:
+        low, high = max(start, first), min(stop, last)
+        if low < high:
+            found[low - start:high - start] = elements[low - first:high - first]
+            count += high - low
+    return found[:count]

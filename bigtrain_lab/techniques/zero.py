@@ -30,7 +30,8 @@ from .data_parallel import DistributedDataParallel
 from .fully_sharded import FullyShardedDataParallel
 from .guards import zero as guard
 from .reducers import Bucket, buckets_of
-from .shards import Flat
+from .saved_shards import full_optimizer_state, load_full_optimizer_state
+from .shards import Flat, Owned
 
 __all__ = ["FullyShardedDataParallel", "ShardedGradients", "ZeroOptimizer", "shared", "shards_of"]
 
@@ -97,6 +98,16 @@ class ZeroOptimizer(Optimizer):
     def no_sync(self):
         """Backwards in this context add up on this rank, in stage 1."""
         return self.shards.no_sync()
+
+    def full_state_dict(self) -> dict:
+        """The state_dict that `optimizer_class` would have of the whole parameters, on every rank.
+        All ranks call it together; `state_dict` is of this rank's pieces."""
+        return full_optimizer_state(self.shards, self)
+
+    def load_full_state_dict(self, state_dict: dict) -> None:
+        """Load what full_state_dict() returns, or the unsharded optimizer's; on any number of
+        ranks."""
+        load_full_optimizer_state(self.shards, self, state_dict)
 
     def load_state_dict(self, state_dict: dict) -> None:
         self.inner.load_state_dict(state_dict)
@@ -214,10 +225,28 @@ class ShardedGradients(DistributedDataParallel):
             found |= dict(zip(shard.layout.tensors, shard.layout.views(values)))
         return found
 
+    def owned(self) -> list[Owned]:
+        """What this rank keeps of each parameter, named as in the module."""
+        found = ((self.gradients[number], own) for shard in self.buckets
+                 for number, own in zip(shard.members, shard.layout.own))
+        return [Owned(each.name, tuple(each.home.shape), *own, self.pieces[each.home])
+                for each, own in found]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring every rank the others' pieces after a load; no trace tells of it."""
+        for shard in self.buckets:
+            mine = shard.layout.mine(shard.weights)
+            if shard.master is not None:
+                mine.copy_(shard.master)
+            self.group.unrecorded().all_gather(mine, shard.weights)
+
     # -- the gradients ---------------------------------------------------------------------------
 
     def _make_room(self, shard: Shard) -> None:
         """For the gradients of a bucket."""
+        if self.away is shard:  # with those of the backward before
+            self._free()
         if shard.flat is None:
             shard.flat = torch.empty_like(shard.weights)
             shard.flat[sum(shard.layout.sizes):] = 0

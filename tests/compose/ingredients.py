@@ -14,14 +14,14 @@ KINDS = {  # one of a kind goes into a training
     "frozen": ("frozen parameters",),
     "optimizer": ("SGD momentum", "Adam", "LAMB"),
     "hooks": ("user's hooks",),
-    "replicas": ("data parallel",),
+    "replicas": ("data parallel", "zero-1", "zero-3"),
     "slices": ("tensor slicing",),
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 SYNCHRONOUS = tuple(name for name in KINDS["pipeline"] if not Schedule.named(name).asynchronous)
 
 UNITS = {"bf16": 2**-8, "fp16 with scaler": 2**-11}
-REORDERED = {"clipping", "tied weights", "data parallel", "tensor slicing"}  # their sums run in another order than in one process, and so round otherwise
+REORDERED = {"clipping", "tied weights", *KINDS["replicas"], "tensor slicing"}  # their sums run in another order than in one process, and so round otherwise
 REFUSED = {
     "bf16": "pipedream updates while other micro-batches run, when no loss scale and no master weight may change: take a synchronous schedule, "
             "or train in full precision.",
@@ -32,7 +32,9 @@ REFUSED = {
                       "take a synchronous schedule.",
     "accumulation": "pipedream updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).",
 }
-REFUSED |= {"fp16 with scaler": REFUSED["bf16"], "clipping": REFUSED["accumulation"]}  # both work between step() and the update
+REFUSED |= {"fp16 with scaler": REFUSED["bf16"], "clipping": REFUSED["accumulation"],  # both work between step() and the update
+            "zero-1": REFUSED["data parallel"]}
+ONE_RANK = "one rank"  # of each replica, which runs all stages: no pipeline
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -42,27 +44,35 @@ def pairs() -> list[tuple[str, str]]:
 def shown() -> list[tuple[str, ...]]:
     """What is trained: all pairs, and many ingredients at once."""
     return [*pairs(), ("1f1b", "bf16", "sqrt", "accumulation", "clipping", "tied weights", "Adam", "user's hooks", "data parallel"),
-            ("1f1b", "sqrt", "accumulation", "clipping", "tied weights", "LAMB", "data parallel", "tensor slicing")]
+            ("1f1b", "sqrt", "accumulation", "clipping", "tied weights", "LAMB", "data parallel", "tensor slicing"),
+            ("1f1b", "bf16", "sqrt", "accumulation", "clipping", "tied weights", "frozen parameters", "Adam", "user's hooks", "zero-1"),
+            ("interleaved", "accumulation", "clipping", "tied weights", "LAMB", "zero-1", "tensor slicing"),
+            ("bf16", "sqrt", "accumulation", "clipping", "frozen parameters", "Adam", "user's hooks", "zero-3")]
 
 
 def training(pair: tuple[str, ...]) -> dict[str, str]:
     """kind -> ingredient of the training that shows this pair; one without a schedule of its own takes the next in turn."""
     chosen = {KIND_OF[name]: name for name in pair}
-    return {"pipeline": SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]} | chosen
+    turn = SYNCHRONOUS[shown().index(pair) % len(SYNCHRONOUS)]
+    return {"pipeline": ONE_RANK if "zero-3" in pair else turn} | chosen
 
 
+ZERO_3 = ("Stage 3 of ZeRO sends gradients in every backward, which a pipeline or slices would multiply: take zero=1 with them, or replicas of one "
+          "rank.")
 HOOKS = "A parameter that the plan cuts has hooks, which its slices would not have: register hooks on the sliced model."
 
 
 def refusal(pair: tuple[str, ...]) -> str | None:
     if pair == ("user's hooks", "tensor slicing"):
         return HOOKS
+    if "zero-3" in pair and {"pipeline", "slices"} & set(map(KIND_OF.get, pair)):
+        return ZERO_3
     return REFUSED.get(pair[1]) if pair[0] == "pipedream" else None
 
 
 def tolerance(pair: tuple[str, ...]) -> float:
     """How far the pair's training may be off one process: 0 means bit for bit."""
-    unit = next((UNITS[name] * (3 if "tensor slicing" in pair else 1) for name in pair if name in UNITS), 1e-12)
+    unit = next((UNITS[name] * (3 if {"tensor slicing", "zero-1", "zero-3"} & set(pair) else 1) for name in pair if name in UNITS), 1e-12)
     return unit if REORDERED & set(pair) or pair[0] == "pipedream" else 0.0
 
 
@@ -78,20 +88,22 @@ def table() -> str:
     rows = [f"| {' | '.join(['', *names[1:]])} |", "|---" * len(names) + "|"]
     for at, a in enumerate(names[:-1]):
         rows.append(f"| {' | '.join([a, *('' if b in names[:at + 1] else cells.get((a, b), '–') for b in names[1:])])} |")
-    sentences = [f"* pipedream with {name}: {sentence}" for name, sentence in REFUSED.items()] + [f"* user's hooks with tensor slicing: {HOOKS}"]
+    sentences = [f"* pipedream with {name}: {sentence}" for name, sentence in REFUSED.items()] + [
+        f"* zero-3 with a pipeline, and with tensor slicing: {ZERO_3}", f"* user's hooks with tensor slicing: {HOOKS}"]
     return "\n".join([TITLE, *rows, "", "Refused when the pipeline is made:", "", *sentences, ""])
 
 
 TITLE = """# Techniques in pairs
 
-Each pair was trained on two ranks, with data parallel or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers, by a Recipe), and compared with the same
+Each pair was trained on two ranks, with data parallel, ZeRO's stage 1 or tensor slicing on four (replicas of a pipeline of two stages, or slices of its layers, by a Recipe), with
+ZeRO's stage 3 on two (replicas of one rank), and compared with the same
 training in one process, a plain loop of torch: the losses, the final weights, and how often each hook ran. A pair without a schedule in it was trained by one of the four synchronous schedules in turn. `make bench ARGS=compose` trains all
 of them again and writes this page; `tests/compose` holds it to be true.
 
 * equal: bit for bit
 * 1e-12: relative to each tensor's norm in float64, where sums run in another order
 * 2^-8, 2^-11: the unit of bf16 and of fp16, where sums run in another order
-* 3 x 2^-8, 3 x 2^-11: a product that two slices share is rounded in each and once more in their sum
+* 3 x 2^-8, 3 x 2^-11: a product that two slices share, and a half gradient that ZeRO sums, is rounded in each and once more in their sum
 * refused: in the sentence below
 * –: two of a kind
 """

@@ -37,7 +37,7 @@ def differences(results) -> list[str]:
                 wrong.append(f"{what}: must be refused by {sentence!r}, and gave {result}")
             continue
         matters = {kind: name for kind, name in chosen.items()
-                   if kind not in ("recompute", "slices") and (kind != "pipeline" or name == "pipedream"
+                   if kind not in ("recompute", "replicas", "slices") and (kind != "pipeline" or name == "pipedream"
                                                or "frozen" in chosen)}  # its first stage is
         key = tuple(sorted(matters.items()))
         if key not in references:

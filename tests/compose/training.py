@@ -1,4 +1,4 @@
-"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks; `by_recipe`, on replicas and slices."""
+"""One training of chosen ingredients: `alone`, a plain loop of torch; `piped`, on ranks; `by_recipe`, on replicas, whole or in parts, and slices."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,8 +24,11 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrec
 from bigtrain_lab.techniques.pipeline import Pipeline
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 
+from .ingredients import ONE_RANK
+
 RANKS, MICRO_BATCHES, ROWS = 2, 4, 2
 IGNORED = -100  # a target that cross_entropy leaves out
+ZERO = {"zero-1": 1, "zero-3": 3}
 LEVELS = {"bf16": "bf16", "fp16 with scaler": "fp16"}
 # The first step overflows, later ones let the scale grow.
 SCALER = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26, "growth_interval": 2}
@@ -52,7 +55,10 @@ class Setting:
 
     def __init__(self, chosen: Mapping[str, str]):
         self.chosen = chosen
-        self.schedule = Schedule.named(chosen["pipeline"])(RANKS, MICRO_BATCHES)
+        whole = "1f1b" if "weights" in chosen else "interleaved"  # of one stage, or of two
+        self.schedule = (Schedule.named(whole)(1, MICRO_BATCHES)
+                         if chosen["pipeline"] == ONE_RANK else
+                         Schedule.named(chosen["pipeline"])(RANKS, MICRO_BATCHES))
         self.level = LEVELS.get(chosen.get("precision"))
         self.config = GPTConfig(layers=4, width=16, heads=2, sequence=6, vocabulary=12,
                                 tied="weights" in chosen,
@@ -125,7 +131,8 @@ def found(setting: Setting, model, mp, losses, fired, whole=None) -> dict[str, n
     named_weights = model.named_parameters() if whole is None else whole.items()
     weights = {named(name): masters.get(p, p).detach() for name, p in named_weights}
     weights = {name: (p.float() if mp else p.clone()).numpy() for name, p in weights.items()}
-    if setting.config.tied and isinstance(model, GPTStage):  # it has one where the stages have two
+    one = isinstance(model, GPTStage) or setting.schedule.stages == 1
+    if setting.config.tied and one:  # which has one matrix where several stages have two
         embedding, output = tied_weights(setting.config, 2)["embedding"].values()
         weights[output] = weights[embedding]
         fired |= {output: fired[embedding]} if embedding in fired else {}
@@ -268,6 +275,7 @@ def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndar
         schedule=replace(setting.schedule, micro_batches=MICRO_BATCHES // replicas * (1 + accumulates)),
         steps=len(setting.windows), samples=MICRO_BATCHES * len(calls) if accumulates else None,
         weights=weights if accumulates else None, replicas=replicas, bucket_bytes=1000,
+        zero=ZERO.get(chosen.get("replicas"), 0),
         slices=dict(mesh.axes)["tp"], slicing=gpt_slices(setting.config), sliced_loss=sliced_loss,
         precision=setting.level, scaler=setting.scaler(rank.group(("pp", "tp"))),
         clip=CLIP if "clipping" in chosen else None,
@@ -292,7 +300,8 @@ def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndar
 
 
 def mesh_of(chosen: Mapping[str, str]) -> Mesh:
-    return Mesh(dp=1 + ("replicas" in chosen), pp=RANKS, tp=1 + ("slices" in chosen))
+    return Mesh(dp=1 + ("replicas" in chosen), pp=1 if chosen["pipeline"] == ONE_RANK else RANKS,
+                tp=1 + ("slices" in chosen))
 
 
 def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
@@ -300,11 +309,13 @@ def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarra
     results = {}
     for number, chosen in enumerate(trainings):
         try:
-            train = (piped if mesh_of(chosen).size == RANKS else by_recipe)(chosen, rank)
+            by = by_recipe if {"replicas", "slices"} & chosen.keys() else piped
+            train = by(chosen, rank)
             own = train()
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue
         results |= {f"{number} {name}": array for name, array in own.items()
                     if name != "scale" or rank.index == 0}
+    Group().barrier()  # a rank that ends would break a group that others still make
     return results

@@ -1,7 +1,7 @@
 """Translations word by word: what is kept changes nothing, a beam of one is greedy, padding is not read."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import pytest
@@ -143,8 +143,9 @@ def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
 
 
 def test_what_cannot_be_translated_is_one_sentence():
-    with pytest.raises(Impossible, match="^beam=0 keeps no translation: take 1 or more.$"):
-        beam_search(model_of(), sources(), BEGIN, END, PAD, 4, beam=0)
+    for name, call in (("beam", partial(beam_search, longest=4, beam=0)), ("longest", partial(greedy, longest=0))):
+        with pytest.raises(Impossible, match=f"^{name} is 0, which makes no translation: take 1 or more.$"):
+            call(model_of(), sources(), BEGIN, END, PAD)
     with pytest.raises(Impossible, match="^17 words are longer than the translator's longest=16: leave such sentences out"):
         model_of()(torch.ones(1, 17, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))
     with pytest.raises(Impossible, match="^dropout=1 is no share of values"):

@@ -236,6 +236,8 @@ def test_an_answer_that_is_there_already_is_no_answer():
     inherits = typed("from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
                      "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)")
     assert Topic.named("stashing").findings(inherits, 1)[0] == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"
+    turns = typed("import bigtrain_lab.plan as plan\ndef answer(*given, **settings):\n    return plan.Turns(plan.Serve((0,), (3,)))")
+    assert Topic.named("bounded-staleness").findings(turns, 1)[0] == f"Your answer takes bigtrain_lab.plan.Turns, {takes}"
 
 
 def test_what_is_no_answer_is_a_sentence():

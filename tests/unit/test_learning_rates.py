@@ -55,7 +55,7 @@ def test_a_batch_may_be_a_number_of_numpy():
 
 
 @pytest.mark.parametrize("make", [lambda: noam(0, 4000), lambda: warm_up(0.1, 0), lambda: polynomial_decay(0.1, math.inf),
-                                  lambda: linear_scaling(0.1, 8, 0), lambda: square_root_scaling(-0.1, 8, 8), lambda: noam("512", 4)])
+                                  lambda: linear_scaling(0.1, 8, 0), lambda: square_root_scaling(-0.1, 8, 8), lambda: noam("512", 4), lambda: noam(512, 4)(0)])
 def test_numbers_of_which_no_rate_can_be_made(make):
     with pytest.raises(Impossible, match="give a number above 0"):
         make()

@@ -1,9 +1,11 @@
 """The experiment parameter-server: on real ranks as predicted, with the weights of one process, twice the same."""
 
 import pytest
+
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Impossible
+from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.experiments.parameter_server import ParameterServing
+from bigtrain_lab.explain import NOT_FINITE, not_finite
 from bigtrain_lab.figures import figure
 
 from .test_group import lanes_of
@@ -57,6 +59,12 @@ def test_what_a_straggler_costs():
 def test_what_cannot_be_is_one_sentence(asked, told):
     with pytest.raises(Impossible, match=told):
         ParameterServing(**asked)
+
+
+def test_a_message_is_told_before_the_loss_that_it_spoils_at_once():
+    """Links are free and updates take no time: both bear one time."""
+    found = [Scalar(0, "compute", NOT_FINITE, "loss in 0F2", 5, float("nan")), Scalar(4, "compute", NOT_FINITE, "server 0 answers 0.1", 5, float("nan"))]
+    assert not_finite(Trace.of(found, "modelled", ranks=5))[0].startswith("Not finite (NaN or infinity): it began on rank 4; rank 4 sent")
 
 
 def test_other_traces_have_no_staleness():

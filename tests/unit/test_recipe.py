@@ -203,6 +203,7 @@ REFUSED = [
     (dict(schedule="pipedream", ranks=2, samples=None, replicas=2), "no gradient of a whole window for replicas: leave replicas out"),
     (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, replicas=2), "and the mean of replicas needs the whole gradient"),
     (dict(replicas=0), "replicas is 0: give a whole number"),
+    (dict(schedule="interleaved", replicas=2, zero=3, tied={"w": {0: "weight", 1: "weight"}}), "and tied names copies on several: leave tied out"),
     (dict(schedule="interleaved", ranks=2), None),
 ]
 

@@ -158,8 +158,8 @@ def refuse_unused(model, unused: list[str]) -> None:
 
 def refuse_optimizers(model) -> None:
     """An optimizer of the module's own parameters, whose `.grad` is always None, would do nothing.
-    One search through what Python has, at the first gradient."""
-    if model.searched:
+    One search through what Python has, at the first gradient; a dry run is of a checked program."""
+    if model.searched or model.group.device.type == "meta":
         return
     model.searched = True
     every = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]

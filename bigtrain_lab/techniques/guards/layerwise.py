@@ -8,7 +8,7 @@ from torch import Tensor
 from ...core import Impossible
 
 RANGES = {  # option -> (what it must be, whether it is)
-    "lr": ("at least 0", lambda value: value >= 0),
+    "lr": ("a finite number of at least 0", lambda value: 0 <= value < float("inf")),
     "eps": ("at least 0", lambda value: value >= 0),
     "weight_decay": ("at least 0", lambda value: value >= 0),
     "betas": ("two numbers from 0 to below 1", lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value)),

@@ -42,6 +42,9 @@ def refuse(recipe) -> None:
     if recipe.zero > 1 and (recipe.order.ranks > 1 or recipe.slices > 1):
         raise Impossible(f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline or slices would multiply: take zero=1 "
                          "with them, or replicas of one rank.")
+    if recipe.zero == 3 and recipe.tied:
+        raise Impossible("Stage 3 of ZeRO gathers one stage at a time, and tied names copies on several: leave tied out, and let one stage hold "
+                         "all modules that share a weight.")
     precision, order = MixedPrecision(recipe.precision, recipe.scaler), recipe.order
     if isinstance(recipe.schedule, Schedule):
         for name in ("ranks", "micro_batches"):

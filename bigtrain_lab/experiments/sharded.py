@@ -1,0 +1,165 @@
+"""What every layered experiment does whose replicas may share what they hold (ZeRO): which elements
+of a layer a rank keeps depends on its other layers, so each rank's whole training is run dry.
+
+Cost: a dry run of two steps for each rank of a slice; without ZeRO one of each kind of layer is enough.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import torch
+
+from ..core import MEMORY_KINDS, Alive, Cost, Span, Trace
+from ..core.peak import placed
+from ..core.trace import ACTION
+from ..dry_run import META, Acted, DryRun, dry_run, with_levels_inside
+from ..plan import Plan
+from ..recipe import Recipe
+from ..runtime.balance import read
+from ..schedule import Action
+from ..techniques.precision_levels import LEVELS
+from ..techniques.shard_plan import with_shards
+from ..techniques.sliced_model import cut_of
+from ..techniques.zero import shards_of
+from .layered import Layered, on_meta
+
+
+class Sharded(Layered):
+    shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
+
+    @property
+    @abstractmethod
+    def zero(self) -> int:
+        """The stage of ZeRO."""
+
+    @property
+    def sharded(self) -> int:
+        """The same; 0 where there is nobody to share with."""
+        return self.zero if self.replicas > 1 else 0
+
+    @property
+    def recipe(self) -> Recipe:
+        return replace(super().recipe, zero=self.sharded)
+
+    # -- what replicas send -------------------------------------------------------------------------
+
+    @property
+    def replicated(self) -> Plan:
+        if not self.sharded:
+            return super().replicated
+        level = self.further.get("precision")
+        stages = self.stages_at(level if self.sharded < 3 else None)
+        return with_shards(self.sharded, self.order, self.steps, self.replicas, stages,
+                           self.bucket_bytes, slices=self.slices,
+                           compute_dtype=LEVELS[level].dtype if level else None,
+                           inside=self.inside if self.slices == 1 else {})
+
+    def duplicate_bytes(self, rank: int) -> int:
+        if not self.sharded:
+            return super().duplicate_bytes(rank)
+        learnt = self.learnt(rank, self.further.get("precision"))[::-1]
+        shards = shards_of(learnt, self.bucket_bytes, self.replicas, self.mesh.coords(rank)["dp"])
+        return sum((stop - start) * max(4, shard.kind[0].itemsize) for shard in shards
+                   for number, (start, stop) in zip(shard.members, shard.layout.own)
+                   if cut_of(learnt[number]) is None)
+
+    # -- what a rank holds --------------------------------------------------------------------------
+
+    def dry(self, rank: int) -> DryRun:
+        """A rank's whole training without values, of two steps: the first, and one like all others.
+        Slices of a layer hold alike."""
+        coords = self.mesh.coords(rank)
+        settings = {name: getattr(self, name) for name in self.shapes} | {"steps": 2}
+        return dried(type(self), tuple(settings.items()), coords["dp"], coords["pp"])
+
+    @property
+    def arriving(self) -> torch.Tensor:
+        """What comes from the stage before, on meta."""
+        level, recipe = self.further.get("precision"), self.recipe
+        length = self.sequence // (self.slices if recipe.sequence_parallel else 1)
+        dtype = LEVELS[level].dtype if level else self.config.dtype
+        return torch.empty(self.rows, length, self.width, dtype=dtype, device=META)
+
+    @cached_property
+    def first(self) -> dict[tuple[str, int], Action]:
+        """(kind, layer) -> the first such action of the dry run's second step."""
+        found = {}
+        for work in self.order.over(2):
+            for (action,) in work:
+                if action.micro_batch >= self.own_micro_batches:
+                    found.setdefault(action[:2], action)
+        return found
+
+    def usual(self, kind: str, layer: int) -> Acted:
+        if not self.sharded or (kind, layer) not in self.first:
+            return super().usual(kind, layer)
+        action = self.first[kind, layer]
+        place = self.order.rank_of(layer, action.micro_batch)
+        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0)).actions[str(action)]
+
+    def like(self, action: Action) -> str:
+        """The action of the dry run that an action of the run is like."""
+        batch, number = divmod(action.micro_batch, self.own_micro_batches)
+        return str(action._replace(micro_batch=min(batch, 1) * self.own_micro_batches + number))
+
+    def cost(self, memory: bool = True) -> Cost:
+        priced = super().cost(memory and not self.sharded)
+        if self.sharded:
+            priced = replace(priced, inside=self.inside)
+        if not memory or not self.sharded:
+            return priced
+        ranks = range(self.ranks)
+        changes = {(rank, action): change for rank in ranks for action, change in self.changes(rank)}
+        resident = {rank: tuple(self.dry(rank).start.items()) for rank in ranks}
+        return replace(priced, changes=changes, resident=resident)
+
+    def changes(self, rank: int) -> Iterator[tuple[Action, tuple]]:
+        """(action, ((memory kind, change in bytes), ...) at its end)."""
+        dry = self.dry(rank)
+        held = dry.start
+        for (action,) in self.order.over(self.steps)[self.place(rank)]:
+            now = dry.actions[self.like(action)].after
+            yield action, tuple((kind, more) for kind in MEMORY_KINDS
+                                if (more := now.get(kind, 0) - held.get(kind, 0)))
+            held = now
+
+    def predict(self) -> Trace:
+        """With levels inside each action, and all that is alive at each rank's peak."""
+        if not self.sharded:
+            return super().predict()
+        trace, first = replace(self.simulated(), settings=self.told), {}
+
+        def inside(span):
+            place = map(int, ACTION.fullmatch(span.name).group(1, 3))
+            first.setdefault((span.rank, name := self.like(Action(span.kind, *place))), span)
+            acted = self.dry(span.rank).actions[name]
+            others = sum(size for kind, size in acted.before.items() if kind not in acted.kinds)
+            return acted.kinds, acted.inside, [0] * len(acted.kinds), others
+
+        trace = with_levels_inside(trace, inside)
+        alive = [row for rank in range(self.ranks) for row in self.alive(rank, first)]
+        return Trace.of([*trace.events, *alive], **trace.header())
+
+    def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
+        """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first that is
+        like it."""
+        dry = self.dry(rank)
+        if span := spans.get((rank, dry.peak_action)):
+            at, told = span.end, read(dry.actions[dry.peak_action].inside)
+            if dry.peak_at is not None:
+                at = placed(span.start, span.end, len(told))[told.index(dry.peak_at)]
+            for row in dry.alive:
+                made = spans.get((rank, row.made))
+                yield row._replace(rank=rank, start=at, lane=span.lane,
+                                   made=made.name if made else row.made)
+
+
+@lru_cache(maxsize=128)
+def dried(cls: type[Sharded], settings: tuple[tuple[str, Any], ...], dp: int, pp: int) -> DryRun:
+    """The dry run of a rank; settings that do not change shapes find it done."""
+    asked = cls(**dict(settings))
+    return dry_run(asked.program, index=pp, size=asked.pipeline, arriving=asked.arriving,
+                   slices=asked.slices, replica=dp, replicas=asked.replicas)

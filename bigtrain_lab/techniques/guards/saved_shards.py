@@ -1,0 +1,91 @@
+"""Checkpoints of several ranks that cannot be written, read or used: each in one sentence."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from ...core import Impossible
+from . import refuse
+from .saved import groups, read
+
+KEYS = {"folder", "ranks", "further", "numbers", "apart", "tied"}
+
+
+def refuse_under_way(sharded) -> None:
+    refuse((sharded.under_way, f"Rank {sharded.group.rank} saves or loads a checkpoint while a "
+            "step is under way: do it between the optimizer's step and the next forward."))
+
+
+def together(group, write: Callable[[], object]) -> None:
+    """Return when all ranks have written; Impossible, with the same sentence, where one could
+    not."""
+    told = ""
+    try:
+        write()
+    except Impossible as error:
+        told = f"Rank {group.rank}: {error}"
+    others = group.differing(told, "a checkpoint")
+    if told or any(others):
+        raise Impossible(next(filter(None, [*others, told])))
+
+
+def last_number(manifest_path: Path, folder: str) -> int:
+    """Of the checkpoint that is there; 0 where there is none."""
+    if not manifest_path.exists():
+        return 0
+    told = manifest(manifest_path.parent, manifest_path.name)["folder"].removeprefix(folder)
+    return int(told) if told.isdecimal() else 0
+
+
+def manifest(path: Path, name: str) -> dict:
+    at = path / name
+    refuse((path.is_dir() and not at.exists(), f"{path} is no checkpoint of ranks, it has no "
+            f"{name}: name a folder that was saved by them."))
+    with read(path if path.is_file() else at):
+        found = torch.load(at, map_location="cpu", weights_only=True, mmap=True)
+    ours = isinstance(found, dict) and found.keys() == KEYS
+    refuse((not ours or Path(found["folder"]).name != found["folder"], f"{at} is of no checkpoint "
+            "of ranks: name a folder that was saved by them."))
+    return found
+
+
+def opened(folder: Path, names: Sequence[str]) -> list[dict]:
+    missing = [name for name in names if not (folder / name).is_file()]
+    refuse((bool(missing), f"{folder} lacks {', '.join(missing)}: copy the files of all ranks, or "
+            "name another checkpoint."))
+    found = []
+    for each in (folder / name for name in names):
+        with read(each):
+            found.append(torch.load(each, map_location="cpu", weights_only=True, mmap=True))
+    return found
+
+
+def refuse_holes(found, path) -> None:
+    """The parts of each parameter make it up."""
+    for name, shape in found.shapes.items():
+        ends = sorted(part[:2] for part in found.parts(name) if part[0] < part[1])
+        whole = [0, *(stop for _, stop in ends)] == [*(start for start, _ in ends), prod(shape)]
+        refuse((not whole, f"The parts of {name} in {path} do not make up the whole: name another "
+                "checkpoint."))
+
+
+def refuse_other(found, owned, optimizers, numbers: list[dict[str, int]], path) -> None:
+    here = {name: tuple(each.shape) for name, each in owned.items()}
+    for name in dict.fromkeys((*found.shapes, *here)):
+        there, own = (shapes.get(name, "missing") for shapes in (found.shapes, here))
+        refuse((there != own, f"{path} is of another model, {name} is {there} there and {own} "
+                "here: build the model with the sizes that it had."))
+    there = found.files[0]["optimizers"]
+    refuse((len(there) != len(optimizers), f"{path} has {len(there)} optimizers and the training "
+            f"{len(optimizers)}: train with as many as it had."))
+    for state, optimizer in zip(there, optimizers):
+        refuse_other_groups(state, optimizer, str(path))
+    refuse((found.manifest["numbers"] != numbers, f"{path} is of an optimizer that had the "
+            "parameters in another order: give them in that order."))
+
+
+def refuse_other_groups(state_dict: dict, optimizer, name: str) -> None:
+    refuse((groups(state_dict["param_groups"]) != groups(optimizer.param_groups),
+            f"{name} is of another optimizer: train with the one that it had."))

@@ -1,0 +1,329 @@
+"""A checkpoint in shards: read by any number of ranks, whole when a rank is killed while it is saved, and one sentence for what it cannot be read as."""
+
+import os
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from bigtrain_lab.core import Impossible
+from bigtrain_lab.recipe import Lens, Recipe, train
+from bigtrain_lab.runtime import launch
+from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab.schedule import Schedule
+from bigtrain_lab.techniques import saved, saved_shards
+from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
+from bigtrain_lab.techniques.saved_shards import load, save, whole
+from bigtrain_lab.techniques.shards import Flat, Owned
+from bigtrain_lab.techniques.zero import ZeroOptimizer
+
+ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
+
+
+class One(Alone):
+    """A rank of several that are met one after the other."""
+
+    def __init__(self, rank, size):
+        super().__init__()
+        self.rank, self.size = rank, size
+
+    def differing(self, text, name=""):
+        return []
+
+
+class Model(nn.Module):
+    """A tied weight, a frozen one, a buffer, one number."""
+
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.frozen, self.last = (nn.Linear(width, width) for _ in range(3))
+        self.last.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+        self.rate = nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros(()))
+        self.double()
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        return self.rate * self.last(torch.tanh(self.frozen(torch.tanh(self.first(x)))))
+
+
+class Sharded:
+    """The least that a sharded module shows; `seed` draws the values of its pieces and of their moments."""
+
+    under_way = False
+
+    def __init__(self, rank, size, seed=0, width=WIDTH, make=ADAM):
+        self.module, self.group = Model(width), One(rank, size)
+        learnt = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        draw = torch.Generator().manual_seed(seed)
+        self.flat = Flat([*learnt.values()], size, rank)
+        values = [torch.zeros(self.flat.length, dtype=torch.float64) for _ in range(2)]
+        for view in (view for value in values for view in self.flat.views(value)):
+            view.copy_(torch.rand(view.shape, generator=draw, dtype=torch.float64))
+        pieces = [nn.Parameter(piece) for piece in self.flat.pieces(self.flat.mine(values[0]))]
+        self.own = [Owned(name, tuple(p.shape), *own, piece)
+                    for (name, p), own, piece in zip(learnt.items(), self.flat.own, pieces)]
+        self.optimizer = make([{"params": pieces[2:], "weight_decay": 0.1}, {"params": pieces[:2]}])
+        for piece, gradient in zip(pieces, self.flat.pieces(self.flat.mine(values[1]))):
+            piece.grad = gradient.clone()
+        self.optimizer.step()
+        self.module.seen.fill_(seed)
+
+    def owned(self):
+        return self.own
+
+    def refresh(self):
+        pass
+
+
+def saved_on(ranks, path, seed=1, **further):
+    for rank in reversed(range(ranks)):  # rank 0 last: it has nobody to wait for
+        sharded = Sharded(rank, ranks, seed)
+        save(path, sharded, sharded.optimizer, **further)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 40])
+def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
+    """More ranks than elements too; and one process, with the plain model and optimizer."""
+    saved_on(ranks, tmp_path / "last", update=7)
+    for size in (1, 2, 5, 40):
+        for rank in {*range(min(size, 5)), size - 1}:
+            found, expected = Sharded(rank, size, seed=2), Sharded(rank, size, seed=1)
+            assert load(tmp_path / "last", found, found.optimizer) == {"update": 7}
+            assert found.module.seen == 1
+            for a, b in zip(found.own, expected.own):
+                assert torch.equal(a.piece, b.piece)
+                states = [each.optimizer.state[own.piece] for each, own in ((found, a), (expected, b))]
+                assert states[0].keys() == states[1].keys() and all(map(torch.equal, *(state.values() for state in states)))
+    one, model = whole(tmp_path / "last"), Model()
+    assert one["update"] == 7 and model.load_state_dict(one["weights"])
+    alone = Sharded(0, 1, seed=1)
+    assert all(torch.equal(dict(model.named_parameters())[own.name], own.piece.view(own.shape)) for own in alone.own)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = ADAM([{"params": parameters[2:]}, {"params": parameters[:2]}])
+    optimizer.load_state_dict(one["optimizers"][0])
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    assert all(torch.equal(optimizer.state[p]["exp_avg"], alone.optimizer.state[own.piece]["exp_avg"].view(own.shape)) for p, own in zip(parameters, alone.own))
+
+
+def rows(step, rank, size):
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(2, ROWS, WIDTH, generator=draw, dtype=torch.float64)[:, rank::size]
+
+
+def zero(group, stage):
+    """(model, sharded, optimizer, finish)"""
+    model = Model()
+    optimizer = ZeroOptimizer([p for p in model.parameters() if p.requires_grad], torch.optim.Adam, stage, group, bucket_bytes=200, lr=1e-2)
+    return model, optimizer.shards, optimizer, lambda: None
+
+
+def fully(group):
+    model = FullyShardedDataParallel(Model(), group)
+    optimizer = ADAM([p for p in model.parameters() if p.requires_grad])
+    return model, model, optimizer, model.finish_gradient_synchronization
+
+
+def losses(training, group, first):
+    model, sharded, optimizer, finish = training
+    found = []
+    for step in range(first, first + STEPS):
+        loss = mse_loss(model(rows(step, group.rank, group.size)[0]), rows(step, group.rank, group.size)[1])
+        loss.backward()
+        finish()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(group.unrecorded().all_reduce(loss.detach()).item() / group.size)
+    return found
+
+
+KINDS = {"stage 1": partial(zero, stage=1), "stage 2": partial(zero, stage=2), "stage 3": fully}
+
+
+def saving(folder, rank):
+    found, group = {}, rank.group().unrecorded()
+    for kind, make in KINDS.items():
+        training = make(group)
+        losses(training, group, 0)
+        save(folder / kind, *training[1:3], update=STEPS)
+        full = saved_shards.full_optimizer_state(*training[1:3])
+        if rank.index == 0:
+            saved.save(folder / f"{kind}.pt", full)
+        found[f"{kind}, {rank.index}"] = np.array(losses(training, group, STEPS))
+    return found | resumed(folder, rank)
+
+
+class Kept(Lens):
+    """Saves after the second of four windows, or goes on from there."""
+
+    def __init__(self, path, again):
+        self.path, self.again = path, again
+
+    def begin(self, training):
+        return load(self.path, training.parts, training.optimizers)["update"] if self.again else 0
+
+    def ended(self, number, training, losses):
+        if number == 1:
+            with pytest.raises(Impossible, match="let all ranks save it together"):
+                saved.state_of(training, Alone(), 2)
+            save(self.path, training.parts, training.optimizers, update=2)
+
+
+def resumed(folder, rank):
+    """How far off the weights of recipes are that were taken up again: of two stages on a rank, with masters and without."""
+    found = {}
+    for stage, precision in ((1, "bf16"), (3, None)):
+        recipe = Recipe(model=stage_of, data=lambda number: (rows(number, 0, 1)[0].float(), rows(number, 0, 1)[1].float()),
+                        loss=lambda output, targets: mse_loss(output.float(), targets), optimizer=partial(torch.optim.Adam, lr=1e-2), steps=4,
+                        schedule=Schedule.named("interleaved")(1, 2), replicas=rank.size, zero=stage, precision=precision)
+        weights = []
+        for again in (False, True):
+            own = Rank(rank.index, recipe.mesh, rank.device)
+            trained = train(recipe, own, Kept(folder / f"recipe {stage}", again)).weights
+            weights.append(torch.cat([each.flatten() for stage in trained.values() for each in stage.values()]))
+            own.finish()
+        found[f"recipe {stage}, {rank.index}"] = (weights[0] - weights[1]).abs().max().numpy()
+    return found
+
+
+def stage_of(number):
+    torch.manual_seed(number)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+
+def loading(folder, group):
+    """From shards, then from what one process has."""
+    found = {}
+    for kind, make in KINDS.items():
+        training = make(group)
+        assert load(folder / kind, *training[1:3]) == {"update": STEPS}
+        found[f"{kind}, {group.rank}"] = np.array(losses(training, group, STEPS))
+        training, values = make(group), whole(folder / kind)["weights"]
+        for own in training[1].owned():
+            own.piece.data.copy_(own.part(values[own.name]))
+        training[1].refresh()
+        saved_shards.load_full_optimizer_state(*training[1:3], saved.load(folder / f"{kind}.pt"))
+        found[f"{kind}, {group.rank}, whole"] = np.array(losses(training, group, STEPS))
+    return found
+
+
+def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_path):
+    run = launch(partial(saving, tmp_path), 4, directory=tmp_path / "run")
+    run.wait()
+    runs = [launch(lambda rank: loading(tmp_path, rank.group().unrecorded()), ranks, directory=tmp_path / f"run-{ranks}") for ranks in (2, 3)]
+    one = loading(tmp_path, Alone())
+    for each in runs:
+        each.wait()
+    model = Model()
+    training = model, None, ADAM([p for p in model.parameters() if p.requires_grad]), lambda: None
+    losses(training, Alone(), 0)
+    expected = losses(training, Alone(), STEPS)
+    result = dict(run.result)
+    off = {name: float(result.pop(name)) for name in [*result] if "recipe" in name}
+    assert len(off) == 8 and set(off.values()) == {0.0}
+    results = [result, one, *(each.result for each in runs)]
+    assert [len(each) for each in results] == [12, 6, 12, 18]
+    for result in results:
+        for name, found in result.items():
+            assert np.allclose(found, expected, rtol=1e-9, atol=0), name
+
+
+def dies(path, moment):
+    """A process that saves a second checkpoint ends itself: before its shard is whole, before whole.pt is, when that is written but not yet in its
+    place, or before what is older goes."""
+    sharded, replaced = Sharded(0, 1, seed=2), saved.Path.replace
+    if not (child := os.fork()):
+        def replace(partial, target):
+            if (moment, target.name) in {("shard", "rank-0.of-1.pt"), ("whole", "whole.pt")}:
+                os._exit(9)
+            replaced(partial, target)
+
+        def differing(text, name="", calls=iter(range(2))):
+            if moment == f"after file {next(calls)}":
+                os._exit(9)
+            return []
+        saved.Path.replace, sharded.group.differing = replace, differing
+        save(path, sharded, sharded.optimizer, number=2)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("moment, number", [("shard", 1), ("after file 0", 1), ("whole", 1), ("after file 1", 2)])
+def test_killed_while_saving_the_last_good_one_is_whole(moment, number, tmp_path):
+    saved_on(1, tmp_path, seed=1, number=1)
+    dies(tmp_path, moment)
+    found, expected = Sharded(0, 2, seed=3), Sharded(0, 2, seed=number)
+    assert load(tmp_path, found, found.optimizer) == {"number": number}
+    assert all(torch.equal(a.piece, b.piece) for a, b in zip(found.own, expected.own))
+    for again in (4, 5):  # what was begun goes with the next
+        saved_on(2, tmp_path, seed=4, number=again)
+    assert whole(tmp_path)["number"] == 5
+    assert [len([*tmp_path.glob(each)]) for each in ("*", "shards-*", "shards-*/*")] == [2, 1, 2]
+
+
+def test_a_rank_that_cannot_write_is_told_on_all(tmp_path):
+    saved_on(1, tmp_path, number=1)
+    sharded = Sharded(0, 2)
+    sharded.group.differing = lambda text, name="": [text, "Rank 1: The checkpoint was not saved (No space left on device): free some space."]
+    with pytest.raises(Impossible, match=r"^Rank 1: The checkpoint was not saved \(No space"):
+        save(tmp_path, sharded, sharded.optimizer, number=2)
+    assert whole(tmp_path)["number"] == 1
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(Impossible, match="^Rank 0: The checkpoint .*a file.* was not saved"):
+        save(tmp_path / "a file", Sharded(0, 1), sharded.optimizer)
+
+
+def lost(path):
+    (path / "shards-000001" / "rank-1.of-3.pt").unlink()
+
+
+def cut(path):
+    os.truncate(path / "shards-000001" / "rank-2.of-3.pt", 1000)
+
+
+def mixed(path):
+    """A file of another save, of fewer elements."""
+    saved_on(4, path / "other")
+    shutil.copy(path / "other" / "shards-000001" / "rank-1.of-4.pt", path / "shards-000001" / "rank-1.of-3.pt")
+
+
+def emptied(path):
+    (path / "whole.pt").unlink()
+
+
+def another(path):
+    saved.save(path / "whole.pt", {"number": 1})
+
+
+def under_way(path):
+    Sharded.under_way = True
+
+
+@pytest.mark.parametrize("spoil, other, told", [
+    (lost, {}, "shards-000001 lacks rank-1.of-3.pt: copy the files of all ranks"),
+    (cut, {}, "rank-2.of-3.pt is no checkpoint, or is damaged"),
+    (mixed, {}, "The parts of .* do not make up the whole"),
+    (emptied, {}, "is no checkpoint of ranks, it has no whole.pt"), (another, {}, "whole.pt is of no checkpoint of ranks"),
+    (shutil.rmtree, {}, "There is no checkpoint .*: train from the start"),
+    (None, dict(width=6), r"is of another model, first.weight is \(5, 5\) there and \(6, 6\) here"),
+    (None, dict(make=partial(torch.optim.SGD, lr=1)), "is of another optimizer: train with the one that it had"),
+    (under_way, {}, "Rank 0 saves or loads a checkpoint while a step is under way")], ids=lambda each: getattr(each, "__name__", None))
+def test_what_cannot_be_loaded_is_one_sentence_and_changes_nothing(spoil, other, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(Sharded, "under_way", False)
+    path = tmp_path / "last"
+    saved_on(3, path)
+    if spoil:
+        spoil(path)
+    sharded = Sharded(0, 2, seed=2, **other)
+    before = [own.piece.detach().clone() for own in sharded.own]
+    with pytest.raises(Impossible, match=told) as refused:
+        load(path, sharded, sharded.optimizer)
+    assert "\n" not in str(refused.value) and all(torch.equal(own.piece, old) for own, old in zip(sharded.own, before))
