@@ -203,15 +203,16 @@ class FullyShardedDataParallel(nn.Module):
         if unit.spanned or not unit.calls:
             return output
         call = unit.calls.pop()
-        given = call.end()
         if torch.is_grad_enabled():
             made = guard.tensors_in(output, module)
+            given = {id(value._base) for value in call.inputs}
             # a change in place of a view goes past the view's own node
             bases = {id(base): base for base in (tensor._base for tensor in made)
                      if base is not None and base.grad_fn and id(base) not in given}
             for tensor in (*made, *bases.values()):
                 tensor.register_hook(partial(self._backward_enters, call))
             unit.pending += bool(made) and not in_backward()
+        call.inputs.clear()
         if call.opened and not unit.backwards:
             self._close(unit)
         return output
@@ -230,7 +231,7 @@ class FullyShardedDataParallel(nn.Module):
     def _backward_leaves(self, call: "Call", gradients) -> None:
         """After all that the call computed: its inputs have their gradients."""
         unit = call.unit
-        if call.backward and not call.overwrote:
+        if call.backward:
             call.backward = False
             unit.backwards -= 1
             unit.pending = max(0, unit.pending - 1)
@@ -487,30 +488,19 @@ class Order:
 @dataclass(eq=False)
 class Call:
     """One forward of a module of a unit. `opened`: it found the unit closed; `backward`: one is
-    under way in what it computed. One that `overwrote` an input has no gradient of it that would
-    tell of its end: the end of all of the backward is waited for."""
+    under way in what it computed."""
 
     unit: Unit
     opened: bool
     backward: bool = False
-    overwrote: bool = False
     inputs: list[Tensor] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
 
     def input(self, value):
         """A view of an input that needs a gradient, so that only this call's uses count."""
         if not (isinstance(value, Tensor) and value.requires_grad):
             return value
         self.inputs.append(value.view_as(value))
-        self.versions.append(value._version)
         return self.inputs[-1]
-
-    def end(self) -> set[int]:
-        """The forward ends; returns the tensors that the inputs are views of."""
-        self.overwrote = [value._version for value in self.inputs] != self.versions
-        given = {id(value._base) for value in self.inputs}
-        self.inputs.clear()
-        return given
 
 
 def cast(dtype: torch.dtype, value):

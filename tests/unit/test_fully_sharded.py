@@ -286,6 +286,13 @@ def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
     for p, piece in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.allclose(piece.grad, p.grad.flatten(), rtol=1e-12, atol=0)
     assert len(seen) == len(handles) and all(given == own and len(own) for given, own in seen)
+    plain.zero_grad()
+    model = FullyShardedDataParallel(Branches(), Alone(), allow_unused=True)
+    plain(x), model(x)
+    for module in (plain, model.module):
+        module.units[1].penalty.backward()  # of all that a unit returned, this alone
+    model.finish_gradient_synchronization()
+    assert torch.allclose(model.pieces[model.module.units[1].weight].grad, plain.units[1].weight.grad.flatten(), rtol=1e-12, atol=0)
     x.requires_grad_()
     with pytest.raises(Impossible, match="create_graph"):
         torch.autograd.grad(model(x), x, create_graph=True)
@@ -294,10 +301,10 @@ def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
 class Position(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(9, 8))
+        self.weights = nn.ParameterList([torch.randn(9, 8)])
 
     def forward(self, x):
-        return self.weight[:x.shape[1]]
+        return self.weights[0][:x.shape[1]]
 
 
 class Parts(nn.Module):
@@ -337,6 +344,25 @@ def test_torch_s_layers_learn_as_they_do_alone(name):
             optimizer.zero_grad()
     for name, value in model.full_state_dict().items():
         assert torch.allclose(value, plain.state_dict()[name], rtol=1e-12, atol=1e-15), name
+
+
+class Counting(Alone):
+    sums = 0
+
+    def _again(self, lane):
+        return self
+
+    def reduce_scatter(self, *tensor, **named):
+        self.sums += 1
+        return super().reduce_scatter(*tensor, **named)
+
+
+def test_a_gradient_leaves_once_a_backward_also_of_a_unit_that_is_used_twice():
+    model = FullyShardedDataParallel(Model(), group := Counting())
+    for number in range(3):
+        loss_of(model, 0, 0, number).backward()
+    model.finish_gradient_synchronization()
+    assert group.sums == 3 * 5  # one of the six is frozen
 
 
 def test_units_are_layers_of_lists_and_whoever_has_parameters():
