@@ -71,7 +71,7 @@ class Work(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A collective that an action calls when it has done this work. `bytes`: of the whole tensor."""
+    """A collective that an action calls when it has done this work. `bytes`: of all the tensor."""
 
     done: Work
     kind: str
@@ -253,7 +253,8 @@ class DryRank:
         hooks tell where weights have no masters and ranks hold the same: after these there is no
         look."""
         self._ledger.holdings, declared = holdings, holdings()
-        if not self._looks and not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+        weights = declared.get("weights")
+        if not self._looks and not declared.get("master") and isinstance(weights, dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
@@ -344,7 +345,9 @@ class Replica(Alone):
         return own.div_(self.size) if op == "mean" else own
 
     def all_gather(self, tensor, out=None, name="all_gather"):
-        return tensor.new_empty((self.size * len(tensor), *tensor.shape[1:])) if out is None else out
+        if out is None:
+            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
+        return out
 
     def broadcast(self, tensor, src=0, name="broadcast"):
         return tensor
