@@ -44,7 +44,8 @@ class Ranks:
         self.sent, self.received, self._round = [0] * size, [0] * size, [0] * size
         self.rounds, self.changed, self.far, self._over = 0, False, 0, False
         self.seen: list[list[tuple]] = [[] for _ in range(size)]
-        self._ways, self._meetings, self._through = defaultdict(deque), defaultdict(dict), defaultdict(int)
+        self._ways, self._meetings = defaultdict(deque), defaultdict(dict)
+        self._through = defaultdict(int)  # ranks that have left a meeting
         self._alive, self._waits, self._back, self._error = [], {}, Semaphore(0), None
 
     @property
@@ -64,7 +65,8 @@ class Ranks:
             ready = [group for group in self._alive
                      if group not in self._waits or self._waits[group][2]()]
             if ready:
-                self._turn(self._draw.choice([g for g in ready if bool(g.name) == self.lanes_first] or ready))
+                first = [group for group in ready if bool(group.name) == self.lanes_first]
+                self._turn(self._draw.choice(first or ready))
             else:
                 self._error = Refused(self._stuck())
         self._over = True
@@ -194,10 +196,10 @@ class Group:
         if op not in ("sum", "mean", "max"):
             raise Refused(f"There is no reduction {op!r}: choose sum, mean or max.")
         parts = self._parts(tensor, "reduces")
-        every = self._together(f"reduce_scatter ({op})", torch.cat([part.reshape(-1) for part in parts]))
-        begin = sum(part.numel() for part in parts[:self.rank])
-        own = reduced({rank: each[begin:begin + parts[self.rank].numel()] for rank, each in every.items()}, op)
-        own = own.view(parts[self.rank].shape)
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        every = self._together(f"reduce_scatter ({op})", flat)
+        own = reduced(every, op).split([part.numel() for part in parts])[self.rank]
+        own = own.view(parts[self.rank].shape).clone()
         self._ranks.met(self)
         return own if out is None else self._tensor(out, "reduces into").copy_(own)
 
@@ -209,9 +211,10 @@ class Group:
             out = tensor.new_empty(self.size, *tensor.shape)
             whole, out = out.flatten(0, 1) if tensor.dim() else out, list(out)
         parts = self._parts(out, "gathers into")
-        if tensor.shape != parts[self.rank].shape:
-            raise Refused(f"Rank {self.rank} gathers {[*tensor.shape]} into a part of {[*parts[self.rank].shape]}: "
-                          "give out= one tensor of its shape for each rank.")
+        (shape, dtype), own = (tensor.shape, tensor.dtype), parts[self.rank]
+        if (shape, dtype) != (own.shape, own.dtype):
+            raise Refused(f"Rank {self.rank} gathers {dtype} {[*shape]} into a part of {own.dtype} "
+                          f"{[*own.shape]}: give out= one tensor like it for each rank.")
         every = self._together("all_gather", tensor.reshape(-1), [part.numel() for part in parts])
         for rank, part in enumerate(parts):
             part.copy_(every[rank].view(part.shape))
@@ -231,8 +234,10 @@ class Group:
             self._lanes[name] = Lane(self._ranks, Group(self._ranks, self.rank, name))
         return self._lanes[name]
 
-    def _together(self, call: str, tensor: torch.Tensor, sizes: list[int] | None = None) -> dict[int, torch.Tensor]:
-        """What each rank brought to this call, the same one on all; `sizes`: numbers of each, where they differ."""
+    def _together(self, call: str, tensor: torch.Tensor,
+                  sizes: list[int] | None = None) -> dict[int, torch.Tensor]:
+        """What each rank brought to this call, the same one on all; `sizes`: of each, where they
+        differ."""
         self._calls += 1
         ranks, call = self._ranks, f"{call} number {self._calls}{' of a lane' if self.name else ''}"
         whole = tensor.nbytes if sizes is None else sum(sizes) * tensor.itemsize
@@ -253,9 +258,12 @@ class Group:
         return {rank: brought for rank, (_, brought) in meeting.items()}
 
     def _parts(self, tensor, does: str) -> list[torch.Tensor]:
-        parts = list(tensor) if isinstance(tensor, (list, tuple)) else self._tensor(tensor, does).tensor_split(self.size)
+        parts = tensor
+        if not isinstance(tensor, (list, tuple)):
+            parts = self._tensor(tensor, does).tensor_split(self.size)
         if len(parts) != self.size:
-            raise Refused(f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the {self.size} ranks.")
+            raise Refused(f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the "
+                          f"{self.size} ranks.")
         return [self._tensor(part, does) for part in parts]
 
     def _tensor(self, tensor, does: str) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""ZeRO-1 around any optimizer of torch: each rank keeps the state of its part of the numbers, and updates that part.
+"""ZeRO-1 around any optimizer of torch: a rank keeps the state of its part, and updates that.
 
-    gradients   reduce_scatter: a rank gets the mean of its part alone       (N-1)/N psi numbers sent
-    step        the optimizer on the part; clipping by the norm of all       state psi / N
-    weights     all_gather: all parts, on all ranks                          (N-1)/N psi numbers sent
+    gradients   reduce_scatter: a rank gets the mean of its part       (N-1)/N psi numbers sent
+    step        the optimizer on the part; clipped by the norm of all  state psi / N
+    weights     all_gather: all parts, on all ranks                    (N-1)/N psi numbers sent
 
 The truth is the same optimizer of torch, unsharded, in one process, on the mean gradient.
 Source: Rajbhandari et al. 2019, ZeRO (arXiv:1910.02054), sections 5.1 and 7.
@@ -10,6 +10,7 @@ Source: Rajbhandari et al. 2019, ZeRO (arXiv:1910.02054), sections 5.1 and 7.
 
 import weakref
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from ..likeness import Scene, Topic, Wrong
 from ..ranks import Ranks
 
 FEW = 6
-BEGIN, STEP, END = "", "before the optimizer's step", "after it"  # marks of what a rank did, each told of what it ends
+BEGIN, STEP, END = "", "before the optimizer's step", "after it"  # marks, by what each ends
 RIGHT = """
 import torch
 
@@ -59,11 +60,13 @@ import torch
 class answer:
     def __init__(self, params, optimizer_class, group, max_norm=None, **kwargs):
         self.group, self.most = group, max_norm
-        groups = [each if isinstance(each, dict) else {"params": [each]} for each in params]
-        self.pieces = {p: torch.nn.Parameter(p.data.view(-1).tensor_split(group.size)[group.rank])
-                       for each in groups for p in each["params"] if p.requires_grad}
-        self.inner = optimizer_class([dict(each, params=[self.pieces[p] for p in each["params"] if p in self.pieces])
-                                      for each in groups], **kwargs)
+        groups = [dict(each) if isinstance(each, dict) else {"params": [each]} for each in params]
+        cut = lambda p: p.data.view(-1).tensor_split(group.size)[group.rank]
+        self.pieces = {p: torch.nn.Parameter(cut(p)) for each in groups
+                       for p in each["params"] if p.requires_grad}
+        for each in groups:
+            each["params"] = [self.pieces[p] for p in each["params"] if p in self.pieces]
+        self.inner = optimizer_class(groups, **kwargs)
 
     def step(self):
         for p, piece in self.pieces.items():                # a piece is a view of its parameter
@@ -81,7 +84,9 @@ import torch
 from types import SimpleNamespace
 
 def answer(params, optimizer_class, group, max_norm=None, **kwargs):
-    groups = [dict(each) for each in params] if isinstance(params[0], dict) else [dict(params=params)]
+    groups = [dict(params=params)]
+    if isinstance(params[0], dict):
+        groups = [dict(each) for each in params]
     learnt = [p for each in groups for p in each["params"] if p.requires_grad]
     count = sum(p.numel() for p in learnt)
     part = -(-count // group.size)
@@ -105,8 +110,8 @@ def answer(params, optimizer_class, group, max_norm=None, **kwargs):
         if max_norm is not None:
             norm = float(group.all_reduce(mine.dot(mine))) ** 0.5
             mine = mine * max_norm / norm if norm > max_norm else mine
-        for piece, grad in zip(pieces, mine.split([len(piece) for piece in pieces] + [part - sum(map(len, pieces))])):
-            piece.grad = grad
+        for piece in pieces:
+            piece.grad, mine = mine[:len(piece)], mine[len(piece):]
         inner.step()
         group.all_gather(whole[begin:stop].clone(), out=list(whole.split(part)))
 
@@ -122,8 +127,11 @@ class answer(torch.optim.Optimizer):
         for each in self.param_groups:
             each["params"] = [p for p in each["params"] if p.requires_grad]
         self.learnt = [p for each in self.param_groups for p in each["params"]]
-        self.shadows = {p: p.detach().flatten()[group.rank::group.size].clone() for p in self.learnt}     # every N-th number
-        self.inner = optimizer_class([{**each, "params": [self.shadows[p] for p in each["params"]]} for each in self.param_groups], **kwargs)
+        mine = slice(group.rank, None, group.size)                      # every N-th number
+        self.shadows = {p: p.detach().flatten()[mine].clone() for p in self.learnt}
+        own = [{**each, "params": [self.shadows[p] for p in each["params"]]}
+               for each in self.param_groups]
+        self.inner = optimizer_class(own, **kwargs)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -156,7 +164,8 @@ class answer:
         groups = params if isinstance(params[0], dict) else [{"params": params}]
         self.learnt = [p for each in groups for p in each["params"] if p.requires_grad]
         own = {p for at, p in enumerate(self.learnt) if at % group.size == group.rank}
-        self.inner = optimizer_class([{**each, "params": [p for p in each["params"] if p in own]} for each in groups], **kwargs)
+        groups = [{**each, "params": [p for p in each["params"] if p in own]} for each in groups]
+        self.inner = optimizer_class(groups, **kwargs)
 
     def step(self):
         for p in self.learnt:
@@ -165,11 +174,23 @@ class answer:
         for at, p in enumerate(self.learnt):
             self.group.broadcast(p.detach(), at % self.group.size)
 """
-OWN, REDUCED, NORM = "whole.view(self.group.size, -1)[self.group.rank].clone()", 'self.group.reduce_scatter(self.flat([p.grad for p in ps]), "mean")', \
-    "self.group.all_reduce(square).sqrt()"
-GATHERED, FLAT, GROUPS = "self.group.all_gather(piece.detach())", "torch.nn.functional.pad(whole, (0, -len(whole) % self.group.size))", \
-    'groups = params if isinstance(params[0], dict) else [{"params": params}]'
-MADE, GRADS, EACH = "self.inner = optimizer_class(groups, **kwargs)\n", "[p.grad for p in ps]", "                piece.grad *= "
+GRADS, GATHERED = "self.flat([p.grad for p in ps])", "self.group.all_gather(piece.detach())"
+REDUCED = f'self.group.reduce_scatter({GRADS}, "mean")'
+NORM = "self.group.all_reduce(square).sqrt()"
+PADDED = "torch.nn.functional.pad(whole, (0, -len(whole) % self.group.size))"
+PART, OWN = "[self.group.rank].clone()", "whole.view(self.group.size, -1)[self.group.rank].clone()"
+GROUPS = 'groups = params if isinstance(params[0], dict) else [{"params": params}]'
+MADE, LEARNS = "self.inner = optimizer_class(groups, **kwargs)\n", " if p.requires_grad]"
+COPIED, EACH = "                whole = whole[p.numel():]\n", "                piece.grad *= "
+CLIPS, FACTOR = "self.max_norm is not None", "min(1.0, self.max_norm / (norm + 1e-6))"
+EACH_NORM = f"""
+                norm = piece.grad.square().sum()
+                norm = {NORM.replace("square", "norm")}
+{EACH}"""[1:]
+ZEROS = "torch.zeros_like(p) if p.grad is None else p.grad for"
+BROADCAST = """torch.cat([
+                self.group.broadcast(piece.detach().clone(), rank)
+                for rank in range(self.group.size)])"""
 BUILT = """
         whole = optimizer_class([dict(each) for each in groups], **kwargs)
         for p in sum(self.learnt, []):
@@ -180,6 +201,18 @@ BUILT = """
             p.data.copy_(each)
         whole.state.clear()
         self.pieces ="""
+MINE = """{}
+            whole.view(self.group.size, -1)[self.group.rank] = piece.detach()"""
+REST = """torch.cat([p.detach().flatten() for p in ps])[self.group.size * len(piece):]"""
+MERGED = """groups = [{"params": params}]
+        if isinstance(params[0], dict):
+            groups = [{**params[0], "params": [p for each in params for p in each["params"]]}]"""
+OWN_FACTOR = """    def factor(self):
+        norm = torch.cat([p.grad.flatten() for ps in self.learnt for p in ps]).norm()
+        return 1.0 if self.max_norm is None else min(1.0, self.max_norm / norm)
+
+    def step(self):
+"""
 
 
 def but(*changes: str, text: str = RIGHT) -> str:
@@ -192,130 +225,198 @@ def but(*changes: str, text: str = RIGHT) -> str:
 
 class ZeroOne(Topic):
     name = "zero-1"
-    hints = ("Adam updates each number from that number's own gradient and state. Who else needs this state?",
-             "Lay all numbers in a row, and cut it into N equal parts. Reduce-scatter brings a rank its part's gradient, all-gather all parts' weights.",
-             "Make a Parameter of your part, give it to optimizer_class with the group's settings, and set its .grad in step(); clip by the squares "
-             "summed over the ranks; then step, all-gather, and copy into the parameters without the padding.")
-    right = {"a flat tensor a group": RIGHT, "views of each parameter": VIEWS, "closures, one flat tensor": CLOSURES,
-             "every N-th number, by messages": MESSAGES,
-             "gathered by broadcasts": but(GATHERED, "torch.cat([self.group.broadcast(piece.detach().clone(), rank) for rank in range(self.group.size)])")}
+    hints = ("Adam updates a number from its own gradient and state. Who else needs this state?",
+             "Lay all numbers in a row, and cut it into N equal parts. Reduce-scatter brings a "
+             "rank its part's gradient, all-gather all parts' weights.",
+             "Make a Parameter of your part, give it to optimizer_class with the group's settings, "
+             "and set its .grad in step(); clip by the squares summed over the ranks; then step, "
+             "all-gather, and copy into the parameters without the padding.")
+    right = {"a flat tensor a group": RIGHT, "views of each parameter": VIEWS,
+             "closures, one flat tensor": CLOSURES, "every N-th number, by messages": MESSAGES,
+             "gathered by broadcasts": but(GATHERED, BROADCAST)}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
-        ("ignores_class", "You chose the optimizer yourself: make the one that you are given, optimizer_class.", but("optimizer_class(groups", "torch.optim.Adam(groups")),
-        ("ignores_settings", "The settings never reach the optimizer: hand kwargs on.", but("(groups, **kwargs)", "(groups, lr=1e-3)")),
-        ("sum_not_mean", "Gradients are summed over ranks: divide by their number.", but(', "mean")', ")")),
-        ("same_data", "Each part was stepped with one rank's own gradient, which is right only where all ranks see equal data: reduce-scatter it.",
-         but(REDUCED, "self.own(self.flat([p.grad for p in ps]))")),
-        ("no_gather", "Each rank has new weights in its own part alone: all-gather the parts after the step.",
-         but(GATHERED, "self.flat(ps)\n            whole.view(self.group.size, -1)[self.group.rank] = piece.detach()")),
+        ("ignores_class",
+         "You chose the optimizer yourself: make the one that you are given, optimizer_class.",
+         but("optimizer_class(groups", "torch.optim.Adam(groups")),
+        ("ignores_settings", "The settings never reach the optimizer: hand kwargs on.",
+         but("(groups, **kwargs)", "(groups, lr=1e-3)")),
+        ("sum_not_mean", "Gradients are summed over ranks: divide by their number.",
+         but(', "mean")', ")")),
+        ("same_data",
+         "Each part was stepped with one rank's own gradient, which is right only where all "
+         "ranks see equal data: reduce-scatter it.", but(REDUCED, f"self.own({GRADS})")),
+        ("no_gather",
+         "Each rank has new weights in its own part alone: all-gather the parts after the step.",
+         but(GATHERED, MINE.format("self.flat(ps)"))),
         ("gathers_before", "The weights are those before the step: step first, then all-gather.",
-         but("        self.inner.step()\n", "", "                whole = whole[p.numel():]\n", "                whole = whole[p.numel():]\n        self.inner.step()\n")),
-        ("other_part", "A part of the weights was stepped with the gradient of another: reduce_scatter returns part number group.rank.",
-         but("[self.group.rank].clone()", "[self.group.rank - 1].clone()")),
-        ("first_part", "Every rank steps the weights of part 0: take that of your rank.", but("[self.group.rank].clone()", "[0].clone()")),
-        ("gathers_gradients", "You gathered gradients into the weights: gather the stepped parts.", but(GATHERED, "self.group.all_gather(piece.grad)")),
+         but("        self.inner.step()\n", "", COPIED, COPIED + "        self.inner.step()\n")),
+        ("other_part",
+         "A part of the weights was stepped with the gradient of another: reduce_scatter returns "
+         "part number group.rank.",
+         but(PART, "[self.group.rank - 1].clone()")),
+        ("first_part", "Every rank steps the weights of part 0: take that of your rank.",
+         but(PART, "[0].clone()")),
+        ("gathers_gradients", "You gathered gradients into the weights: gather the stepped parts.",
+         but(GATHERED, "self.group.all_gather(piece.grad)")),
+        ("rounded",
+         "Numbers were rounded to float32 on their way: give your own tensors the parameters' "
+         "dtype.", but("torch.cat([tensor.detach()", "torch.cat([tensor.detach().float()")),
         ("adds_up", "A step's gradient still has those of the steps before in it: set it anew.",
          but("piece.grad = self", "piece.grad = (0 if piece.grad is None else piece.grad) + self")),
-        ("new_each_step", "The optimizer is made anew at each step, so it forgets its state: make it once.",
+        ("new_each_step",
+         "The optimizer is made anew at each step, so it forgets its state: make it once.",
          but(MADE, f"self.make = lambda: {MADE[13:]}", "self.inner.step()", "self.make().step()")),
-        ("nothing_sharded", "Weights right, but every rank keeps the state of all numbers: that is plain data parallel.",
-         but(OWN, "whole.clone()", "reduce_scatter", "all_reduce", GATHERED, "piece.detach()", NORM, "square.sqrt()")),
-        ("sharded_by_tensor", "A rank keeps far more than 1/N of the state, since tensors are unequal: split by elements.", BY_TENSOR),
-        ("state_built_then_dropped", "The peak shows the whole state once: create the optimizer on your part alone.",
+        ("nothing_sharded",
+         "Weights right, but every rank keeps the state of all numbers: that is plain data "
+         "parallel.",
+         but(OWN, "whole.clone()", "reduce_scatter", "all_reduce",
+                               GATHERED, "piece.detach()", NORM, "square.sqrt()")),
+        ("sharded_by_tensor",
+         "A rank keeps far more than 1/N of the state, since tensors are unequal: split by "
+         "elements.", BY_TENSOR),
+        ("state_built_then_dropped",
+         "The peak shows the whole state once: create the optimizer on your part alone.",
          but("\n        self.pieces =", BUILT)),
-        ("all_reduce_then_slice", "Right, but 3 psi numbers were sent: reduce-scatter is enough.", but(REDUCED, 'self.own(self.group.all_reduce(self.flat([p.grad for p in ps]), "mean"))')),
-        ("gathers_all_reduced", "Right, but weights travel by an all-reduce of zeros and parts: an all-gather sends half as much.",
-         but(GATHERED, "self.flat([torch.zeros_like(p) for p in ps])\n            whole.view(self.group.size, -1)[self.group.rank] = piece.detach()\n"
-             "            self.group.all_reduce(whole)")),
-        ("padding_forgotten", "N does not divide the number of weights, and the last ones never move: pad.",
-         but(FLAT, "whole[:len(whole) // self.group.size * self.group.size]", GATHERED,
-             f"torch.cat([{GATHERED}, torch.cat([p.detach().flatten() for p in ps])[self.group.size * len(piece):]])")),
-        ("no_padding", "N does not divide the number of weights, and no equal parts can be cut: pad.", but(FLAT, "whole")),
-        ("chunk", "torch.chunk makes fewer parts than ranks of a small tensor: use tensor_split, or pad.", but("tensor_split", "chunk", text=VIEWS)),
-        ("frozen_fails", "A frozen parameter has no gradient: leave it out.", but(' if p.requires_grad]', "]")),
-        ("frozen_moves", "A frozen parameter moved, as weight decay also pulls at what has no gradient: leave it out.",
-         but(" if p.requires_grad]", "]", GRADS, "[torch.zeros_like(p) if p.grad is None else p.grad for p in ps]")),
-        ("groups_merged", "All parameters were stepped with the settings of the first group: each group has its own.",
-         but(GROUPS, 'groups = [{**params[0], "params": [p for each in params for p in each["params"]]}] if isinstance(params[0], dict) else [{"params": params}]')),
-        ("groups_lose_settings", "A group's own settings are lost: hand them on with its pieces.", but('{**each, "params": [piece]}', '{"params": [piece]}')),
-        ("no_clip", "Nothing was clipped: scale the gradient where its norm is above max_norm.", but("self.max_norm is not None", "False")),
-        ("clip_local", "Clipped by the norm of a rank's own part, so ranks scale differently: add up the squares of all.", but(NORM, "square.sqrt()")),
-        ("clip_before_mean", "Each rank's own gradient was clipped, and then the mean taken: take the mean first.",
-         but(REDUCED, 'self.group.reduce_scatter(self.flat([p.grad for p in ps]) * self.factor(), "mean")', "self.max_norm is not None:", "False:",
-             "    def step(self):\n", "    def factor(self):\n        norm = torch.cat([p.grad.flatten() for ps in self.learnt for p in ps]).norm()\n"
-             "        return 1.0 if self.max_norm is None else min(1.0, self.max_norm / norm)\n\n    def step(self):\n")),
-        ("norms_added", "Norms do not add: sum the squares over the ranks, then take the root.", but(NORM, "self.group.all_reduce(square.sqrt())")),
-        ("squares_averaged", "The squares were averaged over the ranks: add them up.", but("all_reduce(square)", 'all_reduce(square, "mean")')),
-        ("clip_each_group", "Each group was clipped by its own norm: there is one norm, of all parameters.",
-         but(EACH, "                norm = self.group.all_reduce(piece.grad.square().sum()).sqrt()\n" + EACH)),
-        ("clips_up", "A small gradient was scaled up to max_norm: clipping only makes smaller.", but("min(1.0, self.max_norm / (norm + 1e-6))", "self.max_norm / (norm + 1e-6)")))}
+        ("all_reduce_then_slice", "Right, but 3 psi numbers were sent: reduce-scatter is enough.",
+         but(REDUCED, f'self.own(self.group.all_reduce({GRADS}, "mean"))')),
+        ("gathers_by_all_reduce",
+         "Right, but weights travel by an all-reduce of zeros and parts: an all-gather sends "
+         "half as much.",
+         but(GATHERED, MINE.format("self.flat([torch.zeros_like(p) for p in ps])") + """
+            self.group.all_reduce(whole)""")),
+        ("padding_forgotten",
+         "N does not divide the number of weights, and the last ones never move: pad.",
+         but(PADDED, "whole[:len(whole) // self.group.size * self.group.size]",
+             GATHERED, f"torch.cat([{GATHERED}, {REST}])")),
+        ("no_padding",
+         "N does not divide the number of weights, and no equal parts can be cut: pad.",
+         but(PADDED, "whole")),
+        ("chunk",
+         "torch.chunk makes fewer parts than ranks of a small tensor: use tensor_split, or pad.",
+         but("tensor_split", "chunk", text=VIEWS)),
+        ("frozen_fails", "A frozen parameter has no gradient: leave it out.", but(LEARNS, "]")),
+        ("frozen_moves",
+         "A frozen parameter moved, as weight decay also pulls at what has no gradient: leave it "
+         "out.",
+         but(LEARNS, "]", "p.grad for", ZEROS)),
+        ("groups_merged",
+         "All parameters were stepped with the settings of the first group: each group has its "
+         "own.", but(GROUPS, MERGED)),
+        ("groups_lose_settings", "A group's own settings are lost: hand them on with its pieces.",
+         but('{**each, "params": [piece]}', '{"params": [piece]}')),
+        ("no_clip", "Nothing was clipped: scale the gradient where its norm is above max_norm.",
+         but(CLIPS, "False")),
+        ("clip_local",
+         "Clipped by the norm of a rank's own part, so ranks scale differently: add up the "
+         "squares of all.", but(NORM, "square.sqrt()")),
+        ("clip_before_mean",
+         "Each rank's own gradient was clipped, and then the mean taken: take the mean first.",
+         but(GRADS, f"{GRADS} * self.factor()", CLIPS, "False",
+             "    def step(self):\n", OWN_FACTOR)),
+        ("norms_added", "Norms do not add: sum the squares over the ranks, then take the root.",
+         but(NORM, "self.group.all_reduce(square.sqrt())")),
+        ("squares_averaged", "The squares were averaged over the ranks: add them up.",
+         but("all_reduce(square)", 'all_reduce(square, "mean")')),
+        ("clip_each_group",
+         "Each group was clipped by its own norm: there is one norm, of all parameters.",
+         but(EACH, EACH_NORM)),
+        ("clips_up", "A small gradient was scaled up to max_norm: clipping only makes smaller.",
+         but(FACTOR, FACTOR[9:-1])))}
 
     @staticmethod
     def probe(answer, draw):
+        lr, decay = draw.choice((0.01, 0.02, 0.05)), draw.choice((0.02, 0.1))
+        moving = {"lr": lr, "momentum": draw.choice((0.8, 0.9))}
+        sgd, momentum, adam = SGD(lr=lr), SGD(**moving), Rule(torch.optim.Adam, {"lr": lr})
+        adamw = Rule(torch.optim.AdamW, {"lr": lr, "weight_decay": decay})
+        other = draw.choice((Rule(torch.optim.Adagrad, {"lr": lr}),
+                             Rule(torch.optim.RMSprop, moving)))
+        name = other.optimizer.__name__
+        two = SGD(({"weight_decay": decay}, {"lr": 3 * lr, "momentum": 0.5}), **moving)
+        even, many = [[4, 4], [6], [2, 3]], [[4, 8], [16], [4, 4], [8]]
         odd = [[draw.choice((5, 7)), 3], [draw.choice((11, 13))], [3, 3]]
-        lr, decay, beta = draw.choice((0.01, 0.02, 0.05)), draw.choice((0.02, 0.1)), draw.choice((0.8, 0.9))
-        sgd, momentum = (torch.optim.SGD, {"lr": lr}), (torch.optim.SGD, {"lr": lr, "momentum": beta})
-        adam = torch.optim.Adam, {"lr": lr, "betas": (beta, 0.99)}
-        adamw = torch.optim.AdamW, {"lr": lr, "weight_decay": decay}
-        other = draw.choice(((torch.optim.Adagrad, {"lr": lr}), (torch.optim.RMSprop, {"lr": lr, "momentum": beta})))
-        of_two = torch.optim.SGD, {"lr": lr, "momentum": beta, "groups": ({"weight_decay": decay}, {"lr": 3 * lr, "momentum": 0.5})}
+        large, tiny = [[17, 19], [5], [draw.choice((3, 6))]], [[1], [2], [3], [7, 3], [4]]
         weights, every = [Trained.weights], [Trained.weights, Trained.state, Trained.traffic]
-        for who, ranks, shapes, (optimizer, settings), more, shows in (
-                ("2 ranks, even sizes, SGD", 2, [[4, 4], [6], [2, 3]], sgd, {"steps": 1}, weights),
-                ("2 ranks, even sizes, momentum, 3 steps", 2, [[4, 4], [6], [2, 3]], momentum, {}, weights),
-                ("4 ranks, even sizes, Adam", 4, [[4, 8], [16], [4, 4], [8]], adam, {}, every),
+        for who, ranks, shapes, rule, more, shows in (
+                ("2 ranks, even sizes, SGD", 2, even, sgd, {"steps": 1}, weights),
+                ("2 ranks, even sizes, momentum, 3 steps", 2, even, momentum, {}, weights),
+                ("4 ranks, even sizes, Adam", 4, many, adam, {}, every),
                 ("3 ranks, odd sizes, Adam", 3, odd, adam, {}, every),
-                (f"4 ranks, one large parameter, {other[0].__name__}", 4, [[17, 19], [5], [draw.choice((3, 6))]], other, {}, every),
-                ("5 ranks, more than a tensor has elements", 5, [[1], [2], [3], [7, 3], [4]], momentum, {}, every),
+                (f"4 ranks, one large parameter, {name}", 4, large, other, {}, every),
+                ("5 ranks, more than a tensor has elements", 5, tiny, momentum, {}, every),
                 ("2 ranks, a frozen parameter, AdamW", 2, odd, adamw, {"frozen": 1}, every),
-                ("3 ranks, two groups", 3, odd, of_two, {}, every),
+                ("3 ranks, two groups", 3, odd, two, {}, every),
                 ("3 ranks, clipped", 3, odd, momentum, {"clip": 0.3}, every),
-                ("2 ranks, two groups, clipped", 2, odd, of_two, {"clip": 0.3}, weights),
+                ("2 ranks, two groups, clipped", 2, odd, two, {"clip": 0.3}, weights),
                 ("3 ranks, a norm below max_norm", 3, odd, momentum, {"clip": 3.0}, weights),
                 ("1 rank", 1, odd, adam, {"clip": 0.3}, weights)):
-            of = {"ranks": ranks, "shapes": shapes, "optimizer": optimizer, "settings": settings, "seed": draw.randrange(2**31)} | more
+            of = dict(more, ranks=ranks, shapes=shapes, rule=rule, seed=draw.randrange(2**31))
             run = cache(lambda of=of: Trained(answer, **of))
             for shown in shows:
                 yield Scene(who, lambda shown=shown, run=run: shown(run()))
 
 
-class Trained(Ranks):
-    """Steps of an answer. A rank's loss is c/2 |p - own target|^2, so that gradients follow the weights.
+class Rule(NamedTuple):
+    """An optimizer with its settings, and those of two groups of parameters, if there are."""
 
-    clip     max_norm as a share of the first gradient's norm     frozen   which parameter is not learnt
-    Gradients are about 10^7 where they are clipped, so that nobody's 1e-6 matters.
+    optimizer: type
+    settings: dict
+    groups: tuple[dict, ...] = ()
+
+    def scaled(self, scale: float) -> "Rule":
+        """With rates for gradients that are so many times as large."""
+        def slower(settings):
+            return settings | ({"lr": settings["lr"] / scale} if "lr" in settings else {})
+        return Rule(self.optimizer, slower(self.settings), tuple(map(slower, self.groups)))
+
+    def of(self, parameters: list) -> list:
+        """What the optimizer is given of the parameters."""
+        cut = len(parameters) // 2
+        halves = zip(self.groups, (parameters[:cut], parameters[cut:]))
+        return [dict(each, params=some) for each, some in halves] or list(parameters)
+
+
+def SGD(groups=(), **settings) -> Rule:
+    return Rule(torch.optim.SGD, settings, groups)
+
+
+class Trained(Ranks):
+    """Steps of an answer. A rank's loss is |p - own target|^2 / 2: gradients follow the weights.
+
+    clip     max_norm as a share of the first gradient's norm. Gradients are then about 10^7, so
+             that nobody's 1e-6 matters
+    frozen   which parameter is not learnt
     """
 
-    def __init__(self, answer, ranks, shapes, optimizer, settings, seed, steps=3, frozen=None, clip=None):
+    def __init__(self, answer, ranks, shapes, rule: Rule, seed, steps=3, frozen=None, clip=None):
         super().__init__(ranks, seed)
-        draw, self.steps, self.frozen, self.many = torch.Generator().manual_seed(seed), steps, frozen, len(shapes)
-        self.scale = 1.0 if clip is None else 1e7
-        settings = dict(settings, lr=settings["lr"] / self.scale)
-        self.groups = [{k: v / self.scale if k == "lr" else v for k, v in each.items()} for each in settings.pop("groups", ())]
-        self.first = [torch.randn(shape, generator=draw).double() for shape in shapes]
-        self.targets = [[torch.randn(shape, generator=draw).double() for shape in shapes] for _ in range(ranks)]
-        self.mean = [torch.stack(each).mean(0) for each in zip(*self.targets)]
+        self.steps, self.frozen, self.many = steps, frozen, len(shapes)
+        draw, self.scale = torch.Generator().manual_seed(seed), 1.0 if clip is None else 1e7
+        rule = rule.scaled(self.scale)
+        self.first, *targets = [[torch.randn(shape, generator=draw).double() for shape in shapes]
+                                for _ in range(1 + ranks)]
+        self.targets, self.mean = targets, [torch.stack(each).mean(0) for each in zip(*targets)]
+        params = self.parameters()
+        self.gradients(params, self.mean)
         if clip is not None:
-            norm = torch.stack([(p - t).norm() for at, (p, t) in enumerate(zip(self.first, self.mean)) if at != frozen]).norm()
-            clip *= self.scale * float(norm)
-        self.psi = sum(p.numel() for at, p in enumerate(self.first) if at != frozen)
+            clip *= float(flat(p.grad for p in params if p.requires_grad).norm())
+        self.psi = sum(p.numel() for p in params if p.requires_grad)
         self.most, self.kept = [0] * ranks, [0] * ranks
-        self.right, self.whole = self.truth(optimizer, settings, clip)
-        self.shown = self.run(lambda own, group: self.train(own, group, optimizer, settings, clip), answer)
+        self.right, self.whole = self.truth(rule, clip)
+        self.shown = self.run(lambda own, group: self.train(own, group, rule, clip), answer)
 
-    def given(self):
-        """(parameters, what an optimizer is given of them)."""
-        params = [torch.nn.Parameter(p.clone(), requires_grad=at != self.frozen) for at, p in enumerate(self.first)]
-        cut = len(params) // 2
-        return params, [dict(each, params=some) for each, some in zip(self.groups, (params[:cut], params[cut:]))] or list(params)
+    def parameters(self) -> list:
+        return [torch.nn.Parameter(p.clone(), requires_grad=at != self.frozen)
+                for at, p in enumerate(self.first)]
 
     def gradients(self, params, targets) -> None:
         for p, target in zip(params, targets):
             p.grad = self.scale * (p.detach() - target) if p.requires_grad else None
 
-    def truth(self, optimizer, settings, clip) -> tuple[list, int]:
+    def truth(self, rule: Rule, clip) -> tuple[list, int]:
         """The weights after each step, and how many numbers the state has, in one process."""
-        params, given = self.given()
-        inner, weights = optimizer(given, **settings), []
+        params, weights = self.parameters(), []
+        inner = rule.optimizer(rule.of(params), **rule.settings)
         for _ in range(self.steps):
             self.gradients(params, self.mean)
             if clip is not None:
@@ -324,64 +425,71 @@ class Trained(Ranks):
             weights.append(flat(params))
         return weights, held([inner])
 
-    def train(self, own, group, optimizer, settings, clip) -> list:
-        params, given = self.given()
-        made, rank, shown = weakref.WeakSet(), group.rank, []
+    def train(self, own, group, rule: Rule, clip) -> list:
+        made, rank, seen, shown = weakref.WeakSet(), group.rank, self.seen[group.rank], []
 
-        class Watched(optimizer):
+        class Watched(rule.optimizer):
             def __init__(mine, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 made.add(mine)
                 self.most[rank] = max(self.most[rank], held(made))
 
             def step(mine, closure=None):
-                self.seen[rank].append((STEP, "", self.sent[rank]))
+                seen.append((STEP, "", self.sent[rank]))
                 loss = super().step(closure)
                 self.most[rank] = max(self.most[rank], held(made))
                 return loss
 
-        Watched.__name__ = optimizer.__name__
-        mine = own(given, Watched, group, max_norm=clip, **settings)
+        Watched.__name__ = rule.optimizer.__name__
+        params = self.parameters()
+        mine = own(rule.of(params), Watched, group, max_norm=clip, **rule.settings)
         for _ in range(self.steps):
             self.gradients(params, self.targets[rank])
-            self.seen[rank].append((BEGIN, "", self.sent[rank]))
+            seen.append((BEGIN, "", self.sent[rank]))
             mine.step()
-            self.seen[rank].append((END, "", self.sent[rank]))
+            seen.append((END, "", self.sent[rank]))
             self.kept[rank] = held(made)
             shown.append(flat(params))
         return shown
 
     def weights(self) -> dict:
         """How many numbers are not those of torch's own optimizer, and the first ones."""
-        shown = {f"wrong numbers after step {at + 1}": [int(((own[at] - right).abs() > 1e-9 * right.abs().max()).sum()) for own in self.shown]
+        def off(found, right):
+            return int(((found - right).abs() > 1e-9 * right.abs().max()).sum())
+        wrong = {f"wrong numbers after step {at + 1}": [off(own[at], right) for own in self.shown]
                  for at, right in enumerate(self.right)}
-        return shown | {"first weights": [own[-1][:FEW] for own in self.shown]}
+        return wrong | {"first weights": [own[-1][:FEW] for own in self.shown]}
 
     def state(self) -> dict:
-        """Numbers of state beyond a rank's share and one number a parameter: after a step, and at any time."""
+        """Numbers of state beyond a rank's share and one number a parameter."""
         room = self.whole / self.psi * (self.psi / self.size + self.many)
-        return {f"numbers of state beyond 1/{self.size}, {when}": [max(0, round(each - room)) for each in counts]
-                for when, counts in (("after a step", self.kept), ("at the highest moment", self.most))}
+        times = ("after a step", self.kept), ("at the highest moment", self.most)
+        return {f"numbers of state beyond 1/{self.size}, {when}":
+                [max(0, round(each - room)) for each in counts] for when, counts in times}
 
     def traffic(self) -> dict:
-        """Numbers that a rank sends beyond psi (N-1)/N, padding and a few for a norm, on both sides of the optimizer's step."""
-        share, numbers = (self.size - 1) / self.size, {when: [0.0] * self.size for when in (STEP, END)}
+        """Numbers that a rank sends beyond psi (N-1)/N, padding and a few for a norm."""
+        share = (self.size - 1) / self.size
+        numbers = {STEP: [0.0] * self.size, END: [0.0] * self.size}
         room = share * (self.psi + self.size * self.many) + 2 * self.many
         for rank, seen in enumerate(self.seen):
             cuts = [at for at, (what, *_) in enumerate(seen) if what in (BEGIN, STEP, END)]
             for begin, stop in zip(cuts, cuts[1:]):
                 (what, _, sent), (when, _, until) = seen[begin], seen[stop]
                 if what != END:
-                    collectives = sum(size * share * (1 + (call == "all_reduce")) for call, _, size in seen[begin + 1:stop])
-                    numbers[when][rank] += (until - sent + collectives) / 8 / self.steps
-        return {f"numbers sent a step {when} beyond psi": [max(0, round(each - room)) for each in sent] for when, sent in numbers.items()}
+                    together = sum(size * share * (1 + (call == "all_reduce"))
+                                   for call, _, size in seen[begin + 1:stop])
+                    numbers[when][rank] += (until - sent + together) / 8 / self.steps
+        return {f"numbers sent a step {when} beyond psi":
+                [max(0, round(each - room)) for each in sent] for when, sent in numbers.items()}
 
 
 def held(optimizers) -> int:
-    """Numbers that the states of optimizers keep, by what lies in memory; counts of steps are left out."""
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for optimizer in list(optimizers)
-                for state in optimizer.state.values() for each in state.values() if torch.is_tensor(each) and each.dim()}
-    return sum(storages.values()) // 8
+    """Numbers that optimizers' states keep, by what lies in memory; without counts of steps."""
+    states = [state for optimizer in list(optimizers) for state in optimizer.state.values()]
+    kept = [each.untyped_storage() for state in states for each in state.values()
+            if torch.is_tensor(each) and each.dim()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values()) // 8
 
 
 def flat(tensors) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""Stage 3 for a stack of layers: each rank keeps a part of each layer, and has a whole one while it uses it.
+"""Stage 3 for a stack of layers: a rank keeps a part of each, and has it whole while it uses it.
 
-    forward    all_gather of a layer's parts, the layer, let go                      (N-1)/N psi numbers sent
-    backward   all_gather again, the layer's backward, reduce_scatter, let go      2 (N-1)/N psi numbers sent
+    forward    all_gather a layer's parts, the layer, let go                (N-1)/N psi sent
+    backward   all_gather again, its backward, reduce_scatter, let go     2 (N-1)/N psi sent
 
-Which parameters are alive is read off the memory of a rank: all storages that were made there, whatever they are called.
+What is alive is read off a rank's memory: the numbers in all storages that were made there,
+whatever they are called.
 
 The truth is torch's own gradient of the mean over the ranks, with whole layers in one process.
 Source: Rajbhandari et al. 2019, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.
@@ -78,7 +79,8 @@ class answer:
             dy, gradient = layer.backward(self.whole(i, i - 1), self.saved.pop(i), dy)
             room = torch.zeros(self.group.size * len(self.parts[i]), dtype=gradient.dtype)
             room[:len(gradient)] = gradient
-            launched[i] = self.lane.launch(lambda group, room=room: group.reduce_scatter(room, "mean"))
+            reduce = lambda group, room=room: group.reduce_scatter(room, "mean")
+            launched[i] = self.lane.launch(reduce)
         return [launched[i].wait() for i in range(len(self.layers))]
 """
 BUFFERS = """
@@ -120,7 +122,8 @@ class answer(torch.nn.Module):
         self.layers, self.parts, self.group = layers, parts, group
 
     def gathered(self, at):
-        return torch.cat([self.group.broadcast(self.parts[at].clone(), rank) for rank in range(self.group.size)])
+        parts = [self.parts[at].clone() for _ in range(self.group.size)]
+        return torch.cat([self.group.broadcast(part, rank) for rank, part in enumerate(parts)])
 
     @torch.no_grad()
     def forward(self, x):
@@ -133,7 +136,7 @@ class answer(torch.nn.Module):
         found = {}
         for at in sorted(range(len(self.layers)), reverse=True):
             x, flat = self.inputs[at].detach().requires_grad_(), self.gathered(at).requires_grad_()
-            y, _ = self.layers[at].forward(flat[:self.layers[at].numel], x)     # autograd's own backward, of the forward again
+            y, _ = self.layers[at].forward(flat[:self.layers[at].numel], x)     # once more
             dy, gradient = torch.autograd.grad(y, (x, flat), dy)
             del y, flat
             found[at] = self.group.reduce_scatter(gradient, op="mean")
@@ -155,7 +158,8 @@ class Layer(torch.autograd.Function):
         dx, whole = ctx.layer.backward(flat, ctx.kept, dy)
         del flat
         missing = [whole.new_zeros(len(ctx.part) * ctx.group.size - len(whole))]
-        ctx.gradients[ctx.at] = ctx.group.reduce_scatter(torch.cat([whole] + missing)) / ctx.group.size
+        own = ctx.group.reduce_scatter(torch.cat([whole] + missing))
+        ctx.gradients[ctx.at] = own / ctx.group.size
         return dx, None, None, None, None, None
 
 class answer:
@@ -173,11 +177,26 @@ class answer:
         self.y.backward(dy)
         return [self.gradients[at] for at in range(len(self.each))]
 """
-WHOLE, SAVED, INIT = "        return self.group.all_gather(self.parts[i])[:self.layers[i].numel]\n", "        self.saved = []\n", \
-    "self.layers, self.parts, self.group = layers, parts, group\n"
-BACK, PAD, REDUCED = "self.layers[i].backward(self.whole(i), self.saved.pop(), dy)", "            whole = torch.nn.functional.pad(whole, (0, padding))\n", \
-    'self.group.reduce_scatter(whole, "mean")'
-NEVER = "All layers are still there after the forward, in a list, as copies or in autograd's graph: let each go, and gather it again."
+WHOLE = "        return self.group.all_gather(self.parts[i])[:self.layers[i].numel]\n"
+SAVED, NOTED = "        self.saved = []\n", "            self.saved.append"
+INIT = "self.layers, self.parts, self.group = layers, parts, group\n"
+FORWARD = "layer.forward(self.whole(i), x)"
+BACK = "self.layers[i].backward(self.whole(i), self.saved.pop(), dy)"
+PAD = "            whole = torch.nn.functional.pad(whole, (0, padding))\n"
+FOUND, RETURN = "        gradients = [None]", "        return gradients"
+REDUCED = 'self.group.reduce_scatter(whole, "mean")'
+WHOLLY = 'self.group.all_reduce(whole, "mean").view(self.group.size, -1)'
+EARLY = "        early = [self.whole(i) for i in range(len(self.layers))]\n"
+NEXT = "        self.launch(following)\n"
+SENT = "            launched[i] = self.lane.launch(reduce)\n"
+KEPT = """
+        if self.kept[i] is None:
+            self.kept[i] = self.group.all_gather(self.parts[i])[:self.layers[i].numel]
+        return self.kept[i]
+"""[1:]
+NONE = SAVED + "        self.kept = [None] * len(self.layers)\n"
+NEVER = ("All layers are still there after the forward, in a list, as copies or in autograd's "
+         "graph: let each go, and gather it again.")
 GRAPH = """        return x
 
     def recorded(self, i, x):
@@ -185,8 +204,31 @@ GRAPH = """        return x
         y, _ = self.layers[i].forward(flat, x)
         return y.detach(), ((x, flat), y)
 """
-KEPT = WHOLE.replace("return", "if self.kept[i] is None:\n            self.kept[i] =") + "        return self.kept[i]\n"
-NONE = SAVED + "        self.kept = [None] * len(self.layers)\n"
+BEFORE = "group.lane(), {}\n"
+UNROLLED = """dy, whole = torch.autograd.grad(y, (x, flat), dy)"""
+NOT_WAITED = """
+        room = torch.zeros(self.group.size * len(self.parts[i])).double()
+        self.group.lane().launch(lambda group: group.all_gather(self.parts[i], out=room))
+        return room[:self.layers[i].numel]
+"""[1:]
+ROOMS = """
+        self.rooms = [torch.zeros(group.size * len(part)).double() for part in parts]
+"""[1:]
+IN_ROOMS = """
+        whole = self.group.all_gather(self.parts[i], out=self.rooms[i])
+        return whole[:self.layers[i].numel]
+"""[1:]
+IN_FLOAT = """
+        rooms = [torch.zeros(len(self.parts[i])) for _ in range(self.group.size)]
+        self.group.all_gather(self.parts[i].float(), out=rooms)
+        return torch.cat(rooms).double()[:self.layers[i].numel]
+"""[1:]
+OTHER_FREED = """
+            if i:
+                self.coming[i - 1].wait().untyped_storage().resize_(0)
+"""[1:]
+TWO_KEPT = "        self.before, self.now = self.now, flat\n"
+TWICE = "self.layers[i].backward((self.whole(i), self.whole(i))[1], self.saved.pop(), dy)"
 
 
 def but(*changes: str, text: str = RIGHT) -> str:
@@ -199,70 +241,112 @@ def but(*changes: str, text: str = RIGHT) -> str:
 
 class ZeroThree(Topic):
     name = "zero-3"
-    hints = ("While layer 3 computes, which other layers' parameters does this rank need? And in the backward?",
-             "A layer is gathered twice in a step: for its forward, and again for its backward. No name may keep it between.",
-             "In the backward, from the last layer on: all_gather, cut the padding off, layer.backward, pad the gradient, reduce_scatter "
-             "with the mean, and let both whole tensors go before the next but one is gathered.")
+    hints = ("While layer 3 computes, which other layers' parameters does a rank need? And later?",
+             "A layer is gathered twice in a step: for its forward, and again for its backward. No "
+             "name may keep it between.",
+             "In the backward, from the last layer on: all_gather, cut the padding off, "
+             "layer.backward, pad the gradient, reduce_scatter with the mean, and let both whole "
+             "tensors go before the next but one is gathered.")
     right = {"a class": RIGHT, "gathered ahead on a lane": LANE, "closures, two buffers": BUFFERS,
              "autograd, forward again": RECOMPUTES, "an autograd function": FUNCTION}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
-        ("dy_handed_on", "Each layer's backward was given the last one's dy: hand on the dx that it returns.", but("dy, whole =", "_, whole =")),
-        ("not_gathered", "A layer was given this rank's part of it: all-gather the parts first.", but("self.group.all_gather(self.parts[i])", "self.parts[i]")),
-        ("padding_not_cut", "The padding was handed to a layer: cut it off, after its numel numbers.", but("[:self.layers[i].numel]", "")),
-        ("gathered_once", "The backward used parameters that were let go after the forward: gather them again.",
-         but(WHOLE, KEPT, SAVED, NONE, "            self.saved.append", "            self.kept[i] = False\n            self.saved.append")),
-        ("never_waits", "A layer computes with parameters that are not there yet: wait for what was launched.",
-         but(WHOLE, "        room = torch.zeros(self.group.size * len(self.parts[i])).double()\n"
-             "        self.group.lane().launch(lambda group: group.all_gather(self.parts[i], out=room))\n        return room[:self.layers[i].numel]\n")),
-        ("stale", "The second step computes with the parameters of the first: gather them in each step.",
+        ("dy_handed_on",
+         "Each layer's backward was given the last one's dy: hand on the dx that it returns.",
+         but("dy, whole =", "_, whole =")),
+        ("not_gathered", "A layer was given this rank's part of it: all-gather the parts first.",
+         but("self.group.all_gather(self.parts[i])", "self.parts[i]")),
+        ("padding_not_cut",
+         "The padding was handed to a layer: cut it off, after its numel numbers.",
+         but("[:self.layers[i].numel]", "")),
+        ("gathered_once",
+         "The backward used parameters that were let go after the forward: gather them again.",
+         but(WHOLE, KEPT, SAVED, NONE, NOTED, f"            self.kept[i] = False\n{NOTED}")),
+        ("never_waits",
+         "A layer computes with parameters that are not there yet: wait for what was launched.",
+         but(WHOLE, NOT_WAITED)),
+        ("stale",
+         "The second step computes with the parameters of the first: gather them in each step.",
          but(WHOLE, KEPT, INIT, INIT + "        self.kept = [None] * len(layers)\n")),
-        ("order_of_saved", "A layer's backward was given what another one saved: the last layer's comes first.", but("self.saved.pop()", "self.saved.pop(0)")),
-        ("reversed", "A layer has the gradient of another: the backward meets the last layer first.", but("        return gradients", "        return gradients[::-1]")),
-        ("not_padded", "The gradient was cut in other places than the parameters: pad it as they are.", but(PAD, "")),
-        ("sum_not_mean", "Gradients are summed over ranks: divide by their number.", but(', "mean")', ")")),
-        ("same_data", "Each part is one rank's own gradient, which is right only where all ranks see equal data: reduce-scatter it.",
+        ("order_of_saved",
+         "A layer's backward was given what another one saved: the last layer's comes first.",
+         but("self.saved.pop()", "self.saved.pop(0)")),
+        ("reversed",
+         "A layer has the gradient of another: the backward meets the last layer first.",
+         but("        return gradients", "        return gradients[::-1]")),
+        ("not_padded",
+         "The gradient was cut in other places than the parameters: pad it as they are.",
+         but(PAD, "")),
+        ("sum_not_mean", "Gradients are summed over ranks: divide by their number.",
+         but(', "mean")', ")")),
+        ("same_data",
+         "Each part is one rank's own gradient, which is right only where all ranks see equal "
+         "data: reduce-scatter it.",
          but(REDUCED, "whole.view(self.group.size, -1)[self.group.rank]")),
-        ("other_part", "A rank has another rank's part of the gradient: part number group.rank is its own.",
-         but(REDUCED, 'self.group.all_reduce(whole, "mean").view(self.group.size, -1)[self.group.rank - 1]')),
-        ("never_freed", NEVER, but(WHOLE, KEPT, SAVED, NONE)), ("copies", NEVER, but(WHOLE, KEPT.replace("].numel]", "].numel].clone()"), SAVED, NONE)),
-        ("graph", NEVER, but("layer.forward(self.whole(i), x)", "self.recorded(i, x)", "        return x\n", GRAPH, "dy, whole = " + BACK, "(x, flat), y = self.saved.pop()\n"
-                             "            dy, whole = torch.autograd.grad(y, (x, flat), dy)")),
-        ("gathers_all_first", "All layers were gathered before the first one computed: gather each just before its use.",
-         but(SAVED, SAVED + "        early = [self.whole(i) for i in range(len(self.layers))]\n", "layer.forward(self.whole(i), x)", "layer.forward(early.pop(0), x)")),
-        ("gathers_all_again", "All layers were gathered before the backward began: gather each just before its use.",
-         but("        gradients = [", "        early = [self.whole(i) for i in range(len(self.layers))]\n        gradients = [", "self.whole(i), self.saved", "early.pop(), self.saved")),
-        ("a_buffer_each", "Each layer has a buffer of its own that stays full: let it go, or use two in turn.",
-         but(WHOLE, "        return self.group.all_gather(self.parts[i], out=self.rooms[i])[:self.layers[i].numel]\n",
-             INIT, INIT + "        self.rooms = [torch.zeros(group.size * len(part)).double() for part in parts]\n")),
+        ("other_part",
+         "A rank has another rank's part of the gradient: part number group.rank is its own.",
+         but(REDUCED, WHOLLY + "[self.group.rank - 1]")),
+        ("never_freed", NEVER, but(WHOLE, KEPT, SAVED, NONE)),
+        ("copies", NEVER, but(WHOLE, KEPT.replace("].numel]", "].numel].clone()"), SAVED, NONE)),
+        ("graph", NEVER,
+         but(FORWARD, "self.recorded(i, x)", "        return x\n", GRAPH, "dy, whole = " + BACK,
+             "(x, flat), y = self.saved.pop()\n            " + UNROLLED)),
+        ("gathers_all_first",
+         "All layers were gathered before the first one computed: gather each just before its "
+         "use.",
+         but(SAVED, SAVED + EARLY, FORWARD, "layer.forward(early.pop(0), x)")),
+        ("gathers_all_again",
+         "All layers were gathered before the backward began: gather each just before its use.",
+         but(FOUND, EARLY + FOUND, "self.whole(i), self.saved", "early.pop(), self.saved")),
+        ("a_buffer_each",
+         "Each layer has a buffer of its own that stays full: let it go, or use two in turn.",
+         but(WHOLE, IN_ROOMS, INIT, INIT + ROOMS)),
         ("two_ahead", "Three layers are alive, since two are gathered ahead: gather one ahead.",
-         but("        self.launch(following)\n", "        self.launch(following)\n        self.launch(2 * following - i)\n", text=LANE)),
-        ("wrong_neighbour", "The backward gathers the next layer ahead, which it has done with: the one before comes next.",
-         but("self.whole(i, i - 1)", "self.whole(i, i + 1)", text=LANE)),
-        ("keeps_last", "Three layers are alive: the one before stays while two more come. Let it go first.",
-         but("        self.launch(following)\n", "        self.launch(following)\n        self.before, self.now = self.now, flat\n",
-             "group.lane(), {}\n", "group.lane(), {}\n        self.now = None\n", text=LANE)),
-        ("gradients_kept", "Whole gradients of all layers were alive: reduce-scatter each when it is there.",
-         but(f"gradients[i] = {REDUCED}", "gradients[i] = whole", "        return gradients", '        return [self.group.reduce_scatter(whole, "mean") for whole in gradients]')),
-        ("all_reduces", "Right, but gradients were reduced whole, so 4 psi numbers were sent: reduce-scatter is enough.",
-         but(REDUCED, 'self.group.all_reduce(whole, "mean").view(self.group.size, -1)[self.group.rank].clone()')),
-        ("gathers_thrice", "Right, but a layer was gathered twice in the backward: once is enough for both of its gradients.",
-         but(BACK, f"({BACK.replace('self.whole(i)', '(self.whole(i), self.whole(i))[1]')})")))}
+         but(NEXT, NEXT + "        self.launch(2 * following - i)\n", text=LANE)),
+        ("wrong_neighbour",
+         "The backward gathers the next layer ahead, which it has done with: the one before "
+         "comes next.", but("self.whole(i, i - 1)", "self.whole(i, i + 1)", text=LANE)),
+        ("keeps_last",
+         "Three layers are alive: the one before stays while two more come. Let it go first.",
+         but(NEXT, NEXT + TWO_KEPT, BEFORE, BEFORE + "        self.now = None\n", text=LANE)),
+        ("frees_another",
+         "The layer that was gathered ahead was let go, not the one that was used.",
+         but(SENT, SENT + OTHER_FREED, text=LANE)),
+        ("rounded",
+         "Parameters travel in float32, which rounds them: give your own tensors their dtype.",
+         but(WHOLE, IN_FLOAT)),
+        ("gradients_kept",
+         "Whole gradients of all layers were alive: reduce-scatter each when it is there.",
+         but(f"gradients[i] = {REDUCED}", "gradients[i] = whole",
+             RETURN, f"        return [{REDUCED} for whole in gradients]")),
+        ("all_reduces",
+         "Right, but gradients were reduced whole, so 4 psi numbers were sent: reduce-scatter is "
+         "enough.",
+         but(REDUCED, WHOLLY + "[self.group.rank].clone()")),
+        ("gathers_thrice",
+         "Right, but a layer was gathered twice in the backward: once is enough for both of its "
+         "gradients.",
+         but(BACK, TWICE)))}
 
     @staticmethod
     def probe(answer, draw):
-        shown = [Trained.outputs, Trained.gradients]
-        for who, ranks, layers, widths, of in (
-                ("2 ranks, 2 layers", 2, 2, (6, 8), {"steps": 2}), ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), {}),
-                ("2 ranks, 4 layers", 2, 4, (6, 7), {"lanes_first": True}), ("4 ranks, 5 layers", 4, 5, (6, 7), {"lanes_first": True}),
-                ("3 ranks, a layer of one number", 3, 4, (5, 7), {"small": 1}), ("1 rank", 1, 3, (5, 6), {})):
-            of = {"ranks": ranks, "layers": layers, "width": draw.choice(widths), "seed": draw.randrange(2**31)} | of
+        right = Trained.outputs, Trained.gradients
+        every = *right, Trained.parameters, Trained.whole_gradients, Trained.traffic
+        for who, ranks, layers, widths, shows, of in (
+                ("2 ranks, 2 layers", 2, 2, (6, 8), right, {"steps": 2}),
+                ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), right, {}),
+                ("2 ranks, 4 layers", 2, 4, (6, 7), every, {"lanes_first": True}),
+                ("4 ranks, 5 layers", 4, 5, (6, 7), every, {"lanes_first": True}),
+                ("3 ranks, a layer of one number", 3, 4, (5, 7), every, {"small": 1}),
+                ("1 rank", 1, 3, (5, 6), right, {})):
+            width, seed = draw.choice(widths), draw.randrange(2**31)
+            of = dict(of, ranks=ranks, layers=layers, width=width, seed=seed)
             run = cache(lambda of=of: Trained(answer, **of))
-            for show in shown + [Trained.parameters, Trained.whole_gradients, Trained.traffic] * (ranks > 1 and layers > 3):
+            for show in shows:
                 yield Scene(who, lambda show=show, run=run: show(run()))
 
 
 class Alive(TorchDispatchMode):
-    """Notes each storage that an operator returns in a thread; `storages` may be of several threads."""
+    """Notes each storage that an operator returns in a thread, in `storages` of a whole rank."""
 
     def __init__(self, storages: dict):
         super().__init__()
@@ -280,89 +364,100 @@ class Alive(TorchDispatchMode):
 
 
 class Layer:
-    """tanh(x W + b) of flat parameters, or x times one number; it looks at what is alive whenever it is called."""
+    """tanh(x W + b) of flat parameters, or tanh(x W), or x times one number."""
 
     def __init__(self, run: "Trained", group, at: int, width: int, numel: int):
         self.run, self.group, self.at, self.width, self.numel = run, group, at, width, numel
 
-    def whole(self, flat, way: str) -> tuple:
-        if not isinstance(flat, torch.Tensor) or flat.untyped_storage().nbytes() < flat.nbytes or not flat.numel():
+    def refuse(self, flat, way: str) -> None:
+        tensor = isinstance(flat, torch.Tensor)
+        if not tensor or not flat.numel() or flat.untyped_storage().nbytes() < flat.nbytes:
             raise Refused(f"Layer {self.at} got no parameters for its {way}.")
         if flat.shape != (self.numel,):
-            raise Refused(f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, but has {self.numel} parameters.")
-        square = self.width * self.width
-        return (flat.view(1), None) if self.numel == 1 else (flat[:square].view(self.width, -1), flat[square:] if self.numel > square else None)
+            raise Refused(f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, "
+                          f"but has {self.numel} parameters.")
 
     def forward(self, flat, x):
-        weight, bias = self.whole(flat, "forward")
-        y = x * weight if self.numel == 1 else torch.tanh(x @ weight if bias is None else x @ weight + bias)
+        self.refuse(flat, "forward")
+        y = computed(flat, x)
         self.run.computes(self.group)
         return y, (x, y)
 
     def backward(self, flat, saved, dy):
-        weight, bias = self.whole(flat, "backward")
+        self.refuse(flat, "backward")
         x, y = saved
         if self.numel == 1:
-            dx, gradient = dy * weight, (x * dy).sum().view(1)
+            dx, gradient = dy * flat, (x * dy).sum().view(1)
         else:
             dz = dy * (1 - y * y)
-            dx, gradient = dz @ weight.T, torch.cat([(x.T @ dz).flatten(), *[dz.sum(0)] * (bias is not None)])
+            bias = [dz.sum(0)] * (self.numel > self.width**2)
+            dx = dz @ flat[:self.width**2].view(self.width, -1).T
+            gradient = torch.cat([(x.T @ dz).flatten(), *bias])
         self.run.computes(self.group, self.at, gradient)
         return dx, gradient
+
+
+def computed(flat, x):
+    """A layer's output; how many parameters there are says which layer it is."""
+    square = x.shape[-1] ** 2
+    if len(flat) == 1:
+        return x * flat
+    z = x @ flat[:square].view(x.shape[-1], -1)
+    return torch.tanh(z + flat[square:] if len(flat) > square else z)
 
 
 class Trained(Ranks):
     """Steps of an answer. Every rank has inputs of its own.
 
-    alive        {phase: most numbers of other ranks' parts of parameters that were in a rank's memory at once}, a rank
-    unreduced    the same of whole gradients
+    foreign, partial    of a rank: each number of parameters, and of its own whole gradients, that
+                        lies in no part of its own
+    alive, unreduced    of a rank, {phase: the most of those that were in its memory at once}
     """
 
-    def __init__(self, answer, ranks: int, layers: int, width: int, seed: int, steps=1, small=None, lanes_first=False):
+    def __init__(self, answer, ranks: int, layers: int, width: int, seed: int, steps=1, small=None,
+                 lanes_first=False):
         super().__init__(ranks, seed)
-        draw, self.width, self.steps, self.lanes_first = torch.Generator().manual_seed(seed), width, steps, lanes_first
+        self.width, self.steps, self.lanes_first = width, steps, lanes_first
         self.numels = [width * (width + at % 2) for at in range(layers)]
         if small:
             self.numels[1] = small
         self.lengths = [-(-n // ranks) for n in self.numels]
-        self.first = [torch.randn(n, generator=draw).double() / (width**0.5 if n > 1 else 1.0) for n in self.numels]
-        self.x = torch.randn(steps, ranks, 2, width, generator=draw).double()
-        self.dy = torch.randn(steps, ranks, 2, width, generator=draw).double()
-        self.born: list[dict] = [{} for _ in range(ranks)]
-        self.phase, self.alive, self.unreduced = [FORWARD] * ranks, *([{} for _ in range(ranks)] for _ in range(2))
-        self.partial: list[dict] = [{} for _ in range(ranks)]
+        draw = torch.Generator().manual_seed(seed)
+        self.first = [torch.randn(n, generator=draw).double() for n in self.numels]
+        for p in self.first:
+            p /= width**0.5 if len(p) > 1 else 1.0
+        self.x, self.dy = torch.randn(2, steps, ranks, 2, width, generator=draw).double()
+        self.phase = [FORTH] * ranks
+        self.born, self.foreign, self.partial, self.alive, self.unreduced = (
+            [{} for _ in range(ranks)] for _ in range(5))
         self.right = self.truth()
         self.shown = self.run(self.train, answer)
 
     def truth(self) -> list:
-        """Of each step: (each rank's output, the mean gradient); notes each number of parameters that is not a rank's own."""
+        """Of each step: (each rank's output, the mean gradient)."""
         weights, steps = [p.clone().requires_grad_() for p in self.first], []
-        self.foreign: list[dict] = [{} for _ in range(self.size)]
         for x, dy in zip(self.x, self.dy):
-            for rank in range(self.size):
+            for rank, known in enumerate(self.foreign):
                 for p, length in zip(weights, self.lengths):
-                    numbers = self.others(p.detach(), rank, length)
-                    self.foreign[rank].update(zip(numbers, numbers))
+                    numbers = others(p.detach(), rank, length)
+                    known.update(zip(numbers, numbers))
             outputs = []
             for own in x:
                 for p in weights:
-                    square = self.width**2
-                    own = own * p if len(p) == 1 else torch.tanh(own @ p[:square].view(self.width, -1) + (p[square:] if len(p) > square else 0))
+                    own = computed(p, own)
                 outputs.append(own)
             gradients = torch.autograd.grad(outputs, weights, [each / self.size for each in dy])
             steps.append(([own.detach() for own in outputs], gradients))
             weights = [(p.detach() - RATE * g).requires_grad_() for p, g in zip(weights, gradients)]
         return steps
 
-    def others(self, flat: torch.Tensor, rank: int, length: int) -> list:
-        numbers = flat.tolist()
-        return numbers[:rank * length] + numbers[(rank + 1) * length:]
-
     def part(self, flat: torch.Tensor, rank: int) -> torch.Tensor:
+        """A rank's part of a layer, padded."""
         length = -(-len(flat) // self.size)
-        return torch.cat([flat, flat.new_zeros(length * self.size - len(flat))])[rank * length:(rank + 1) * length].clone()
+        padded = torch.cat([flat, flat.new_zeros(length * self.size - len(flat))])
+        return padded.view(self.size, -1)[rank].clone()
 
-    # -- what is alive ------------------------------------------------------------------------------------------------
+    # -- what is alive -----------------------------------------------------------------------------
 
     def around(self, group):
         return Alive(self.born[group.rank])
@@ -371,85 +466,109 @@ class Trained(Ranks):
         self.look(group.rank)
 
     def computes(self, group, at: int = 0, gradient=None) -> None:
-        """A layer is computing, and its backward has made its gradient: others go on meanwhile."""
+        """A layer computes, and its backward has made its gradient: others go on meanwhile."""
         if gradient is not None:
-            own = self.others(gradient.detach(), group.rank, self.lengths[at])
-            self.partial[group.rank].update({number / each: (at, i) for i, number in enumerate(own) for each in (1, self.size)})
+            own = others(gradient.detach(), group.rank, self.lengths[at])
+            for many in (1, self.size):  # some divide before they add up
+                self.partial[group.rank].update({n / many: (at, i) for i, n in enumerate(own)})
         self.pause(group)
         self.look(group.rank)
 
     def look(self, rank: int) -> None:
         """Note how many numbers of others' parts are in a rank's memory now."""
+        numbers, phase = set(), self.phase[rank]
         with _disable_current_modes():  # what is made to look is not the rank's
-            numbers = set()
             for key, ref in list(self.born[rank].items()):
                 storage = ref()
                 if storage is None:
                     del self.born[rank][key]
                 elif storage.nbytes():
                     numbers.update(torch.empty(0, dtype=torch.float64).set_(storage).tolist())
-        for most, known in ((self.alive, self.foreign), (self.unreduced, self.partial)):
-            phase = self.phase[rank]
-            most[rank][phase] = max(most[rank].get(phase, 0), len({known[rank][number] for number in numbers & known[rank].keys()}))
+        for most, known in ((self.alive[rank], self.foreign[rank]),
+                            (self.unreduced[rank], self.partial[rank])):
+            found = len({known[number] for number in numbers & known.keys()})
+            most[phase] = max(most.get(phase, 0), found)
 
-    # -- the steps ----------------------------------------------------------------------------------------------------
+    # -- the steps ---------------------------------------------------------------------------------
 
     def train(self, own, group) -> list:
         rank, shown = group.rank, []
         parts = [self.part(p, rank) for p in self.first]
         self.born[rank].clear()
-        mine = own([Layer(self, group, at, self.width, n) for at, n in enumerate(self.numels)], parts, group)
+        layers = [Layer(self, group, at, self.width, n) for at, n in enumerate(self.numels)]
+        mine = own(layers, parts, group)
         for x, dy in zip(self.x, self.dy):
-            self.phase[rank] = FORWARD
+            self.phase[rank] = FORTH
             y = mine.forward(x[rank].clone())
             if not isinstance(y, torch.Tensor) or y.shape != x[rank].shape:
-                raise Refused(f"Rank {rank}'s forward returned no tensor of the last layer's shape, {[*x[rank].shape]}.")
+                raise Refused(f"Rank {rank}'s forward returned no tensor of the last layer's "
+                              f"shape, {[*x[rank].shape]}.")
             y = y.detach().clone()
             self.phase[rank] = BETWEEN
             self.look(rank)
             self.phase[rank] = BACKWARD
             gradients = list(mine.backward(dy[rank].clone()))
             self.look(rank)
-            if [tuple(getattr(g, "shape", ())) for g in gradients] != [tuple(p.shape) for p in parts]:
-                raise Refused(f"Rank {rank}'s backward returned gradients of shapes {[[*getattr(g, 'shape', [])] for g in gradients]}, "
-                              f"where its parts have {[[*p.shape] for p in parts]}.")
-            shown.append((y, [g.detach().clone() for g in gradients]))
+            found, right = ([[*getattr(each, "shape", ())] for each in some]
+                            for some in (gradients, parts))
+            if found != right:
+                raise Refused(f"Rank {rank}'s backward returned gradients of shapes {found}, "
+                              f"where its parts have {right}.")
+            gradients = [g.detach().clone() for g in gradients]
+            shown.append((y, gradients))
             for p, g in zip(parts, gradients):
-                p -= RATE * g.detach()
-            del gradients, y
+                p -= RATE * g
         return shown
 
     def outputs(self) -> dict:
-        """Of each step: how many numbers of the last layer's output are not torch's, and the first ones."""
-        wrong = {f"wrong numbers of step {at + 1}'s output": [off(own[at][0], right[rank]) for rank, own in enumerate(self.shown)]
+        """How many numbers of the last layer's output are not torch's, and the first ones."""
+        wrong = {f"wrong numbers of step {at + 1}'s output":
+                 [off(own[at][0], right[rank]) for rank, own in enumerate(self.shown)]
                  for at, (right, _) in enumerate(self.right)}
         return wrong | {"first numbers": [own[-1][0].flatten()[:FEW] for own in self.shown]}
 
     def gradients(self) -> dict:
-        shown = {f"wrong numbers of layer {at}'s gradient, a rank": [off(own[0][1][at], self.part(self.right[0][1][at], rank)) for rank, own in enumerate(self.shown)]
-                 for at in range(len(self.numels))}
-        return shown | {"first numbers of the gradients": [[g[:FEW] for g in own[0][1]] for own in self.shown]}
+        """The same of the first step's gradients."""
+        gradients = [own[0][1] for own in self.shown]
+        wrong = {f"wrong numbers of layer {at}'s gradient, a rank":
+                 [off(own[at], self.part(right, rank)) for rank, own in enumerate(gradients)]
+                 for at, right in enumerate(self.right[0][1])}
+        first = [[g[:FEW] for g in own] for own in gradients]
+        return wrong | {"first numbers of the gradients": first}
 
     def parameters(self) -> dict:
-        return {f"layers' parameters alive {phase} beyond two": self.layers(max(most.get(phase, 0) for most in self.alive)) for phase in (FORWARD, BETWEEN, BACKWARD)}
+        return {f"layers' parameters alive {phase} beyond two":
+                self.beyond(most.get(phase, 0) for most in self.alive)
+                for phase in (FORTH, BETWEEN, BACKWARD)}
 
     def whole_gradients(self) -> dict:
-        return {"layers' whole gradients alive beyond two": self.layers(max(max(most.values()) for most in self.unreduced))}
+        most = (max(each.values()) for each in self.unreduced)
+        return {"layers' whole gradients alive beyond two": self.beyond(most)}
 
-    def layers(self, numbers: int) -> int:
+    def beyond(self, numbers) -> int:
         """How many layers beyond two have so many numbers of other ranks."""
-        return max(0, math.ceil(numbers / max(n - length for n, length in zip(self.numels, self.lengths))) - 2)
+        largest = max(n - length for n, length in zip(self.numels, self.lengths))
+        return max(0, math.ceil(max(numbers) / largest) - 2)
 
     def traffic(self) -> dict:
-        """How often psi numbers were sent in a step, rounded up, in units of (N-1)/N psi with the padding."""
-        psi = 8 * sum(self.lengths) * self.size * self.steps  # bytes of all steps
-        calls = [[(what, size / psi) for what, _, size in seen if what not in ("launch", "wait")] for seen in self.seen]
-        reduced = [sum(2 * size for what, size in each if what == "all_reduce") for each in calls]
-        others = [sum(size for what, size in each if what != "all_reduce") + sent / psi * self.size / (self.size - 1) for each, sent in zip(calls, self.sent)]
-        return {"times psi sent in a step": [math.ceil(a + b - 1e-9) for a, b in zip(reduced, others)], "times psi by all-reduces": [math.ceil(a - 1e-9) for a in reduced]}
+        """How often psi was sent in a step, rounded up: in units of (N-1)/N psi, padded."""
+        psi, sent, reduced = 8 * sum(self.lengths) * self.size * self.steps, [], []
+        for seen, messages in zip(self.seen, self.sent):
+            calls = [(what, size / psi) for what, _, size in seen if what not in ("launch", "wait")]
+            reduced.append(sum(2 * size for what, size in calls if what == "all_reduce"))
+            others = sum(size for what, size in calls if what != "all_reduce")
+            sent.append(reduced[-1] + others + messages / psi * self.size / (self.size - 1))
+        return {f"times psi {how}": [math.ceil(each - 1e-9) for each in some]
+                for how, some in (("sent in a step", sent), ("by all-reduces", reduced))}
 
 
-FORWARD, BETWEEN, BACKWARD = "in the forward", "after it", "in the backward"
+FORTH, BETWEEN, BACKWARD = "in the forward", "after it", "in the backward"
+
+
+def others(flat: torch.Tensor, rank: int, length: int) -> list:
+    """A layer's numbers that lie in other ranks' parts."""
+    numbers = flat.tolist()
+    return numbers[:rank * length] + numbers[(rank + 1) * length:]
 
 
 def off(found: torch.Tensor, right: torch.Tensor) -> int:
