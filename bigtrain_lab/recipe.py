@@ -217,13 +217,14 @@ class Recipe:
 
 class Training(NamedTuple):
     """What a rank trains with: its stages by number, their formats and masters, their optimizers,
-    the number of its replica, and the rank itself."""
+    the number of its replica, the rank itself, and what the replicas hold in parts."""
 
     stages: dict[int, nn.Module]
     precision: MixedPrecision
     optimizers: list[torch.optim.Optimizer]
     replica: int
     rank: object
+    parts: ShardedGradients | FullyShardedDataParallel | None = None
 
 
 class Lens:
@@ -371,7 +372,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
 
     pipeline = pipeline_of(order)
     rank.watch(holdings)
-    training = Training(stages, precision, [*chain(*optimizers.values())], replica, rank)
+    parts = parallel if recipe.zero else None
+    training = Training(stages, precision, [*chain(*optimizers.values())], replica, rank, parts)
     for number, window in [*enumerate(recipe.windows)][lens.begin(training):]:
         mine = window[replica::recipe.replicas]
         numbers = mine or window[:1]  # where there is none for this replica: one that counts 0
@@ -393,8 +395,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         losses += (of_window := [loss.item() for loss in pipeline.losses[:len(mine)]])
         if lens.ended(number, training, of_window):
             break
-    return Trained(stages, precision, losses, replica, slices and slices.unrecorded(),
-                   parallel if recipe.zero else None)
+    return Trained(stages, precision, losses, replica, slices and slices.unrecorded(), parts)
 
 
 def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], modules: nn.ModuleList,

@@ -68,6 +68,9 @@ class Combined(Sharded):
         if self.micro_batches % self.replicas:
             raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
                              f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
+        if self.sharded and self.slices > 1 and self.optimizer in ("lamb", "lars"):
+            raise Impossible(f"{self.optimizer} sums its norms over replicas and slices at once under zero-1, which this lab does not predict: "
+                             "take adam, tp = 1, or no zero-1.")
         self.recipe, self.stages  # noqa: B018  (both raise Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)

@@ -94,7 +94,7 @@ class Sharded(Layered):
         return found
 
     def usual(self, kind: str, layer: int) -> Acted:
-        if not self.sharded:
+        if not self.sharded or (kind, layer) not in self.first:
             return super().usual(kind, layer)
         action = self.first[kind, layer]
         place = self.order.rank_of(layer, action.micro_batch)

@@ -45,7 +45,8 @@ def staleness(trace: Trace) -> go.Figure:
                         col=1)
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
     figure.update_layout(**look(f"{trace.clock}: how stale updates are, {told}", 330))
-    figure.update_layout(barmode="stack", margin=dict(l=64, r=16, t=66, b=44))
+    figure.update_layout(barmode="stack", margin=dict(l=64, r=16, t=66, b=44),
+                         legend_traceorder="normal")
     return figure
 
 
@@ -61,6 +62,7 @@ def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]
     if not losses:
         figure.add_annotation(text="a run shows its loss here", showarrow=False, x=0.5, y=0.5,
                               xref="x2 domain", yref="y2 domain")
-    figure.update_xaxes(title=dict(text=f"time ({unit})", standoff=4), rangemode="tozero",
-                        zeroline=False, col=2)
-    figure.update_yaxes(title=f"loss, mean of {each}", rangemode="tozero", col=2)
+    figure.update_xaxes(title=dict(text=f"time ({unit})", standoff=4), zeroline=False,
+                        range=[0, trace.makespan * factor], col=2)
+    figure.update_yaxes(title=f"loss, mean of {each}" if losses else "loss", rangemode="tozero",
+                        showticklabels=bool(losses), col=2)

@@ -19,7 +19,7 @@ PyTorch FSDP (arXiv:2304.11277), section 3.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -105,6 +105,9 @@ class FullyShardedDataParallel(nn.Module):
                 self.reading.end()
             self.recorded = before
 
+    def __getstate__(self):
+        guard.refuse_copy()
+
     # -- a unit's parameters come and go ------------------------------------------------------------
 
     @torch.no_grad()
@@ -189,24 +192,30 @@ class FullyShardedDataParallel(nn.Module):
             self._open(unit, "R" if again else "F" if recorded else "E")
         unit.calls.append(call)
         if torch.is_grad_enabled():
-            inputs = []
-            args, kwargs = tree_map(partial(seen, inputs), (args, kwargs))
-            if inputs:
-                register_multi_grad_hook(inputs, partial(self._backward_leaves, call))
+            args, kwargs = tree_map(call.input, (args, kwargs))
+            if call.inputs:
+                register_multi_grad_hook(call.inputs, partial(self._backward_leaves, call))
         return args, kwargs
 
-    def _leaves(self, unit: "Unit", module, args, kwargs, output) -> None:
+    def _leaves(self, unit: "Unit", module, args, kwargs, output):
         """After it; also where it failed."""
+        output = unit.apart(output)
         if unit.spanned or not unit.calls:
-            return
+            return output
         call = unit.calls.pop()
         if torch.is_grad_enabled():
             made = guard.tensors_in(output, module)
-            for tensor in made:
+            given = {id(value._base) for value in call.inputs}
+            # a change in place of a view goes past the view's own node
+            bases = {id(base): base for base in (tensor._base for tensor in made)
+                     if base is not None and base.grad_fn and id(base) not in given}
+            for tensor in (*made, *bases.values()):
                 tensor.register_hook(partial(self._backward_enters, call))
             unit.pending += bool(made) and not in_backward()
+        call.inputs.clear()
         if call.opened and not unit.backwards:
             self._close(unit)
+        return output
 
     def _backward_enters(self, call: "Call", gradient) -> None:
         """Before a backward passes what the call returned."""
@@ -251,6 +260,7 @@ class FullyShardedDataParallel(nn.Module):
         """At most one unit's gradient is on its way."""
         self.due.pop(unit, None)
         if unit.learns:
+            guard.refuse_sparse(self, unit)
             self._take()
             self.sent = Gradients(unit, self.lane)
 
@@ -398,6 +408,16 @@ class Unit:
             own = self.flat.mine(self.whole).copy_(own)
         group.all_gather(own, self.whole, name=name)
 
+    def apart(self, output):
+        """What a call returned; views of the parameters, which are about to go, are copied."""
+        def copied(value):
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                return value
+            return value.clone() if value.untyped_storage()._cdata == home else value
+
+        home = self.whole.untyped_storage()._cdata  # by data_ptr() all meta tensors would be one
+        return tree_map(copied, output)
+
     def unused(self) -> list[str]:
         return [name for name, p in zip(self.names, self.parameters)
                 if p.requires_grad and name not in self.used]
@@ -473,19 +493,19 @@ class Call:
     unit: Unit
     opened: bool
     backward: bool = False
+    inputs: list[Tensor] = field(default_factory=list)
+
+    def input(self, value):
+        """A view of an input that needs a gradient, so that only this call's uses count."""
+        if not (isinstance(value, Tensor) and value.requires_grad):
+            return value
+        self.inputs.append(value.view_as(value))
+        return self.inputs[-1]
 
 
 def cast(dtype: torch.dtype, value):
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.to(dtype) if floating else value
-
-
-def seen(inputs: list[Tensor], value):
-    """A view of an input that needs a gradient, so that only this call's uses count."""
-    if not (isinstance(value, Tensor) and value.requires_grad):
-        return value
-    inputs.append(value.view_as(value))
-    return inputs[-1]
 
 
 def in_backward() -> bool:

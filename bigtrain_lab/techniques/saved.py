@@ -57,6 +57,7 @@ def load(path) -> dict:
 def state_of(training, group, update: int, **further) -> dict:
     """All that the next update depends on, after `update` updates. The ranks of the group call it
     together; each has the whole model, so all get the same. `further`: what else is to be kept."""
+    guard.refuse_parts(training)
     return {"update": update,
             "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
             "precision": training.precision.state_dict(),
@@ -73,6 +74,7 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
     """Make a training what it was, before its first update; returns the updates that are done. Of
     more ranks than were saved the last ones draw as at a start. Impossible where the model has
     other sizes."""
+    guard.refuse_parts(training)
     guard.refuse_other_model(state, training, name)
     for number, stage in training.stages.items():
         stage.load_state_dict(state["weights"][number])

@@ -18,7 +18,7 @@ told by what they are and not by who wrote them.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -36,12 +36,14 @@ from .shards import assembled
 WHOLE, FOLDER = "whole.pt", "shards-"
 
 
-def save(path, sharded, optimizer: Optimizer, **further) -> None:
+def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -> None:
     """Put the state of a sharded module, and of the optimizer of its pieces, under this name,
     whole; or leave what was there. All ranks call it, between two steps.
 
-    sharded   a FullyShardedDataParallel, a ShardedGradients, or the `.shards` of a ZeroOptimizer
-    further   what else is to be kept; rank 0's counts
+    sharded    a FullyShardedDataParallel, a ShardedGradients, or the `.shards` of a ZeroOptimizer;
+               of a recipe the training's `.parts`, each stage of a pipeline under its own name
+    optimizer  one, or several
+    further    what else is to be kept; rank 0's counts
 
     Impossible, on all ranks, where one of them could not write.
     """
@@ -49,9 +51,11 @@ def save(path, sharded, optimizer: Optimizer, **further) -> None:
     guard.refuse_under_way(sharded)
     folder = path / f"{FOLDER}{1 + guard.last_number(path / WHOLE, FOLDER):06}"
     own = {"parts": {each.name: (each.shape, each.start, each.stop, each.piece.detach().clone())
-                     for each in sharded.owned()}, "optimizer": optimizer.state_dict()}
+                     for each in sharded.owned()},
+           "optimizers": [each.state_dict() for each in listed(optimizer)]}
     manifest = {"folder": folder.name, "ranks": group.size, "further": further,
-                "numbers": numbers_of(sharded, optimizer), **beside(sharded)}
+                "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
+                **beside(sharded)}
     guard.together(group, lambda: saved.save(folder / file(group.rank, group.size), own))
     guard.together(group, lambda: group.rank or saved.save(path / WHOLE, manifest))
     if group.rank == 0:
@@ -60,16 +64,18 @@ def save(path, sharded, optimizer: Optimizer, **further) -> None:
 
 
 @torch.no_grad()
-def load(path, sharded, optimizer: Optimizer) -> dict:
+def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
     """Make a sharded module and its optimizer what they were, on any number of ranks; returns
     `further`. Impossible, with nothing changed, where the checkpoint is of others."""
     found, owned = Shards(path), {each.name: each for each in sharded.owned()}
     guard.refuse_under_way(sharded)
-    guard.refuse_other(found, sharded, optimizer, numbers_of(sharded, optimizer), path)
+    numbers = [numbers_of(sharded, each) for each in listed(optimizer)]
+    guard.refuse_other(found, owned, listed(optimizer), numbers, path)
 
     def mine(name: str, parts: list) -> Tensor:
         return assembled(parts, owned[name].start, owned[name].stop)
-    optimizer.load_state_dict(found.optimizer(mine))
+    for each, state in zip(listed(optimizer), found.optimizers(mine)):
+        each.load_state_dict(state)
     for name, each in owned.items():
         each.piece.copy_(mine(name, found.parts(name)))
     for name, tensor in beside(sharded)["apart"].items():
@@ -79,15 +85,15 @@ def load(path, sharded, optimizer: Optimizer) -> dict:
 
 
 def whole(path) -> dict:
-    """The same for one process: "weights" for the module's load_state_dict, "optimizer" for that of
-    an optimizer of its parameters, and `further`."""
+    """The same for one process: "weights" for the module's load_state_dict, "optimizers" for those
+    of optimizers of its parameters, and `further`."""
     found = Shards(path)
 
     def joined(name: str, parts: list) -> Tensor:
         return assembled(parts, 0, prod(found.shapes[name])).view(found.shapes[name])
     weights = {name: joined(name, found.parts(name)) for name in found.shapes}
     weights |= {name: weights[first] for name, first in found.manifest["tied"].items()}
-    return {"weights": weights | found.manifest["apart"], "optimizer": found.optimizer(joined),
+    return {"weights": weights | found.manifest["apart"], "optimizers": found.optimizers(joined),
             **found.manifest["further"]}
 
 
@@ -106,13 +112,15 @@ class Shards:
         """(start, stop, elements) of a parameter, as each rank wrote them."""
         return [each["parts"][name][1:] for each in self.files]
 
-    def optimizer(self, join: Callable[[str, list], Tensor]) -> dict:
-        """Its state_dict; join(name, parts) makes a value of the ranks' parts of it."""
-        def value(name: str, number: int, key: str, first: Tensor) -> Tensor:
-            return join(name, [(start, stop, each["optimizer"]["state"][number][key])
-                               for each, (start, stop, _) in zip(self.files, self.parts(name))])
+    def optimizers(self, join: Callable[[str, list], Tensor]) -> list[dict]:
+        """Their state_dicts; join(name, parts) makes a value of the ranks' parts of it."""
         shapes = {name: part[3].shape for name, part in self.files[0]["parts"].items()}
-        return changed(self.files[0]["optimizer"], self.manifest["numbers"], shapes, value)
+
+        def value(at: int, name: str, number: int, key: str, first: Tensor) -> Tensor:
+            return join(name, [(start, stop, each["optimizers"][at]["state"][number][key])
+                               for each, (start, stop, _) in zip(self.files, self.parts(name))])
+        return [changed(state, numbers, shapes, partial(value, at)) for at, (state, numbers)
+                in enumerate(zip(self.files[0]["optimizers"], self.manifest["numbers"]))]
 
 
 def full_optimizer_state(sharded, optimizer: Optimizer) -> dict:
@@ -152,6 +160,10 @@ def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
     numbers = {id(piece): number for number, piece in enumerate(pieces)}
     return {each.name: numbers[id(each.piece)] for each in sharded.owned()
             if id(each.piece) in numbers}
+
+
+def listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    return [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
 
 
 def beside(sharded) -> dict[str, dict]:

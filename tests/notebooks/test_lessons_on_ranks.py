@@ -1,4 +1,4 @@
-"""Lessons 05, 06, 08, 09, 10, 12, 13, 14 and 15: their exercises can be solved, and what follows uses the solutions."""
+"""Lessons 05, 06, 07, 08, 09, 10, 12, 13, 14 and 15: their exercises can be solved, and what follows uses the solutions."""
 
 import pytest
 
@@ -8,6 +8,7 @@ from tests.notebooks.test_notebooks import NOTEBOOKS, executed, solved
 LESSONS = {
     "05_ring_all_reduce": ("ring-all-reduce", "my_ring", "sums of four ranks: [ 6. 10. 14. 18.], ranks that differ: 0\n"),
     "06_data_parallel": ("data-parallel", "MyDataParallel", "gradient [1. 1. 1. 1.], ranks that differ: 0\n"),
+    "07_parameter_server": ("bounded-staleness", "MyServer", "[1300, 409, 400]\n"),
     "08_large_batches": ("sliced-lamb", "SlicedLAMB", "the layer moved by 0.1 of its length\n"),
     "09_zero": ("zero-1", "MyZero", "weights [0.9 0.9 0.9 0.9 0.9], ranks that differ: 0\n"),
     "09_zero exercise-3": ("zero-3", "MyLayers", f"gradient [{'13.5 ' * 9} 0. ], ranks that differ: 0\n"),

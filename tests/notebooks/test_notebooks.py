@@ -169,7 +169,7 @@ def script_prints(path: Path) -> str:
     return out.getvalue()
 
 
-ON_RANKS = ["05_ring_all_reduce", "06_data_parallel", "09_zero", "10_train_a_translator", "11_pipeline", "12_tensor_slicing", "13_layouts", "14_all_together"]
+ON_RANKS = ["05_ring_all_reduce", "06_data_parallel", "07_parameter_server", "09_zero", "10_train_a_translator", "11_pipeline", "12_tensor_slicing", "13_layouts", "14_all_together"]
 # One torchrun for all scripts, since each rank of each would import torch anew. Each script has two processes and a store of its own.
 IN_TURN = """
 import os, runpy, sys

@@ -286,9 +286,83 @@ def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
     for p, piece in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.allclose(piece.grad, p.grad.flatten(), rtol=1e-12, atol=0)
     assert len(seen) == len(handles) and all(given == own and len(own) for given, own in seen)
+    plain.zero_grad()
+    model = FullyShardedDataParallel(Branches(), Alone(), allow_unused=True)
+    plain(x), model(x)
+    for module in (plain, model.module):
+        module.units[1].penalty.backward()  # of all that a unit returned, this alone
+    model.finish_gradient_synchronization()
+    assert torch.allclose(model.pieces[model.module.units[1].weight].grad, plain.units[1].weight.grad.flatten(), rtol=1e-12, atol=0)
     x.requires_grad_()
     with pytest.raises(Impossible, match="create_graph"):
         torch.autograd.grad(model(x), x, create_graph=True)
+
+
+class Position(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(9, 8)])
+
+    def forward(self, x):
+        return self.weights[0][:x.shape[1]]
+
+
+class Parts(nn.Module):
+    """Torch's attention, which reads its parts' weights; a part of a weight that leaves its unit."""
+
+    def __init__(self):
+        super().__init__()
+        self.position, self.attention, self.norm = Position(), nn.MultiheadAttention(8, 2, batch_first=True), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = x + self.position(x)
+        return self.norm(self.attention(x, x, x)[0])
+
+
+TORCH_S = {
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+    "parts": Parts, "lstm": lambda: nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 6, batch_first=True)),
+    "in place": lambda: nn.Sequential(*(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Dropout(0.1, inplace=True)) for _ in range(3))),
+    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2)),
+    "bag": lambda: nn.Sequential(nn.Flatten(), nn.Linear(40, 3))}
+
+
+@pytest.mark.parametrize("name", TORCH_S)
+def test_torch_s_layers_learn_as_they_do_alone(name):
+    torch.manual_seed(0)
+    plain, x = TORCH_S[name]().double(), torch.randn(3, 5, 8, dtype=torch.float64)
+    model = FullyShardedDataParallel(copy.deepcopy(plain), Alone())
+    for module in (plain, model):
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for step in range(2):
+            torch.manual_seed(step)
+            out = module(x.clone())
+            (out[0] if isinstance(out, tuple) else out).pow(2).mean().backward()
+            if module is model:
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.full_state_dict().items():
+        assert torch.allclose(value, plain.state_dict()[name], rtol=1e-12, atol=1e-15), name
+
+
+class Counting(Alone):
+    sums = 0
+
+    def _again(self, lane):
+        return self
+
+    def reduce_scatter(self, *tensor, **named):
+        self.sums += 1
+        return super().reduce_scatter(*tensor, **named)
+
+
+def test_a_gradient_leaves_once_a_backward_also_of_a_unit_that_is_used_twice():
+    model = FullyShardedDataParallel(Model(), group := Counting())
+    for number in range(3):
+        loss_of(model, 0, 0, number).backward()
+    model.finish_gradient_synchronization()
+    assert group.sums == 3 * 5  # one of the six is frozen
 
 
 def test_units_are_layers_of_lists_and_whoever_has_parameters():
@@ -350,7 +424,7 @@ CHANGES = {
     "0.weight on rank 0 became float32 of shape": lambda model: setattr(model.module[0].weight, "data", torch.ones(3, 2)),
     "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(False),
     "full_state_dict": lambda model: model.state_dict(), "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
-    "load_full_state_dict": lambda model: model.module.load_state_dict({}),
+    "copy the module before": copy.deepcopy, "load_full_state_dict": lambda model: model.module.load_state_dict({}),
     "on rank 0 has the module's own parameters": with_own_optimizer,
     "while a unit is in use": lambda model: trained(model, partial(with_state_asked, model)),
 }
@@ -372,9 +446,13 @@ def test_what_cannot_be_sharded_is_refused():
     for module, options, sentence in (
             (nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"), (nn.LazyLinear(2), {}, "weight, bias have no shape yet"), (odd, {}, "phase is neither"),
             (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"), (nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
-            (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module")):
+            (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"), (nn.Sequential(two_linear()), {}, "0 is wrapped already")):
         with pytest.raises(Impossible, match=sentence):
             wrap(module, **options)
+    sparse = wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)))
+    sparse(torch.ones(1, dtype=torch.long)).sum().backward()
+    with pytest.raises(Impossible, match="0.weight on rank 0 has a gradient that is torch.sparse_coo"):
+        sparse.finish_gradient_synchronization()
     with pytest.raises(Impossible, match="1.weight, 1.bias got no gradient on rank 0"):
         trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
 

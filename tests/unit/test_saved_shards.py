@@ -11,8 +11,11 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from bigtrain_lab.core import Impossible
+from bigtrain_lab.recipe import Lens, Recipe, train
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.runtime.rank import Rank
+from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.techniques import saved, saved_shards
 from bigtrain_lab.techniques.fully_sharded import FullyShardedDataParallel
 from bigtrain_lab.techniques.saved_shards import load, save, whole
@@ -106,7 +109,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
     assert all(torch.equal(dict(model.named_parameters())[own.name], own.piece.view(own.shape)) for own in alone.own)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = ADAM([{"params": parameters[2:]}, {"params": parameters[:2]}])
-    optimizer.load_state_dict(one["optimizer"])
+    optimizer.load_state_dict(one["optimizers"][0])
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
     assert all(torch.equal(optimizer.state[p]["exp_avg"], alone.optimizer.state[own.piece]["exp_avg"].view(own.shape)) for p, own in zip(parameters, alone.own))
 
@@ -155,7 +158,45 @@ def saving(folder, rank):
         if rank.index == 0:
             saved.save(folder / f"{kind}.pt", full)
         found[f"{kind}, {rank.index}"] = np.array(losses(training, group, STEPS))
+    return found | resumed(folder, rank)
+
+
+class Kept(Lens):
+    """Saves after the second of four windows, or goes on from there."""
+
+    def __init__(self, path, again):
+        self.path, self.again = path, again
+
+    def begin(self, training):
+        return load(self.path, training.parts, training.optimizers)["update"] if self.again else 0
+
+    def ended(self, number, training, losses):
+        if number == 1:
+            with pytest.raises(Impossible, match="let all ranks save it together"):
+                saved.state_of(training, Alone(), 2)
+            save(self.path, training.parts, training.optimizers, update=2)
+
+
+def resumed(folder, rank):
+    """How far off the weights of recipes are that were taken up again: of two stages on a rank, with masters and without."""
+    found = {}
+    for stage, precision in ((1, "bf16"), (3, None)):
+        recipe = Recipe(model=stage_of, data=lambda number: (rows(number, 0, 1)[0].float(), rows(number, 0, 1)[1].float()),
+                        loss=lambda output, targets: mse_loss(output.float(), targets), optimizer=partial(torch.optim.Adam, lr=1e-2), steps=4,
+                        schedule=Schedule.named("interleaved")(1, 2), replicas=rank.size, zero=stage, precision=precision)
+        weights = []
+        for again in (False, True):
+            own = Rank(rank.index, recipe.mesh, rank.device)
+            trained = train(recipe, own, Kept(folder / f"recipe {stage}", again)).weights
+            weights.append(torch.cat([each.flatten() for stage in trained.values() for each in stage.values()]))
+            own.finish()
+        found[f"recipe {stage}, {rank.index}"] = (weights[0] - weights[1]).abs().max().numpy()
     return found
+
+
+def stage_of(number):
+    torch.manual_seed(number)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
 
 def loading(folder, group):
@@ -185,7 +226,10 @@ def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_p
     training = model, None, ADAM([p for p in model.parameters() if p.requires_grad]), lambda: None
     losses(training, Alone(), 0)
     expected = losses(training, Alone(), STEPS)
-    results = [run.result, one, *(each.result for each in runs)]
+    result = dict(run.result)
+    off = {name: float(result.pop(name)) for name in [*result] if "recipe" in name}
+    assert len(off) == 8 and set(off.values()) == {0.0}
+    results = [result, one, *(each.result for each in runs)]
     assert [len(each) for each in results] == [12, 6, 12, 18]
     for result in results:
         for name, found in result.items():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bigtrain_lab.core import Cost, Link, Mesh
-from bigtrain_lab.plan import Together
+from bigtrain_lab.plan import Compute, Together
 from bigtrain_lab.rates import exposed
 from bigtrain_lab.schedule import Schedule
 from bigtrain_lab.simulate import simulate
@@ -63,9 +63,11 @@ def test_what_the_computation_does_not_cover_is_exposed(m):
 
 
 def test_stage_3_never_holds_more_than_two_neighbours():
-    """From a gather's start to the end of the action that it is for."""
+    """From a gather's start to the end of the action that it is for. Nothing else travels where a layer follows itself at once, nor
+    beside an update."""
+    plan = with_shards(3, written(2), 2, 2, STAGES, 1)
     for cost in ({"F": 1, "B": 2, "all_gather": 1, "reduce_scatter": 1}, {"F": 1, "B": 2, "all_gather": 9, "reduce_scatter": 9}):
-        trace = simulate(with_shards(3, written(2), 2, 2, STAGES, 1), Cost(cost))
+        trace = simulate(plan, Cost(cost))
         ends = {span.name: span.end for span in trace.spans(0) if span.lane == "compute"}
         held = []
         for span in trace.spans(0):
@@ -76,8 +78,10 @@ def test_stage_3_never_holds_more_than_two_neighbours():
         for start, _, _ in held:
             alive = {unit for begin, end, unit in held if begin <= start < end}
             assert len(alive) <= 2 and max(alive) - min(alive) <= 1
-        scatters = [span for span in trace.spans(0) if span.kind == "reduce_scatter"]
-        assert len(scatters) == 2 * 2 * LAYERS
+        assert sum(span.kind == "reduce_scatter" for span in trace.spans(0)) == 2 * 2 * LAYERS
+    beside = {str(op.step[0]): op.beside for op in plan.lanes[0, "compute"] if isinstance(op, Compute)}
+    assert {name for name, told in beside.items() if not told} == {
+        "3F0", "3F2", *(f"{at}U{m}" for at in range(LAYERS) for m in (1, 3))}
 
 
 def test_stage_1_shards_each_stage_and_slice_among_its_own_replicas():

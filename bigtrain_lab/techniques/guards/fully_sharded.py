@@ -25,8 +25,12 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
     odd = [name for name, p in parameters.items() if not p.is_floating_point()]
     parts = set(module.modules())
     strange = [type(unit).__name__ for unit in units or () if unit not in parts]
+    wrapped = [path or "The module" for path, part in module.named_modules()
+               if isinstance(getattr(part, "pieces", None), dict)]
     sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
     refuse_any(
+        (wrapped, f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for its "
+                  "parts."),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to train."),
@@ -131,6 +135,19 @@ def refuse_inside(model) -> None:
     refuse_any((any(unit.there for unit in model.units) or model.left,
                 f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
                 "call finish_gradient_synchronization() before."))
+
+
+def refuse_sparse(model, unit) -> None:
+    for name, p in zip(unit.names, unit.parameters):
+        if p.grad is not None and p.grad.layout is not torch.strided:
+            raise Impossible(f"Parameter {name} on {who(model)} has a gradient that is "
+                             f"{p.grad.layout}: dense gradients are cut and summed, so take "
+                             "sparse=False.")
+
+
+def refuse_copy() -> None:
+    raise Impossible("A FullyShardedDataParallel has a part of its parameters only: copy the module "
+                     "before you wrap it, or keep what full_state_dict() returns.")
 
 
 def refuse_unused(model, unused: list[str]) -> None:

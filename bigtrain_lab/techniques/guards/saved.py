@@ -59,6 +59,13 @@ def read(path):
                          "here.") from error
 
 
+def refuse_parts(training) -> None:
+    parameters = (p for stage in training.stages.values() for p in stage.parameters())
+    refuse((any(hasattr(p, "piece") for p in parameters), "Each rank holds a part of this "
+            "training's state, and one file would have one part: let all ranks save it together, by "
+            "techniques.saved_shards."))
+
+
 def refuse_other_model(state, training, name) -> None:
     keys = ("update", "weights", "precision", "optimizers", "random")
     refuse((not isinstance(state, dict) or not all(key in state for key in keys),

@@ -14,8 +14,8 @@ KEYS = {"folder", "ranks", "further", "numbers", "apart", "tied"}
 
 
 def refuse_under_way(sharded) -> None:
-    refuse((sharded.under_way, f"Rank {sharded.group.rank} saves or loads a checkpoint while a step "
-            "is under way: do it between the optimizer's step and the next forward."))
+    refuse((sharded.under_way, f"Rank {sharded.group.rank} saves or loads a checkpoint while a "
+            "step is under way: do it between the optimizer's step and the next forward."))
 
 
 def together(group, write: Callable[[], object]) -> None:
@@ -46,8 +46,8 @@ def manifest(path: Path, name: str) -> dict:
     with read(path if path.is_file() else at):
         found = torch.load(at, map_location="cpu", weights_only=True, mmap=True)
     ours = isinstance(found, dict) and found.keys() == KEYS
-    refuse((not ours or Path(found["folder"]).name != found["folder"], f"{at} is of no checkpoint of "
-            "ranks: name a folder that was saved by them."))
+    refuse((not ours or Path(found["folder"]).name != found["folder"], f"{at} is of no checkpoint "
+            "of ranks: name a folder that was saved by them."))
     return found
 
 
@@ -71,13 +71,17 @@ def refuse_holes(found, path) -> None:
                 "checkpoint."))
 
 
-def refuse_other(found, sharded, optimizer, numbers: dict[str, int], path) -> None:
-    here = {each.name: tuple(each.shape) for each in sharded.owned()}
+def refuse_other(found, owned, optimizers, numbers: list[dict[str, int]], path) -> None:
+    here = {name: tuple(each.shape) for name, each in owned.items()}
     for name in dict.fromkeys((*found.shapes, *here)):
         there, own = (shapes.get(name, "missing") for shapes in (found.shapes, here))
         refuse((there != own, f"{path} is of another model, {name} is {there} there and {own} "
                 "here: build the model with the sizes that it had."))
-    refuse_other_groups(found.files[0]["optimizer"], optimizer, str(path))
+    there = found.files[0]["optimizers"]
+    refuse((len(there) != len(optimizers), f"{path} has {len(there)} optimizers and the training "
+            f"{len(optimizers)}: train with as many as it had."))
+    for state, optimizer in zip(there, optimizers):
+        refuse_other_groups(state, optimizer, str(path))
     refuse((found.manifest["numbers"] != numbers, f"{path} is of an optimizer that had the "
             "parameters in another order: give them in that order."))
 
