@@ -256,13 +256,17 @@ class ParameterServing(OnHardware):
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
 
+        def rate(trace: Trace) -> float | None:
+            """The wall knows no slots."""
+            known = trace.makespan and (trace.clock != "measured" or unit == "s")
+            return sum(self.requests) / trace.makespan if known else None
+
         def accuracy(trace: Trace) -> float | None:
             found = last(trace, ACCURACY)
             return None if found is None else 100 * found
 
         return (
-            Quantity(f"gradients applied a {unit}", "",
-                     lambda t: sum(self.requests) / t.makespan if t.makespan else None),
+            Quantity(f"gradients applied a {unit}", "", rate),
             Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
             Quantity("staleness, worst", "updates", lambda t: self.stale(t, max)),
             Quantity("bytes through the busiest server's port, in and out", "B",

@@ -7,9 +7,11 @@ bright), other hues than the phases so that a blue box is never read as blue mem
 from ..core import MEMORY_KINDS
 
 PHASES = {"F": "#56B4E9", "A": "#BFE0F5", "B": "#E69F00", "I": "#F0E442", "W": "#00A67C", "U": "#CC79A7",
-          "L": "#0072B2", "T": "#9AD0CF", "D": "#D55E00", "C": "#F3B08C"}
+          "L": "#0072B2", "T": "#9AD0CF", "D": "#D55E00", "C": "#F3B08C",
+          "S": "#7A5195"}
 PHASE_NAMES = {"F": "forward", "A": "forward that records nothing", "B": "backward", "I": "backward: input half", "W": "backward: weight half", "U": "update",
-               "L": "held-out loss", "T": "translation", "D": "read from the disk", "C": "copy to the device"}
+               "L": "held-out loss", "T": "translation", "D": "read from the disk", "C": "copy to the device",
+               "S": "server applies a gradient"}
 OTHER_PHASE = "#9AA5B1"
 IDLE = "#C9CED6"
 TRANSFER = "#6B7280"

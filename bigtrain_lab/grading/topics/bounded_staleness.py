@@ -206,6 +206,7 @@ LAST = "            if last:\n                self.live.remove(worker)\n"
 ARRIVES = "        self.inbox[time, worker] = gradient, last\n"
 WAKES = "        for worker in free:\n"
 READ, COUNT = "self.read[worker] = self.version\n", "            self.version += 1\n"
+NOBODY = "Nobody waits in yours: hold whoever is ahead of the least clock by more than the bound."
 STALENESS = "Your staleness is another number: "
 
 
@@ -269,6 +270,8 @@ class BoundedStaleness(Topic):
          but(BOUND, "bound or 0")),
         ("zero_is_none", "Bound 0 holds nobody in yours: with it nobody is ahead of the others.",
          but(BOUND, "0 if average else bound or inf")),
+        ("never_holds", NOBODY, but(FREES, "True")),
+        ("asynchronous", NOBODY, but(SERVES, "self.inbox", FREES, "True")),
         ("bound_on_wrong_worker", "You stopped the slowest: hold those that are ahead of the "
          "least clock by more than the bound.",
          but(FREES, "max(self.clock) - self.clock[w] <= self.bound")),
@@ -344,7 +347,7 @@ class BoundedStaleness(Topic):
             if arrival is max:
                 yield Scene(f"{who}, heard in two orders", lambda: {
                     "one trace in two runs": run().trace() == Played(*of, min).trace()})
-            for shown in (Played.ends, Played.trace, Played.ahead, Played.weights,
+            for shown in (Played.ends, Played.trace, Played.versions, Played.weights,
                           Played.staleness):
                 yield Scene(who, lambda shown=shown: shown(run()))
 
@@ -377,13 +380,12 @@ class Played:
     """A run of workers: each computes for one of its paces, pushes, and goes on when answered.
 
     arrival    which of the pushes under way reaches the server next, of (time, worker)
-    given      (worker, number) -> (version, weights, how far ahead it is) of each answer
+    given      (worker, number) -> (version, weights) of each answer
     """
 
     def __init__(self, answer, paces, bound, average, rate, arrival):
         self.paces, self.rate, self.most = paces, rate, max(map(len, paces))
         size = len(paces) * self.most
-        self.round = len(paces) if average else 1
         self.shapes = (size,), (len(paces), self.most), (1, size)
         self.server = answer([self.start(at) for at in range(3)], len(paces), rate, bound, average)
         self.given, self.kept, self.made, self.owed = {}, {}, [0] * len(paces), set()
@@ -421,22 +423,18 @@ class Played:
         if not whole:
             raise Refused("What push returned is no dict of answers: return {worker: (version, "
                           "weights)} with all layers, and {} where no answer is due.")
+        if answers and not self.applied():
+            raise Refused("A worker is answered, but no gradient was applied: keep in `applied` a "
+                          "(time, worker, staleness) of each, and hold those that must wait.")
         for worker, (version, weights) in answers.items():
             if worker not in self.owed:
                 raise Refused(f"Worker {worker} is answered, but has no push that waits for it: "
                               "answer each push once.")
             self.owed.remove(worker)
             push = worker, self.made[worker] - 1
-            then = [layer.detach().clone() for layer in weights]
-            self.given[push] = version, then, self.made[worker] - self.least(version)
+            self.given[push] = version, [layer.detach().clone() for layer in weights]
             self.kept[push] = weights
         return [*answers]
-
-    def least(self, version: int) -> int:
-        """The fewest pushes of a worker that these updates contain, if it has more to come."""
-        made = [worker for _, worker, _ in self.applied()[:version * self.round]]
-        return min((made.count(worker) for worker, own in enumerate(self.paces)
-                    if made.count(worker) < len(own)), default=0)
 
     def applied(self) -> list[tuple]:
         """The server's own notes."""
@@ -449,28 +447,25 @@ class Played:
                           "apply them.") from None
 
     def ends(self) -> dict:
-        changed = [push for push, (_, then, _) in sorted(self.given.items())
+        changed = [push for push, (_, then) in sorted(self.given.items())
                    if not all(map(torch.equal, then, self.kept[push]))]
         return {"workers that wait for ever": sorted(self.owed),
-                "answers that changed after they were given": [name(*push) for push in changed]}
+                "answers (to worker.number) that changed after they were given": [
+                    name(*push) for push in changed]}
 
     def trace(self) -> dict:
         return {"worker and time of what is applied": [
             f"{worker} at {time:g}" for time, worker, _ in self.applied()]}
 
-    def ahead(self) -> dict:
-        workers = range(len(self.paces))
-        return {f"pushes that worker {worker} is ahead of the slowest when answered":
-                self.of(worker, 2) for worker in workers} | {
-            f"versions that worker {worker} reads": self.of(worker, 0) for worker in workers}
-
-    def of(self, worker: int, what: int) -> list:
-        return [given[what] for push, given in sorted(self.given.items()) if push[0] == worker]
+    def versions(self) -> dict:
+        return {f"versions that worker {worker} reads": [
+            version for push, (version, _) in sorted(self.given.items()) if push[0] == worker]
+            for worker in range(len(self.paces))}
 
     def weights(self) -> dict:
         """Which pushes each answer's layers contain, and how often where that is not once."""
-        return {f"gradients in layer {at} of the answer to push {name(*push)}":
-                self.within(at, layer) for push, (_, weights, _) in sorted(self.given.items())
+        return {f"pushes (worker.number) in layer {at} of the answer to {name(*push)}":
+                self.within(at, layer) for push, (_, weights) in sorted(self.given.items())
                 for at, layer in enumerate(weights)}
 
     def within(self, at: int, layer: torch.Tensor) -> list[str]:

@@ -91,7 +91,7 @@ LATE = "A rate that diverges slowly counts as stable: run longer, or ask whether
 
 
 def but(*changes: str) -> str:
-    """The first right answer with old, new, old, new, ... replaced."""
+    """The answer by trial with old, new, old, new, ... replaced."""
     text = RIGHT
     for old, new in zip(changes[::2], changes[1::2]):
         assert old in text, old
@@ -107,7 +107,7 @@ class LargestStableRate(Topic):
              "of the stretch before it; halve an interval of rates.",
              "Or put w(t) = z^t: which equation must z meet? The largest stable rate has its "
              "largest |z| equal to 1, so search on the roots, or solve z = exp(i phi).")
-    right = {"by trial": RIGHT, "the formula": FORMULA, "roots": ROOTS,
+    right = {"the formula": FORMULA, "by trial": RIGHT, "roots": ROOTS,
              "a companion matrix": COMPANION, "on the unit circle": CIRCLE,
              "a cosine": HEAD + "2 * cos(pi * tau / (2 * tau + 1)) / curvature"}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
