@@ -10,8 +10,8 @@ part. What autograd saved of the weights are views of that tensor's storage: it 
 uses and filled again for the backward, and nobody sees the difference.
 
 Bytes sent a rank: (N-1)/N of 3 psi, for psi bytes of parameters: gathered twice, gradients once;
-data parallel sends 2 psi of these. Memory: parameters, gradients and optimizer state of 1/N, and two
-neighbouring units whole. Time: what of the messages a unit's work does not cover.
+data parallel sends 2 psi of these. Memory: parameters, gradients and optimizer state of 1/N, and
+two neighbouring units whole. Time: what of the messages a unit's work does not cover.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 5.3 and 7.2.2; Zhao et al. 2023,
 PyTorch FSDP (arXiv:2304.11277), section 3.
 """
@@ -109,7 +109,7 @@ class FullyShardedDataParallel(nn.Module):
     def __getstate__(self):
         guard.refuse_copy()
 
-    # -- a unit's parameters come and go ------------------------------------------------------------
+    # -- a unit's parameters come and go -----------------------------------------------------------
 
     @torch.no_grad()
     def _open(self, unit: "Unit", kind: str) -> None:
@@ -130,7 +130,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def _close(self, unit: "Unit") -> None:
-        """Free its parameters; after a backward its gradient leaves."""
+        """Free its parameters."""
         for p in unit.parameters:
             p.data = unit.nothing
         unit.whole.untyped_storage().resize_(0)
@@ -176,7 +176,7 @@ class FullyShardedDataParallel(nn.Module):
         """Whether something was launched on the lane that nobody has waited for."""
         return self.ahead is not None or self.sent is not None
 
-    # -- hooks, where nobody opens units ------------------------------------------------------------
+    # -- hooks, where nobody opens units -----------------------------------------------------------
 
     def _enters(self, unit: "Unit", module, args, kwargs):
         """Before a forward of one of its modules."""
@@ -254,7 +254,7 @@ class FullyShardedDataParallel(nn.Module):
             unit.pending = unit.backwards = 0
             self._end_backward(unit)
 
-    # -- gradients ----------------------------------------------------------------------------------
+    # -- gradients ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _send(self, unit: "Unit") -> None:
@@ -291,7 +291,7 @@ class FullyShardedDataParallel(nn.Module):
         the norm before. All ranks call it."""
         return clip_grad_norm(self.parameters(), max_norm, self.group)
 
-    # -- names and states ---------------------------------------------------------------------------
+    # -- names and states --------------------------------------------------------------------------
 
     def named_parameters(self, prefix: str = "", recurse: bool = True,
                          remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
@@ -301,8 +301,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def owned(self) -> list[Owned]:
         """What this rank keeps of each parameter, named as in the module."""
-        return [Owned(name, tuple(view.shape), *own, piece) for unit in self.units
-                for name, view, own, piece in zip(unit.names, unit.views, unit.flat.own, unit.pieces)]
+        return [Owned(name, tuple(view.shape), *own, piece) for u in self.units
+                for name, view, own, piece in zip(u.names, u.views, u.flat.own, u.pieces)]
 
     def refresh(self) -> None:
         """After a load nothing is left to do: units are gathered before they are used."""
@@ -334,7 +334,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @contextmanager
     def _all_whole(self, filled: bool):
-        """Each parameter is a whole tensor inside; gives the flat tensors that they are views of."""
+        """Each parameter is a whole tensor inside; gives the flat tensors, one a unit."""
         guard.refuse_inside(self)
         flats = [unit.shard.new_zeros(unit.flat.length) for unit in self.units]
         for unit, flat in zip(self.units, flats):
@@ -353,7 +353,8 @@ class FullyShardedDataParallel(nn.Module):
 
     def holdings(self) -> dict[str, dict[str, Tensor]]:
         """The tensors that this rank holds now, by kind of memory and by name."""
-        held = {"weights": {}, "master": {}, "gradients": {}, "buffers": dict(self.module.named_buffers())}
+        held = {"weights": {}, "master": {}, "gradients": {},
+                "buffers": dict(self.module.named_buffers())}
         for unit in self.units:
             masters = unit.shard.dtype != unit.whole.dtype
             held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
@@ -395,7 +396,8 @@ class Unit:
             vars(piece).update(vars(p))  # what is known of it, such as how it is cut
             p.piece, p.data = piece, self.nothing
         self.there, self.coming = False, None
-        self.kind = self.at = self.label = ""  # for what it is there, and its name; of what is coming
+        self.kind = self.at = ""  # for what it is there, and the name of that
+        self.label = ""  # of what is coming
         self.spanned = False  # somebody else opens and closes it
         self.calls: list[Call] = []  # forwards under way
         self.backwards = 0  # calls whose backward is under way

@@ -29,8 +29,8 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
                if isinstance(getattr(part, "pieces", None), dict)]
     sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
     refuse_any(
-        (wrapped, f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for its "
-                  "parts."),
+        (wrapped, f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for "
+                  "its parts."),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
         (not any(p.requires_grad for p in parameters.values()),
          "No parameter of the module needs a gradient: there is nothing to train."),
@@ -41,7 +41,7 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
          f"compute_dtype is {compute_dtype!r}: give a floating format, such as torch.bfloat16."),
         (strange, f"units names a {', '.join(strange)} that is no part of the module: give modules "
                   "of the one that you wrap."),
-        (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with ZeRO stage 1 only."),
+        (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with stage 1 of ZeRO."),
         (masters_of([module]), "The module's weights have masters or pieces already: wrap a module "
                                "that nothing has prepared, with compute_dtype= the half format."))
     lines = [f"compute_dtype {compute_dtype}",
@@ -146,14 +146,14 @@ def refuse_sparse(model, unit) -> None:
 
 
 def refuse_copy() -> None:
-    raise Impossible("A FullyShardedDataParallel has a part of its parameters only: copy the module "
-                     "before you wrap it, or keep what full_state_dict() returns.")
+    raise Impossible("A FullyShardedDataParallel has a part of its parameters only: copy the "
+                     "module before you wrap it, or keep what full_state_dict() returns.")
 
 
 def refuse_unused(model, unused: list[str]) -> None:
     if unused and not model.allow_unused:
-        raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss depend "
-                         "on all that learns, freeze the rest, or pass allow_unused=True.")
+        raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss "
+                         "depend on all that learns, freeze the rest, or pass allow_unused=True.")
 
 
 def refuse_optimizers(model) -> None:
