@@ -94,9 +94,9 @@ class Sharded(Layered):
         return found
 
     def usual(self, kind: str, layer: int) -> Acted:
-        if not self.sharded:
+        action = self.first.get((kind, layer)) if self.sharded else None
+        if action is None:  # also of a kind that the order has not, such as a whole backward
             return super().usual(kind, layer)
-        action = self.first[kind, layer]
         place = self.order.rank_of(layer, action.micro_batch)
         return self.dry(self.mesh.rank(dp=0, pp=place, tp=0)).actions[str(action)]
 

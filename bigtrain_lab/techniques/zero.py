@@ -69,7 +69,7 @@ class ZeroOptimizer(Optimizer):
 
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece has its gradient, the mean over the ranks. `step` calls it."""
-        if not self.finished:
+        if self.shards.begun or not self.finished:
             self.shards.finish_gradient_synchronization()
             self.finished = True
 
@@ -310,7 +310,14 @@ class ShardedGradients(DistributedDataParallel):
     def _mark(self, shard: Shard) -> None:
         shard.flat.view(self.group.size, -1)[:, :1] = torch.nan  # in each rank's part
 
+    def _marked(self) -> bool:
+        """A rank sees its own parts; a NaN of the gradient's own may be in one rank's alone."""
+        parts = [part for part in map(self._mean, self.buckets) if not part.is_meta]
+        own = any(part[:1].isnan().any() for part in parts)
+        return bool(self.group.differing(f"a mark: {own}")) or own
+
     def _mean(self, shard: Shard) -> Tensor:
+        """What this rank has of the bucket's mean."""
         return shard.layout.mine(shard.flat) if self.stage == 1 else shard.gradient
 
     @torch.no_grad()
