@@ -58,14 +58,18 @@ class ZeroOptimizer(Optimizer):
     def __init__(self, params: Iterable, optimizer_class, stage: int = 1, group=None, *,
                  bucket_bytes: int = 25 * 2**20, **kwargs):
         groups = guard.groups_of(params)
-        learnt = [p for each in groups for p in each["params"] if p.requires_grad]
-        self.shards = ShardedGradients(nn.ParameterList(learnt), group, stage, bucket_bytes)
+        every = [p for each in groups for p in each["params"]]
+        self.shards = ShardedGradients(nn.ParameterList(every), group, stage, bucket_bytes)
         pieces = self.shards.pieces
         groups = [each | {"params": [pieces.get(p, p) for p in each["params"]]} for each in groups]
         self.inner = shared(optimizer_class(groups, **kwargs), self.shards.group)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.finished = False
+
+    def add_param_group(self, param_group: dict) -> None:
+        guard.refuse_late(hasattr(self, "finished"))
+        super().add_param_group(param_group)
 
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece has its gradient, the mean over the ranks. `step` calls it."""

@@ -213,7 +213,22 @@ def two_backwards():
         model(torch.ones(1, 2)).sum().backward()
 
 
+def later_group():
+    optimizer = ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+
+
+def unfrozen():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    model.bias.requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("mistake, words", [
+    (later_group, "give all groups when"), (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
     (wrong_stage, "FullyShardedDataParallel"), (looks_across, "LBFGS looks across"), (moved, "Parameter 0 on rank 0 has other memory"),
     (kept, "zero_grad"), (unused, "Parameters got no gradient, on rank 0: 3, 2"), (two_backwards, "no_sync")])
 def test_bad_input_is_one_sentence(mistake, words):
