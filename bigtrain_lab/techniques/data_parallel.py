@@ -140,9 +140,10 @@ class DistributedDataParallel(nn.Module):
     def _mark(self, bucket: Bucket) -> None:
         bucket.flat[0] = torch.nan
 
-    def _mean(self, bucket: Bucket) -> Tensor:
-        """What this rank has of the bucket's mean."""
-        return bucket.flat
+    def _marked(self) -> bool:
+        """Whether a bucket begins with a mark, or a NaN of the gradient's own: on all ranks alike."""
+        return any(bucket.flat[:1].isnan().any() for bucket in self.buckets
+                   if not bucket.flat.is_meta)
 
     def _average(self, group: Group) -> None:
         """On the lane: carry out the program of the strategy."""
@@ -174,8 +175,7 @@ class DistributedDataParallel(nn.Module):
         note_anew(self.module, [each.home for each in self.gradients])
         batch = self.batch
         self._begin()
-        firsts = [part[:1] for part in map(self._mean, self.buckets) if not part.is_meta]
-        if not self.allow_unused and not any(first.isnan().any() for first in firsts):
+        if not self.allow_unused and not self._marked():
             return []
         names = "\n".join(each.name for each in unused)
         by_rank = self.group.differing(names, f"the gradients of batch {batch}")

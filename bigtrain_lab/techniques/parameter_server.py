@@ -149,7 +149,7 @@ class ParameterServer:
                  servers: int = 1, bound: int | None = None, synchronous: bool = False, group=None):
         self.group = Group.of(group)
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        requests = guard.refuse(named, requests, servers, bound, synchronous, self.group)
+        requests = guard.refuse(module, named, requests, servers, bound, synchronous, self.group)
         broadcast([*module.parameters(), *module.buffers()], self.group.unrecorded())
         learnt = list(named.values())
         owned = shares([p.nbytes for p in learnt], servers)
@@ -166,6 +166,9 @@ class ParameterServer:
         """Train; `loss` is asked on workers only. Returns the updates of this server, [] on a
         worker."""
         guard.refuse_no_loss(loss, self)
+        for shard in self.shards:
+            for parameter in shard:
+                parameter.grad = None  # what another backward left is no part of a batch's gradient
         work = self.server or Worker(loss, self.shards)
         run(self.plan.lanes[self.group.rank, "compute"], self.group, work, {}, {})
         for number, shard in enumerate(self.shards):

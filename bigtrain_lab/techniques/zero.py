@@ -58,8 +58,8 @@ class ZeroOptimizer(Optimizer):
     def __init__(self, params: Iterable, optimizer_class, stage: int = 1, group=None, *,
                  bucket_bytes: int = 25 * 2**20, **kwargs):
         groups = guard.groups_of(params)
-        learnt = [p for each in groups for p in each["params"] if p.requires_grad]
-        self.shards = ShardedGradients(nn.ParameterList(learnt), group, stage, bucket_bytes)
+        every = [p for each in groups for p in each["params"]]
+        self.shards = ShardedGradients(nn.ParameterList(every), group, stage, bucket_bytes)
         pieces = self.shards.pieces
         groups = [each | {"params": [pieces.get(p, p) for p in each["params"]]} for each in groups]
         self.inner = shared(optimizer_class(groups, **kwargs), self.shards.group)
@@ -67,9 +67,13 @@ class ZeroOptimizer(Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.finished = False
 
+    def add_param_group(self, param_group: dict) -> None:
+        guard.refuse_late(hasattr(self, "finished"))
+        super().add_param_group(param_group)
+
     def finish_gradient_synchronization(self) -> None:
         """Return when each piece has its gradient, the mean over the ranks. `step` calls it."""
-        if not self.finished:
+        if self.shards.begun or not self.finished:
             self.shards.finish_gradient_synchronization()
             self.finished = True
 
@@ -310,7 +314,14 @@ class ShardedGradients(DistributedDataParallel):
     def _mark(self, shard: Shard) -> None:
         shard.flat.view(self.group.size, -1)[:, :1] = torch.nan  # in each rank's part
 
+    def _marked(self) -> bool:
+        """A rank sees its own parts; a NaN of the gradient's own may be in one rank's alone."""
+        parts = [part for part in map(self._mean, self.buckets) if not part.is_meta]
+        own = any(part[:1].isnan().any() for part in parts)
+        return bool(self.group.differing(f"a mark: {own}")) or own
+
     def _mean(self, shard: Shard) -> Tensor:
+        """What this rank has of the bucket's mean."""
         return shard.layout.mine(shard.flat) if self.stage == 1 else shard.gradient
 
     @torch.no_grad()

@@ -39,6 +39,12 @@ def test_mixed_precision_goes_through_all_axes_as_predicted(tmp_path):
     assert modelled.where(Memory).events == predicted.where(Memory).events
 
 
+def test_stage_1_of_zero_goes_with_split_backwards():
+    """Which have no whole backward to price."""
+    asked = Combined(slices=1, schedule="zb-h1", zero_1=True, **SMALL)
+    assert {span.kind for span in asked.predict().spans(0)} >= {"F", "I", "W", "U"}
+
+
 def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes():
     def called(action, **changes):
         trace = Combined(replicas=1, pipeline=1, slices=4, **SMALL | changes).predict()

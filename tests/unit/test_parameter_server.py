@@ -138,6 +138,9 @@ def trains(group, servers, requests, **how):
         x, y = batch(group.rank, number)
         return mse_loss(own(x), y)
 
+    own(batch(group.rank, 0)[0]).sum().backward()  # before the run, so no part of it
+    with pytest.raises(Impossible, match="Workers on ranks .* have no loss"):
+        service.run()
     updates = service.run(loss)
     return {name: p.detach() for name, p in own.named_parameters()}, updates
 

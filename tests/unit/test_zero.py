@@ -213,9 +213,47 @@ def two_backwards():
         model(torch.ones(1, 2)).sum().backward()
 
 
+def later_group():
+    optimizer = ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+
+
+def unfrozen():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    model.bias.requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("mistake, words", [
+    (later_group, "give all groups when"), (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
     (wrong_stage, "FullyShardedDataParallel"), (looks_across, "LBFGS looks across"), (moved, "Parameter 0 on rank 0 has other memory"),
     (kept, "zero_grad"), (unused, "Parameters got no gradient, on rank 0: 3, 2"), (two_backwards, "no_sync")])
 def test_bad_input_is_one_sentence(mistake, words):
     with pytest.raises(Impossible, match=words):
         mistake()
+
+
+def test_a_nan_in_one_rank_s_part_and_gradients_dropped_by_hand_stop_nobody(tmp_path):
+    """Were a rank alone to ask which gradients are missing, nobody would answer. A step without zero_grad() would wait for no gradient."""
+    def program(rank):
+        found = {}
+        for stage in (1, 2):
+            model = nn.Linear(2, 2, dtype=torch.float64)
+            nn.init.ones_(model.weight)
+            optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage, rank.group(), lr=1)
+            model.bias.register_hook(lambda g: g * torch.tensor([torch.nan, 1.0]))
+            for _ in range(2):
+                model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+                for piece in optimizer.param_groups[0]["params"]:
+                    piece.grad = None
+            found[f"{stage} {rank.index}"] = torch.cat([model.weight.detach().flatten(), model.bias.detach()]).numpy()
+        return found
+
+    result = launch(program, 2, directory=tmp_path / "run").result
+    assert len(result) == 4
+    for weights in result.values():
+        np.testing.assert_array_equal(weights[:5], [-1, -1, -1, -1, np.nan])

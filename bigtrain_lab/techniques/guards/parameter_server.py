@@ -34,7 +34,7 @@ def refuse_order(requests: Sequence[int], shard_bytes: Sequence, bound, synchron
          "round, so give all the same number."))
 
 
-def refuse(named: Mapping[str, nn.Parameter], requests, servers, bound, synchronous: bool,
+def refuse(module: nn.Module, named: Mapping[str, nn.Parameter], requests, servers, bound, synchronous: bool,
            group: Group) -> list[int]:
     """The batches of each worker. Also refuses where the ranks' modules or settings differ."""
     refuse_any((not whole(servers, 1),
@@ -55,7 +55,8 @@ def refuse(named: Mapping[str, nn.Parameter], requests, servers, bound, synchron
                                        f"{workers}: give a number for each."))
     refuse_order(given, range(servers), bound, synchronous)
     told = f"{given}, {servers} servers, bound {bound}, synchronous {synchronous}"
-    lines = [told, *(f"{name}, {Shape.of(p)}" for name, p in named.items())]
+    lines = [told, *(f"{name}, {Shape.of(p)}{'' if name in named else ', not learnt'}"
+                     for name, p in [*module.named_parameters(), *module.named_buffers()])]
     if every := group.differing("\n".join(lines)):
         rows = zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
         each = next(row for row in rows if len(set(row)) > 1)
@@ -65,9 +66,12 @@ def refuse(named: Mapping[str, nn.Parameter], requests, servers, bound, synchron
 
 
 def refuse_no_loss(loss, service) -> None:
-    rank = service.group.world_rank(service.group.rank)
-    refuse_any((not service.server and not callable(loss),
-                f"Rank {rank} is a worker: give run() a function batch number -> loss."))
+    """All ranks ask each other: servers would wait for a worker that has none."""
+    lacking = service.server is None and not callable(loss)
+    told = service.group.differing("no loss" if lacking else "")
+    ranks = [service.group.world_rank(rank) for rank, text in enumerate(told) if text]
+    refuse_any((bool(ranks), f"Workers on ranks {', '.join(map(str, ranks))} have no loss: give "
+                             "run() a function, number of a batch -> loss."))
 
 
 def refuse_no_gradient(parameters: Sequence[nn.Parameter], message) -> None:

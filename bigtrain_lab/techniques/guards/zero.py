@@ -33,6 +33,12 @@ def groups_of(params: Iterable) -> list[dict]:
     return groups
 
 
+def refuse_late(made: bool) -> None:
+    if made:
+        raise Impossible("Parameters that come later would have no pieces, and gradients of each rank's "
+                         "own: give all groups when the optimizer is made.")
+
+
 def refuse_optimizer(optimizer) -> None:
     """One may say that it works element by element, by an attribute `element_wise`."""
     if not isinstance(optimizer, Optimizer):
