@@ -17,6 +17,7 @@ from functools import lru_cache
 from threading import Semaphore, Thread
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .box import travelling
 from .fence import Refused
@@ -157,14 +158,14 @@ class Group:
 
     def isend(self, tensor, dst: int, name="", site="", tag=0) -> None:
         ranks, dst = self._ranks, self._peer(dst, "sends to")
-        wire = self._tensor(tensor, "sends").clone()
+        wire = copied(self._tensor(tensor, "sends"))
         if ranks.altered and self.rank == 0 and wire.numel() and not ranks.sent[0]:
             wire.view(-1)[0] += ranks.altered
         ranks.sent[self.rank] += wire.nbytes
         ranks.far += (dst - self.rank) % self.size not in (1, self.size - 1)
         ranks.rounds = max(ranks.rounds, ranks._round[self.rank] + 1)
         ranks._ways[self.rank, dst, str(name), site, tag].append(
-            (ranks._round[self.rank] + 1, wire, tensor.detach(), tensor.detach().clone()))
+            (ranks._round[self.rank] + 1, wire, tensor.detach(), copied(tensor.detach())))
 
     def recv(self, src: int, name="", site="", tag=0) -> torch.Tensor:
         ranks, src = self._ranks, self._peer(src, "receives from")
@@ -243,7 +244,7 @@ class Group:
         whole = tensor.nbytes if sizes is None else sum(sizes) * tensor.itemsize
         ranks.seen[self.rank].append((call.split()[0], self.name, whole))
         meeting = ranks._meetings[key := (self.name, self._calls)]
-        meeting[self.rank] = call, tensor.clone()
+        meeting[self.rank] = call, copied(tensor)
         ranks.until(self, call, next((r for r in range(self.size) if r not in meeting), 0),
                     lambda: len(meeting) == self.size)
         for rank, (other, brought) in sorted(meeting.items()):
@@ -276,6 +277,12 @@ class Group:
             raise Refused(f"Rank {self.rank} {does} rank {peer}: "
                           f"name another of the ranks 0 to {self.size - 1}.")
         return int(peer)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is on its way: no rank made it, so none is seen to have it."""
+    with _disable_current_modes():
+        return tensor.clone()
 
 
 def reduced(every: dict[int, torch.Tensor], op: str) -> torch.Tensor:

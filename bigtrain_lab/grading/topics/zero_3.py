@@ -356,6 +356,8 @@ class Alive(TorchDispatchMode):
         made = operator(*args, **kwargs or {})
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
+                if "empty" in operator.name():
+                    each.zero_()  # of what lay there before, nothing counts
                 storage = each.untyped_storage()
                 known = self.storages.get(id(storage))
                 if known is None or known() is not storage:
