@@ -166,7 +166,7 @@ class Zero(Sharded):
         most = self.dry(0).peak_bytes
         if most <= self.capacity_bytes:
             return []
-        return [f"It does not fit: a rank makes the whole model before it keeps its part, and holds "
+        return ["It does not fit: a rank makes the whole model before it keeps its part, and holds "
                 f"{size(most)} then. Its device has {size(self.capacity_bytes)}: take a smaller "
                 "model (layers, width)."]
 
