@@ -154,15 +154,14 @@ class Sharded(Layered):
     def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
         """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first like
         it."""
-        dry = self.dry(rank)
-        if span := spans.get((rank, dry.peak_action)):
+        dry, at = self.dry(rank), 0
+        if span := spans.get((rank, dry.peak_action)):  # else it was when the model was made
             at, told = span.end, read(dry.actions[dry.peak_action].inside)
             if dry.peak_at is not None:
                 at = placed(span.start, span.end, len(told))[told.index(dry.peak_at)]
-            for row in dry.alive:
-                made = spans.get((rank, row.made))
-                yield row._replace(rank=rank, start=at, lane=span.lane,
-                                   made=made.name if made else row.made)
+        for row in dry.alive:
+            made = spans.get((rank, row.made))
+            yield row._replace(rank=rank, start=at, made=made.name if made else row.made)
 
 
 @lru_cache(maxsize=128)

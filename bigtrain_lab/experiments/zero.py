@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ..core import Trace, knob
 from ..core.hardware import Hardware
-from ..core.peak import peak
+from ..core.peak import peak, readings
 from ..data import chosen_text
 from ..models.optimizers import OPTIMIZERS
 from ..models.theory import zero_bytes, zero_sent_bytes
@@ -159,15 +159,26 @@ class Zero(Sharded):
         return {name: trace if stage == self.stage else others[stage].predict()
                 for stage, name in enumerate(STAGES)}
 
+    def cannot_be_made(self, trace: Trace) -> list[str]:
+        """That a rank has no room for the whole model, of which it then keeps a part."""
+        if trace.clock != "predicted" or not self.capacity_bytes or not self.sharded:
+            return []
+        most = self.dry(0).peak_bytes
+        if most <= self.capacity_bytes:
+            return []
+        return ["It does not fit: a rank makes the whole model before it keeps its part, and holds "
+                f"{size(most)} then. Its device has {size(self.capacity_bytes)}: take a smaller "
+                "model (layers, width)."]
+
     def explain(self, trace: Trace) -> list[str]:
-        said = super(Pipelined, self).explain(trace)
+        said = super(Pipelined, self).explain(trace) or self.cannot_be_made(trace)
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
         said.append(f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
                     f"stage {self.stage}, {size(round(each))}; data parallel has "
                     f"{copied / self.weights:.3g}, {size(round(copied))}.")
-        if most := peak(trace, 0):
+        if most := max(readings(trace, 0), key=lambda read: read.bytes, default=None):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
             said.append(f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
                         f"stage shares the other {size(most.bytes - model)}, such as activations.")

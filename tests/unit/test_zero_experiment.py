@@ -106,6 +106,9 @@ def test_what_it_says_and_shows():
     assert asked.shown("memory", trace) is trace
     for name in asked.figures:
         assert figures.figure(name, asked.shown(name, trace)).data
+    made = Zero(stage=3, replicas=4, optimizer="sgd", recompute=True, **SMALL)
+    room = max(read.bytes for read in readings(made.predict(), 0)) / 1e6  # for the training, but not for the model at its start
+    assert "makes the whole model" in made.replace(memory_mb=room).explain(made.predict())[0]
     alone = Zero(stage=3, replicas=1, **SMALL)
     assert alone.predict().bytes_sent(0) == 0 and "nobody" in alone.describe()
     with pytest.raises(Impossible, match="heads"):
