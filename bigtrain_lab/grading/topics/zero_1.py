@@ -198,9 +198,10 @@ SETTLED = """        for each in groups:
             each["params"] = [self.pieces[p] for p in each["params"] if p in self.pieces]
         self.inner = optimizer_class(groups, **kwargs)
 """
-ONE_EACH = """        self.inner = [optimizer_class([{**each, "params": [self.pieces[p]]}], **kwargs)
+ONE_EACH = """
+        self.inner = [optimizer_class([{**each, "params": [self.pieces[p]]}], **kwargs)
                       for each in groups for p in each["params"] if p in self.pieces]
-"""
+"""[1:]
 BROADCAST = """torch.cat([
                 self.group.broadcast(piece.detach().clone(), rank)
                 for rank in range(self.group.size)])"""
