@@ -42,7 +42,7 @@ from .core import MEMORY_KINDS, Alive, Memory, Span, Trace
 from .core.cost import COLLECTIVES, Inside
 from .core.peak import placed
 from .plan import SLICES, collector_paused
-from .runtime.balance import APART, Balance, Heights, read, together
+from .runtime.balance import APART, Balance, Heights, read, together, with_units
 from .runtime.group import Alone, Handle
 from .runtime.ledger import Ledger, words
 from .runtime.log import changed
@@ -71,7 +71,7 @@ class Work(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A collective that an action calls when it has done this work. `bytes`: of the whole tensor."""
+    """A collective that an action calls when it has done this work. `bytes`: of all the tensor."""
 
     done: Work
     kind: str
@@ -215,6 +215,7 @@ class DryRank:
         self.sent: dict[str, int] = {}
         self.peak: tuple[str, int | None] = "", None
         self._highest, self._hooked, self._loaded = 0, False, False
+        self._told: dict[str, int] = {}  # kind -> bytes at the last boundary
 
     @contextmanager
     def span(self, step, version: int | None = None, beside: bool = False):
@@ -232,6 +233,7 @@ class DryRank:
         kinds, walls, rows = ledger.end(look=look)
         journal.action = ""
         work, called, self._called = self._operators.work() - done, tuple(self._called), None
+        kinds, rows = with_units(kinds, rows, before, self._told)
         after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
         self.actions[name] = Acted(work, before, after, tuple(kinds), tuple(rows), early,
                                    journal.highest_now, called)
@@ -245,7 +247,8 @@ class DryRank:
             self._highest, heights = journal.peak_bytes, [*map(sum, rows)]
             inside = journal.peak_wall in walls
             self.peak = name, heights.index(max(heights)) if inside else None
-        return journal.held
+        self._told = journal.held
+        return self._told
 
     def watch(self, holdings) -> None:
         """Each look at what is held takes as long as an action of a small model. An advance makes
@@ -253,7 +256,8 @@ class DryRank:
         hooks tell where weights have no masters and ranks hold the same: after these there is no
         look."""
         self._ledger.holdings, declared = holdings, holdings()
-        if not self._looks and not declared.get("master") and isinstance(weights := declared.get("weights"), dict):
+        weights = declared.get("weights")
+        if not self._looks and not declared.get("master") and isinstance(weights, dict):
             self._hooked = True
             for name, weight in weights.items():
                 if weight.requires_grad:
@@ -344,7 +348,9 @@ class Replica(Alone):
         return own.div_(self.size) if op == "mean" else own
 
     def all_gather(self, tensor, out=None, name="all_gather"):
-        return tensor.new_empty((self.size * len(tensor), *tensor.shape[1:])) if out is None else out
+        if out is None:
+            out = tensor.new_empty((self.size * len(tensor), *tensor.shape[1:]))
+        return out
 
     def broadcast(self, tensor, src=0, name="broadcast"):
         return tensor

@@ -50,12 +50,14 @@ def exposures(trace: Trace) -> list[tuple[int, int, int]]:
     for rank in range(trace.ranks):
         spans = trace.spans(rank)
         own = [(span.kind, span.start, span.end) for span in spans if span.lane == "compute"]
-        gathers = [span.end for span in spans if (span.lane, span.kind) == ("comm:dp", "all_gather")]
+        lane = [span for span in spans if span.lane == "comm:dp"]
+        gathers = [span.end for span in lane if span.kind == "all_gather"]
         if gathers:
             own = [("", spans[0].start, spans[0].start), *own, ("", max(gathers), max(gathers))]
         for (kind, _, end), (following, start, _) in pairwise(own):
             if following != "U" or kind == "U":  # what else it waited for is not of replicas
-                start = max(gathers[bisect_right(gathers, end):bisect_right(gathers, start)], default=end)
+                own_gathers = gathers[bisect_right(gathers, end):bisect_right(gathers, start)]
+                start = max(own_gathers, default=end)
             if start > end:
                 found.append((rank, end, start))
     return found

@@ -305,7 +305,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     for stage, module in stages.items():
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
         if learning:
-            optimizers[stage].append(optimizer := recipe.optimizer([homes.get(p, p) for p in learning]))
+            optimizer = recipe.optimizer([homes.get(p, p) for p in learning])
+            optimizers[stage].append(optimizer)
             guard.refuse_optimizer(optimizer, order)
             if recipe.zero:
                 shared(optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices))
@@ -324,9 +325,10 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
 
     @contextmanager
     def span(step, version):
-        (_, stage, _), kind = step[0], step[0].kind
-        with (parallel.opened(own.index(stage), kind) if recipe.zero == 3 and kind in "FB" else nullcontext(),
-              group.span(step, version, beside=bool(parallel and parallel.under_way))):
+        (kind, stage, _), at_hand = step[0], nullcontext()
+        if recipe.zero == 3 and kind in "FB":
+            at_hand = parallel.opened(own.index(stage), kind)
+        with at_hand, group.span(step, version, beside=bool(parallel and parallel.under_way)):
             yield
 
     def update(stage):

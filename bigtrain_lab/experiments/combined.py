@@ -9,12 +9,11 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, Literal
 
-from ..core import Impossible, Mesh, Scalar, Trace, knob
+from ..core import Impossible, Mesh, Trace, knob
 from ..core.hardware import Hardware
 from ..core.peak import readings
 from ..data import chosen_text
@@ -24,7 +23,7 @@ from ..schedule import Schedule
 from ..techniques.checkpoint import checkpoint
 from ..words import duration, size
 from .experiment import Quantity
-from .on_hardware import profiles
+from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
 from .sharded import Sharded
 
@@ -103,8 +102,7 @@ class Combined(Sharded):
 
     @cached_property
     def profile(self) -> Hardware:
-        hardware = super().profile
-        return hardware if hardware.textbook else replace(hardware, node_size=self.ranks_per_node)
+        return with_links(super().profile, self.ranks_per_node)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -134,12 +132,6 @@ class Combined(Sharded):
             *(Quantity(f"{axis}: bytes sent a rank and step", "B", lambda t, at=at: axes(t)[at].bytes) for axis, at in of.items()),
             Quantity("peak memory, rank 0", "B", lambda t: max((read.bytes for read in readings(t, 0)), default=0)),
             Quantity("loss, last batch", "", self.last_loss, exact=False))
-
-    def last_loss(self, trace: Trace) -> float | None:
-        """Of the last batch, of all replicas; slices report the same one."""
-        losses = [e.value for e in trace.where(Scalar, name="loss") if self.mesh.coords(e.rank)["tp"] == 0]
-        losses = losses[-self.micro_batches:]
-        return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)

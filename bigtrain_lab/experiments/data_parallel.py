@@ -26,7 +26,7 @@ from ..techniques.reducers import Buckets, FusedCycle, PushPull
 from ..words import duration, size
 from .experiment import MB, Quantity
 from .layered import Layered
-from .on_hardware import profiles
+from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
 
 
@@ -135,13 +135,7 @@ class DataParallel(Layered):
     @cached_property
     def profile(self) -> Hardware:
         """With the links that the settings ask for."""
-        hardware = super().profile
-        if hardware.textbook:
-            return hardware
-        if self.link_gb_s:  # what was measured of collectives is of the profile's links
-            inside = replace(hardware.inside, bytes_per_s=self.link_gb_s * 1e9)
-            hardware = replace(hardware, inside=inside, collective_bytes_per_s=())
-        return replace(hardware, node_size=self.ranks_per_node)
+        return with_links(super().profile, self.ranks_per_node, self.link_gb_s)
 
     @property
     def facts(self) -> dict[str, Any]:

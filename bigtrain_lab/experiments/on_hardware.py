@@ -1,6 +1,6 @@
 """What every experiment does whose modelled clock is that of a chosen device: a profile of the library, or this machine."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,16 @@ from .experiment import Experiment
 def profiles() -> list[str]:
     """The menu of a `hardware` knob."""
     return [*PROFILES, MACHINE]
+
+
+def with_links(hardware: Hardware, ranks_per_node: int, gb_s: float = 0.0) -> Hardware:
+    """With nodes of so many ranks, and this bandwidth inside a node; 0: what the profile states."""
+    if hardware.textbook:
+        return hardware
+    if gb_s:  # what was measured of collectives is of the profile's links
+        inside = replace(hardware.inside, bytes_per_s=gb_s * 1e9)
+        hardware = replace(hardware, inside=inside, collective_bytes_per_s=())
+    return replace(hardware, node_size=ranks_per_node)
 
 
 class OnHardware(Experiment):

@@ -1,7 +1,7 @@
 """What every layered experiment does whose replicas may share what they hold (ZeRO): which elements
 of a layer a rank keeps depends on its other layers, so each rank's whole training is run dry.
 
-Cost: a dry run of two steps for each rank of a slice; without ZeRO one of each kind of layer is enough.
+Cost: a dry run of two steps for each rank of a slice; without ZeRO one of each kind of layer does.
 """
 
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..core import MEMORY_KINDS, Alive, Cost, Span, Trace
+from ..core import MEMORY_KINDS, Alive, Cost, Scalar, Span, Trace
 from ..core.peak import placed
 from ..core.trace import ACTION
 from ..dry_run import META, Acted, DryRun, dry_run, with_levels_inside
@@ -24,7 +24,7 @@ from ..techniques.precision_levels import LEVELS
 from ..techniques.shard_plan import with_shards
 from ..techniques.sliced_model import cut_of
 from ..techniques.zero import shards_of
-from .layered import Layered, on_meta
+from .layered import Layered
 
 
 class Sharded(Layered):
@@ -40,11 +40,18 @@ class Sharded(Layered):
         """The same; 0 where there is nobody to share with."""
         return self.zero if self.replicas > 1 else 0
 
+    def last_loss(self, trace: Trace) -> float | None:
+        """Of the last batch, of all replicas; slices report the same one."""
+        losses = [event.value for event in trace.where(Scalar, name="loss")
+                  if self.mesh.coords(event.rank)["tp"] == 0]
+        losses = losses[-self.replicas * self.own_micro_batches:]
+        return sum(losses) / len(losses) if losses else None
+
     @property
     def recipe(self) -> Recipe:
         return replace(super().recipe, zero=self.sharded)
 
-    # -- what replicas send -------------------------------------------------------------------------
+    # -- what replicas send ------------------------------------------------------------------------
 
     @property
     def replicated(self) -> Plan:
@@ -66,7 +73,7 @@ class Sharded(Layered):
                    for number, (start, stop) in zip(shard.members, shard.layout.own)
                    if cut_of(learnt[number]) is None)
 
-    # -- what a rank holds --------------------------------------------------------------------------
+    # -- what a rank holds -------------------------------------------------------------------------
 
     def dry(self, rank: int) -> DryRun:
         """A rank's whole training without values, of two steps: the first, and one like all others.
@@ -112,7 +119,8 @@ class Sharded(Layered):
         if not memory or not self.sharded:
             return priced
         ranks = range(self.ranks)
-        changes = {(rank, action): change for rank in ranks for action, change in self.changes(rank)}
+        changes = {(rank, action): change
+                   for rank in ranks for action, change in self.changes(rank)}
         resident = {rank: tuple(self.dry(rank).start.items()) for rank in ranks}
         return replace(priced, changes=changes, resident=resident)
 
@@ -144,8 +152,8 @@ class Sharded(Layered):
         return Trace.of([*trace.events, *alive], **trace.header())
 
     def alive(self, rank: int, spans: Mapping[tuple[int, str], Span]) -> Iterator[Alive]:
-        """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first that is
-        like it."""
+        """The storages of a rank's peak. `spans`: (rank, action of the dry run) -> the first like
+        it."""
         dry = self.dry(rank)
         if span := spans.get((rank, dry.peak_action)):
             at, told = span.end, read(dry.actions[dry.peak_action].inside)

@@ -1,16 +1,16 @@
 """Every rank keeps the same Adam state. Why?
 
-Data parallel ranks hold the same weights, gradients and optimizer state. ZeRO keeps one copy of them
-among N ranks: of the state (stage 1), also of the gradients (2), also of the weights (3). What each
-rank holds at every action is found by a dry run of its whole training; activations stay as they are.
+Data parallel ranks hold the same weights, gradients and optimizer state. ZeRO keeps one copy among
+N ranks: of the state (stage 1), also of the gradients (2), also of the weights (3). What each rank
+holds at every action is found by a dry run of its whole training; activations stay as they are.
 Source: Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3, 5 and 7.
 """
 
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
-from ..core import Scalar, Trace, Transfer, knob
+from ..core import Trace, knob
 from ..core.hardware import Hardware
 from ..core.peak import peak
 from ..data import chosen_text
@@ -20,13 +20,14 @@ from ..rates import exposed
 from ..techniques.checkpoint import checkpoint
 from ..words import duration, size
 from .experiment import MB, Quantity
-from .on_hardware import profiles
+from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
 from .sharded import Sharded
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
-WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer state", "master": "masters"}
+WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer state",
+         "master": "masters"}
 
 
 class Zero(Sharded):
@@ -68,13 +69,14 @@ class Zero(Sharded):
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
-        return super(Pipelined, cls).idle_settings(settings) | ({"bucket_mb"} if settings["stage"] == 3 else set())
+        whole = {"bucket_mb"} if settings["stage"] == 3 else set()  # a layer is a message
+        return super(Pipelined, cls).idle_settings(settings) | whole
 
     shapes: ClassVar[tuple[str, ...]] = (
-        "stage", "replicas", "optimizer", "precision", "micro_batches", "bucket_mb", "recompute", "clip", "layers", "width", "heads", "vocabulary",
-        "sequence", "rows", "dtype")
+        "stage", "replicas", "optimizer", "precision", "micro_batches", "bucket_mb", "recompute",
+        "clip", "layers", "width", "heads", "vocabulary", "sequence", "rows", "dtype")
 
-    # -- what the settings mean -----------------------------------------------------------------------------
+    # -- what the settings mean --------------------------------------------------------------------
 
     @property
     def zero(self) -> int:
@@ -86,94 +88,103 @@ class Zero(Sharded):
 
     @property
     def further(self) -> dict[str, Any]:
-        return {"precision": None if self.precision == "none" else self.precision, "clip": self.clip or None,
-                "recompute": checkpoint if self.recompute else None}
+        return {"precision": None if self.precision == "none" else self.precision,
+                "clip": self.clip or None, "recompute": checkpoint if self.recompute else None}
 
     @property
     def format(self) -> str:
         return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
 
     def describe(self) -> str:
-        who = f"{self.ranks} ranks share {SHARED[self.stage]}" if self.ranks > 1 else "one rank has nobody to share with"
-        return (f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {self.replicas} x {self.micro_batches} x {self.rows} samples of "
+        who = "one rank has nobody to share with"
+        if self.ranks > 1:
+            who = f"{self.ranks} ranks share {SHARED[self.stage]}"
+        batch = f"{self.replicas} x {self.micro_batches} x {self.rows} samples"
+        return (f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {batch} of "
                 f"{self.sequence} bytes")
 
-    # -- theory ---------------------------------------------------------------------------------------------
+    # -- theory ---------------------------------------------------------------------------------
 
     @cached_property
     def profile(self) -> Hardware:
         """With the links that the settings ask for."""
-        hardware = super().profile
-        if hardware.textbook:
-            return hardware
-        if self.link_gb_s:  # what was measured of collectives is of the profile's links
-            inside = replace(hardware.inside, bytes_per_s=self.link_gb_s * 1e9)
-            hardware = replace(hardware, inside=inside, collective_bytes_per_s=())
-        return replace(hardware, node_size=self.ranks_per_node)
+        return with_links(super().profile, self.ranks_per_node, self.link_gb_s)
 
     @property
     def facts(self) -> dict[str, Any]:
-        terms = {"terms": {"stage": "layer", "micro_batch": "step" if self.micro_batches == 1 else "micro-batch"}}
-        return super().facts | terms
+        number = "step" if self.micro_batches == 1 else "micro-batch"
+        return super().facts | {"terms": {"stage": "layer", "micro_batch": number}}
 
-    # -- what it shows --------------------------------------------------------------------------------------
+    # -- what it shows -----------------------------------------------------------------------------
 
     @property
     def bytes_a_weight(self) -> tuple[int, int, int]:
-        """Of a weight, of its gradient, and of what its optimizer keeps, as the paper counts them."""
-        z, moments = (8 if self.dtype == "float64" else 4), {"sgd": 0, "momentum": 1, "lars": 1}.get(self.optimizer, 2)
+        """Of a weight, of its gradient and of what its optimizer keeps, as the paper counts."""
+        moments = {"sgd": 0, "momentum": 1, "lars": 1}.get(self.optimizer, 2)
+        z = self.config.dtype.itemsize
         return (z, z, moments * z) if self.precision == "none" else (2, 2, 4 * (1 + moments))
 
     def paper_bytes(self, stage: int) -> float:
-        """Of weights, gradients and state on each rank at a stage; no padding, nothing that a step adds."""
+        """Of weights, gradients and state on each rank at a stage, without padding and without what
+        a step adds."""
         return zero_bytes(self.weights, self.replicas, stage, self.bytes_a_weight)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
-        kinds = ("weights", "gradients", "optimizer") + ("master",) * (self.precision != "none")
+
+        def most(of: Callable) -> Callable:
+            return lambda trace: max(of(trace, rank) for rank in range(trace.ranks))
+
         return (
-            *(Quantity(f"{WORDS[kind]}, most on a rank", "B", lambda t, kind=kind: max(t.peak_bytes(rank, kind) for rank in range(t.ranks)))
-              for kind in kinds),
-            Quantity("peak memory, most on a rank", "B", lambda t: max(highest(t, rank) for rank in range(t.ranks))),
-            Quantity("bytes sent a rank and step", "B", lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
+            *(Quantity(f"{word}, most on a rank", "B", most(partial(Trace.peak_bytes, kind=kind)))
+              for kind, word in WORDS.items() if kind != "master" or self.precision != "none"),
+            Quantity("peak memory, most on a rank", "B", most(highest)),
+            Quantity("bytes sent a rank and step", "B", most(sent)),
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity("exposed communication a step", unit, exposed),
             Quantity("loss, last batch", "", self.last_loss, exact=False))
 
-    def last_loss(self, trace: Trace) -> float | None:
-        """Of the last batch, of all ranks."""
-        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.replicas * self.micro_batches:]
-        return sum(losses) / len(losses) if losses else None
-
     @property
     def relief(self) -> str:
         higher = f"A higher stage ({self.stage + 1}) or more" if self.stage < 3 else "More"
-        return f"{higher} ranks (replicas), a smaller batch (rows) or recompute would need less on each device."
+        return (f"{higher} ranks (replicas), a smaller batch (rows) or recompute would need less "
+                "on each device.")
 
     def shown(self, figure: str, trace: Trace) -> Trace | dict[str, Trace]:
         """For the microscope all four stages: predictions beside the trace of this one."""
         if figure != "microscope":
             return trace
-        return {STAGES[stage]: trace if stage == self.stage else self.replace(stage=stage, fault="none").predict() for stage in range(4)}
+        others = {stage: self.replace(stage=stage, fault="none") for stage in range(4)}
+        return {name: trace if stage == self.stage else others[stage].predict()
+                for stage, name in enumerate(STAGES)}
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
-        each, whole = (self.paper_bytes(stage) for stage in (self.stage, 0))
-        said.append(f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at stage {self.stage}, {size(round(each))}, where data parallel "
-                    f"has {whole / self.weights:.3g}, {size(round(whole))}.")
+        each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
+        said.append(f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
+                    f"stage {self.stage}, {size(round(each))}; data parallel has "
+                    f"{copied / self.weights:.3g}, {size(round(copied))}.")
         if most := peak(trace, 0):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
-            said.append(f"At the peak of rank 0 they are {size(model)}; the other {size(most.bytes - model)}, activations most of all, no stage shares.")
-        if not trace.where(Transfer).events:
-            return said
-        sent, z = max(map(trace.bytes_sent, range(trace.ranks))) / trace.steps, 2 if self.stage and self.precision != "none" else self.config.dtype.itemsize
-        usual = zero_sent_bytes(z * self.weights, self.replicas, 0)
-        said.append(f"A rank sends {size(round(sent))} a step, {f'{sent / usual:.3g} times' if sent > 1.05 * usual else 'as much as'} what an all-reduce of "
-                    f"all gradients sends; for {duration(exposed(trace), trace.unit)} of a step it waits for that alone.")
+            said.append(f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
+                        f"stage shares the other {size(most.bytes - model)}, such as activations.")
+        if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
+            half = self.stage and self.precision != "none"
+            gradients = self.weights * (2 if half else self.config.dtype.itemsize)
+            times = most_sent / zero_sent_bytes(gradients, self.replicas, 0)
+            said.append(f"A rank sends {size(round(most_sent))} a step, "
+                        f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "
+                        "all-reduce of all gradients sends. It waits for that alone "
+                        f"{duration(exposed(trace), trace.unit)} of a step.")
         return said
+
+
+def sent(trace: Trace, rank: int) -> float:
+    """Bytes that a rank sends in a step."""
+    return trace.bytes_sent(rank) / trace.steps
 
 
 def highest(trace: Trace, rank: int) -> int:

@@ -8,7 +8,7 @@ empties the log, so a rise costs nothing and memory stays that of what is alive.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..core import MEMORY_KINDS, Alive
 
@@ -96,6 +96,16 @@ class Heights:
         tells = new or self.left > 0
         self.left -= tells * moments
         return tells
+
+
+def with_units(kinds, rows: list[tuple], before: Mapping, told: Mapping) -> tuple[list, list]:
+    """The kinds and levels inside an action, with those of weights and gradients where any have come
+    or gone since the last boundary, as those of a sharded model do. `before`: kind -> bytes at the
+    action's start; `told`: at that boundary."""
+    moved = [kind for kind in ("weights", "gradients")
+             if kind not in kinds and before.get(kind, 0) != told.get(kind, 0)]
+    levels = tuple(before.get(kind, 0) for kind in moved)
+    return [*kinds, *moved], [(*row, *levels) for row in rows] if moved else rows
 
 
 def read(levels: list[tuple[int, ...]], most: int = READINGS) -> list[int]:

@@ -18,7 +18,7 @@ from ..explain import NOT_FINITE
 from ..formats import Exponents
 from ..plan import call_name, called
 from ..schedule import Action, kind_of, name_of
-from .balance import Heights, read, together
+from .balance import Heights, read, together, with_units
 from .capacity import out_of_memory
 from .clock import Clock
 from .log import EventLog
@@ -184,6 +184,7 @@ class Recorder:
         """Note what was read inside the action that has just ended; return the most of each kind."""
         if isinstance(self.meter, Ledger):
             kinds, walls, found = self.meter.end()
+            kinds, found = with_units(kinds, found, self.meter.before, self._held)
             told = read(found)
             others = sum(size for kind, size in self.meter.before.items() if kind not in kinds)
             if not self._heights.tells(max(map(sum, found), default=0) + others, len(told)):

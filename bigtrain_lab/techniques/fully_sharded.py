@@ -76,7 +76,8 @@ class FullyShardedDataParallel(nn.Module):
         if not alike:
             for buffer in module.buffers():
                 self.group.broadcast(buffer, name="buffers")
-        self.allow_unused, self.whole, self.searched = allow_unused, False, False
+        self.allow_unused, self.whole = allow_unused, False
+        self.searched, self.changes = False, None
         self.lane, self.counts = self.group.lane(), Counter()
         forward = [(unit, "F") for unit in self.units]
         self.order = Order([*forward, *((unit, "B") for unit in reversed(self.units))])

@@ -165,6 +165,7 @@ class ParameterServer:
     def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:
         """Train; `loss` is asked on workers only. Returns the updates of this server, [] on a
         worker."""
+        guard.refuse_no_loss(loss, self)
         work = self.server or Worker(loss, self.shards)
         run(self.plan.lanes[self.group.rank, "compute"], self.group, work, {}, {})
         for number, shard in enumerate(self.shards):

@@ -47,7 +47,8 @@ def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
         if zero == 3:
             both = Units(peers, own, inside, compute_dtype)
         else:
-            both = ScatteredBuckets(peers, own, inside, bucket_bytes, order.micro_batches, zero == 2)
+            both = ScatteredBuckets(peers, own, inside, bucket_bytes, order.micro_batches,
+                                    each_backward=zero == 2)
         both.follow(ops)
         lanes[rank, "compute"], lanes[rank, LANE] = tuple(both.compute), tuple(both.lane)
     return Plan(lanes, mesh.size, steps)

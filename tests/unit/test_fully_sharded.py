@@ -411,6 +411,8 @@ def replaced(model):
 
 def with_own_optimizer(model):
     model.optimizer = torch.optim.SGD(model.module.parameters(), 0.1)
+    trained(model)
+    model.optimizer.step()
 
 
 def with_state_asked(model, out):

@@ -1,4 +1,4 @@
-"""The experiment parameter-server: on real ranks as predicted, with the weights of one process, twice the same."""
+"""The experiment parameter-server: on real ranks as predicted, with the weights of one process."""
 
 import pytest
 
@@ -10,16 +10,19 @@ from bigtrain_lab.figures import figure
 
 from .test_group import lanes_of
 
+MODES = "synchronous", "bounded", "asynchronous"
 SMALL = {"dtype": "float64", "rows": 4, "width": 8, "workers": 3, "steps": 4}
 
 
 @pytest.mark.parametrize("asked, runs", [
     ({"servers": 2, "hiccups": 0.3, "slow": 3, "hardware": "rtx3090-pcie"}, 2),
     ({"mode": "bounded", "bound": 1, "servers": 3, "hiccups": 0.4, "hiccup": 20, "slow": 1.5}, 1),
-    ({"mode": "synchronous", "servers": 2, "slow": 2, "fault": "straggler", "fault_rank": 0, "fault_factor": 5}, 1)],
+    ({"mode": "synchronous", "servers": 2, "slow": 2, "fault": "straggler", "fault_rank": 0,
+      "fault_factor": 5}, 1)],
     ids=["asynchronous", "bounded", "synchronous"])
 def test_servers_and_stragglers_are_as_predicted_and_as_one_process(asked, runs, tmp_path):
-    """Event for event, byte for byte, to 1e-12 on every rank; a run like it has the same trace, though its ranks sleep at random."""
+    """Event for event, byte for byte, to 1e-12 on every rank; a second run has the same trace,
+    though ranks sleep at random."""
     lab = ParameterServing(**SMALL, **asked)
     traces = []
     for number in range(runs):
@@ -27,10 +30,12 @@ def test_servers_and_stragglers_are_as_predicted_and_as_one_process(asked, runs,
         traces.append(run.wait())
         assert run_differs(lab, run) == []
         for server in range(lab.servers):  # what the servers counted is what the trace tells
-            counted = run.results[lab.workers + server][f"staleness of server {server}"].tolist()
-            told = [each.staleness for each in lab.applied(run.trace("measured")) if each.server == lab.workers + server]
-            assert counted == told and len(told) == sum(lab.requests)
-            assert any(told) == (lab.mode != "synchronous") and (lab.mode != "bounded" or max(told) <= (2 * lab.bound + 1) * (lab.workers - 1))
+            rank = lab.workers + server
+            counted = run.results[rank][f"staleness of server {server}"].tolist()
+            found = [each for each in lab.applied(run.trace("measured")) if each.server == rank]
+            assert counted == [each.staleness for each in found] and len(found) == sum(lab.requests)
+            assert any(counted) == (lab.mode != "synchronous")
+            assert lab.mode != "bounded" or max(counted) <= (2 * lab.bound + 1) * (lab.workers - 1)
     assert len({str(lanes_of(trace)) for trace in traces}) == 1
     assert len({lab.requests}) == 1 and min(lab.requests) == lab.steps
     drawn = figure("staleness", traces[0])
@@ -40,22 +45,28 @@ def test_servers_and_stragglers_are_as_predicted_and_as_one_process(asked, runs,
 
 
 def test_what_a_straggler_costs():
-    """Slow for good: a bound waits as the round does. Hiccups of as much time in all: it does not."""
+    """Slow for good: a bound waits as the round does. Hiccups of as much time: it does not."""
     def rate(mode, **asked):
         lab = ParameterServing(mode=mode, steps=100, **asked)
         table = {q.name: q.of(lab.predict()) for q in lab.quantities}
-        return table["gradients applied a slot"], table["staleness, worst"], table["bytes through the busiest server's port, in and out"]
+        return (table["gradients applied a slot"], table["staleness, worst"],
+                table["bytes through the busiest server's port, in and out"])
 
-    assert rate("synchronous")[:2] == (1.0, 0) and rate("asynchronous")[:2] == (3.25, 12) and rate("bounded")[:2] == (1.0225, 12)
-    synchronous, bounded, asynchronous = (rate(mode, slow=1, hiccups=0.25)[0] for mode in ("synchronous", "bounded", "asynchronous"))
+    assert rate("synchronous")[:2] == (1.0, 0) and rate("asynchronous")[:2] == (3.25, 12)
+    assert rate("bounded")[:2] == (1.0225, 12)
+    synchronous, bounded, asynchronous = (rate(mode, slow=1, hiccups=0.25)[0] for mode in MODES)
     assert synchronous < 1.5 and bounded > 2 and asynchronous > bounded
-    assert rate("synchronous", servers=2)[2] < 0.6 * rate("synchronous")[2] == 0.6 * 100 * 4 * 2 * ParameterServing().server_bytes[0]
+    one, two = (rate("synchronous", servers=servers)[2] for servers in (1, 2))
+    assert two < 0.6 * one and one == 100 * 4 * 2 * ParameterServing().server_bytes[0]
 
 
 @pytest.mark.parametrize("asked, told", [
-    (dict(workers=0), "workers is 0: it must be a whole number from 1 to 6"), (dict(bound=-1), "bound is -1: it must be a whole number"),
-    (dict(mode="x"), "mode is 'x': choose one of synchronous"), (dict(steps=500, slow=16, workers=6), "take fewer steps, a smaller slow, or a bound"),
-    (dict(fault="nan", fault_rank=7), "there are ranks 0 to 4"), (dict(fault="kill", fault_rank=0, fault_at=500), "which has actions 0 to 159")])
+    (dict(workers=0), "workers is 0: it must be a whole number from 1 to 6"),
+    (dict(bound=-1), "bound is -1: it must be a whole number"),
+    (dict(mode="x"), "mode is 'x': choose one of synchronous"),
+    (dict(steps=500, slow=16, workers=6), "take fewer steps, a smaller slow, or a bound"),
+    (dict(fault="nan", fault_rank=7), "there are ranks 0 to 4"),
+    (dict(fault="kill", fault_rank=0, fault_at=500), "which has actions 0 to 159")])
 def test_what_cannot_be_is_one_sentence(asked, told):
     with pytest.raises(Impossible, match=told):
         ParameterServing(**asked)
@@ -63,8 +74,9 @@ def test_what_cannot_be_is_one_sentence(asked, told):
 
 def test_a_message_is_told_before_the_loss_that_it_spoils_at_once():
     """Links are free and updates take no time: both bear one time."""
-    found = [Scalar(0, "compute", NOT_FINITE, "loss in 0F2", 5, float("nan")), Scalar(4, "compute", NOT_FINITE, "server 0 answers 0.1", 5, float("nan"))]
-    assert not_finite(Trace.of(found, "modelled", ranks=5))[0].startswith("Not finite (NaN or infinity): it began on rank 4; rank 4 sent")
+    found = [Scalar(rank, "compute", NOT_FINITE, name, 5, float("nan"))
+             for rank, name in ((0, "loss in 0F2"), (4, "server 0 answers 0.1"))]
+    assert "it began on rank 4; rank 4 sent" in not_finite(Trace.of(found, "modelled", ranks=5))[0]
 
 
 def test_other_traces_have_no_staleness():

@@ -26,3 +26,14 @@ def test_the_recipe_of_ten_lines_trains(tmp_path, monkeypatch):
         exec(script, {})
     first, last = map(float, said.getvalue().split())
     assert last < 0.8 * first
+
+
+def test_the_script_of_zero_trains(monkeypatch):
+    """As one process: every rank's part is the whole."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "ZeroOptimizer" in block]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(script, {})
+    assert int(said.getvalue()) == 8 * (64 * 64 + 64)

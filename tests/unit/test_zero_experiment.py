@@ -8,7 +8,7 @@ import pytest
 from bigtrain_lab import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Span, Transfer
-from bigtrain_lab.core.peak import peak
+from bigtrain_lab.core.peak import peak, readings
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
 from bigtrain_lab.runtime import RankFailed
@@ -77,14 +77,14 @@ def as_predicted(asked: Zero, directory) -> None:
     assert [e for e in predicted if isinstance(e, (Span, Transfer))] == [e for e in modelled if isinstance(e, (Span, Transfer))]
     assert predicted.where(Memory).events == modelled.where(Memory).events
     for rank in range(asked.replicas):
-        assert peak(predicted, rank).bytes == peak(modelled, rank).bytes
+        assert peak(predicted, rank).bytes == peak(modelled, rank).bytes == max(read.bytes for read in readings(predicted, rank))
     exact = [each for each in asked.quantities if each.exact]
     assert [each.of(predicted) for each in exact] == [each.of(modelled) for each in exact]
 
 
 def test_a_model_that_no_device_holds_trains_on_four_at_stage_3(tmp_path):
     """With the loss of one process; at stage 0 the same ranks run out of memory, and a rank alone would too."""
-    asked = Zero(stage=3, replicas=4, micro_batches=2, recompute=True, clip=0.5, dtype="float64", **SMALL)
+    asked = Zero(stage=3, replicas=4, micro_batches=3, clip=0.5, dtype="float64", **SMALL)
     most = max(peak(asked.predict(), rank).bytes for rank in range(4))
     tight = asked.replace(memory_mb=most / 1e6)
     as_predicted(tight, tmp_path)

@@ -158,8 +158,10 @@ def refuse_unused(model, unused: list[str]) -> None:
 
 def refuse_optimizers(model) -> None:
     """An optimizer of the module's own parameters, whose `.grad` is always None, would do nothing.
-    One search through what Python has, at the first gradient; a dry run is of a checked program."""
-    if model.searched or model.group.device.type == "meta":
+    Where no piece has changed since the gradient before, all that Python has is searched, once."""
+    changes = sum(piece._version for piece in model.pieces.values())
+    before, model.changes = model.changes, changes
+    if before != changes or model.searched:
         return
     model.searched = True
     every = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]

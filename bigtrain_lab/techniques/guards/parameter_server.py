@@ -64,6 +64,12 @@ def refuse(named: Mapping[str, nn.Parameter], requests, servers, bound, synchron
     return given
 
 
+def refuse_no_loss(loss, service) -> None:
+    rank = service.group.world_rank(service.group.rank)
+    refuse_any((not service.server and not callable(loss),
+                f"Rank {rank} is a worker: give run() a function batch number -> loss."))
+
+
 def refuse_no_gradient(parameters: Sequence[nn.Parameter], message) -> None:
     """Before it is sent."""
     if lacking := sum(p.grad is None for p in parameters):
