@@ -18,7 +18,7 @@ from ..likeness import Scene, Topic, Wrong
 from ..ranks import Ranks
 
 FEW = 6
-BEGIN, STEP, END = "", "before the optimizer's step", "after it"  # marks, by what each ends
+BEGIN, STEP, END = "(begin)", "(step)", "(end)"  # marks, with the bytes of messages so far
 RIGHT = """
 import torch
 
@@ -188,6 +188,20 @@ EACH_NORM = f"""
                 norm = {NORM.replace("square", "norm")}
 {EACH}"""[1:]
 ZEROS = "torch.zeros_like(p) if p.grad is None else p.grad for"
+GATHER_ALL = """        self.inner.step()
+        for p, piece in self.pieces.items():
+            self.group.all_gather"""
+ONE_BY_ONE = """        for each, (p, piece) in zip(self.inner, self.pieces.items()):
+            each.step()
+            self.group.all_gather"""
+SETTLED = """        for each in groups:
+            each["params"] = [self.pieces[p] for p in each["params"] if p in self.pieces]
+        self.inner = optimizer_class(groups, **kwargs)
+"""
+ONE_EACH = """
+        self.inner = [optimizer_class([{**each, "params": [self.pieces[p]]}], **kwargs)
+                      for each in groups for p in each["params"] if p in self.pieces]
+"""[1:]
 BROADCAST = """torch.cat([
                 self.group.broadcast(piece.detach().clone(), rank)
                 for rank in range(self.group.size)])"""
@@ -233,7 +247,8 @@ class ZeroOne(Topic):
              "all-gather, and copy into the parameters without the padding.")
     right = {"a flat tensor a group": RIGHT, "views of each parameter": VIEWS,
              "closures, one flat tensor": CLOSURES, "every N-th number, by messages": MESSAGES,
-             "gathered by broadcasts": but(GATHERED, BROADCAST)}
+             "gathered by broadcasts": but(GATHERED, BROADCAST),
+             "an optimizer for each": but(SETTLED, ONE_EACH, GATHER_ALL, ONE_BY_ONE, text=VIEWS)}
     wrong = {name: Wrong(sentence, text) for name, sentence, text in (
         ("ignores_class",
          "You chose the optimizer yourself: make the one that you are given, optimizer_class.",
@@ -468,20 +483,27 @@ class Trained(Ranks):
                 [max(0, round(each - room)) for each in counts] for when, counts in times}
 
     def traffic(self) -> dict:
-        """Numbers that a rank sends beyond psi (N-1)/N, padding and a few for a norm."""
+        """Numbers that a rank sends beyond psi (N-1)/N, padding and a few for a norm, before and
+        after the optimizer's step; of several optimizers, half of all."""
         share = (self.size - 1) / self.size
-        numbers = {STEP: [0.0] * self.size, END: [0.0] * self.size}
         room = share * (self.psi + self.size * self.many) + 2 * self.many
+        before, after = [0.0] * self.size, [0.0] * self.size
         for rank, seen in enumerate(self.seen):
-            cuts = [at for at, (what, *_) in enumerate(seen) if what in (BEGIN, STEP, END)]
-            for begin, stop in zip(cuts, cuts[1:]):
-                (what, _, sent), (when, _, until) = seen[begin], seen[stop]
-                if what != END:
-                    together = sum(size * share * (1 + (call == "all_reduce"))
-                                   for call, _, size in seen[begin + 1:stop])
-                    numbers[when][rank] += (until - sent + together) / 8 / self.steps
-        return {f"numbers sent a step {when} beyond psi":
-                [max(0, round(each - room)) for each in sent] for when, sent in numbers.items()}
+            so_far, first, steps = 0.0, 0, []  # in collectives; in messages before; at each step
+            for what, _, size in seen:
+                if what == BEGIN:
+                    so_far, first, steps = 0.0, size, []
+                elif what == STEP:
+                    steps.append(so_far + size - first)
+                elif what == END:
+                    all_of_it = so_far + size - first
+                    until = steps[0] if len(steps) == 1 else all_of_it / 2
+                    before[rank] += until / 8 / self.steps
+                    after[rank] += (all_of_it - until) / 8 / self.steps
+                else:
+                    so_far += size * share * (1 + (what == "all_reduce"))
+        return {f"numbers sent a step {when} beyond psi": [max(0, round(n - room)) for n in some]
+                for when, some in (("before the optimizer's step", before), ("after it", after))}
 
 
 def held(optimizers) -> int:

@@ -219,9 +219,8 @@ IN_ROOMS = """
         return whole[:self.layers[i].numel]
 """[1:]
 IN_FLOAT = """
-        rooms = [torch.zeros(len(self.parts[i])) for _ in range(self.group.size)]
-        self.group.all_gather(self.parts[i].float(), out=rooms)
-        return torch.cat(rooms).double()[:self.layers[i].numel]
+        room = torch.zeros(self.group.size * len(self.parts[i]))
+        return self.group.all_gather(self.parts[i], out=room)[:self.layers[i].numel]
 """[1:]
 OTHER_FREED = """
             if i:
@@ -311,8 +310,8 @@ class ZeroThree(Topic):
         ("frees_another",
          "The layer that was gathered ahead was let go, not the one that was used.",
          but(SENT, SENT + OTHER_FREED, text=LANE)),
-        ("rounded",
-         "Parameters travel in float32, which rounds them: give your own tensors their dtype.",
+        ("float_buffer",
+         "Your buffer is of float32, the parameters are not: give your tensors their dtype.",
          but(WHOLE, IN_FLOAT)),
         ("gradients_kept",
          "Whole gradients of all layers were alive: reduce-scatter each when it is there.",
