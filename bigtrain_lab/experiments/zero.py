@@ -46,7 +46,7 @@ class Zero(Sharded):
     hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles, more=True)
     link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s", more=True)
     ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
-    bucket_mb: float = knob(1.0, "gradients that travel in one message at stages 0 to 2", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True, more=True)
+    bucket_mb: float = knob(0.1, "gradients that travel in one message at stages 0 to 2", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True, more=True)
     recompute: bool = knob(False, "keep the input of each layer, and compute the rest again in the backward", more=True)
     clip: float = knob(0.0, "largest norm of the gradient, over all ranks; 0: it is not clipped", low=0, high=100, step=0.01, more=True)
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
