@@ -206,9 +206,9 @@ class LayerWise(Optimizer):
             for n, square in zip(own, each.square().unbind(1)):
                 if self.ranks.rank == 0 or self.pieces(every[n]):
                     found[n] = square
-        squares = torch.stack(found)
+        squares = torch.stack(found, 1)
         self.ranks.all_reduce(squares, name="norms of layers")
-        found = squares.sqrt().unbind()
+        found = squares.sqrt().unbind(1)
         return [torch.stack([found[n] for n in own] or [none], 1) for own in numbers]
 
 
