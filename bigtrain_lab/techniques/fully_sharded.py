@@ -58,7 +58,10 @@ class FullyShardedDataParallel(nn.Module):
     All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
     works element by element; LAMB and LARS are given group= and pieces=lambda p: True. With more
     ranks than elements some pieces are empty. Frozen parameters are gathered too; they cost no
-    gradient where all of a unit is frozen. Buffers are each rank's own.
+    gradient where all of a unit is frozen. Buffers are each rank's own. Clip by `clip_grad_norm_`,
+    not by torch's function, and scale by a DynamicLossScaler with the group, not by torch's
+    GradScaler: both would see this rank's pieces alone. The module's own parameters are empty
+    between uses: what is done to them then, as by torch.nn.init, changes nothing.
     """
 
     def __init__(self, module: nn.Module, group=None, compute_dtype: torch.dtype | None = None, *,
@@ -97,6 +100,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self)
+        guard.refuse_dropped(self)
         before, self.recorded = self.recorded, torch.is_grad_enabled()
         try:
             return self.module(*args, **kwargs)
@@ -263,7 +267,7 @@ class FullyShardedDataParallel(nn.Module):
         if unit.learns:
             guard.refuse_sparse(self, unit)
             self._take()
-            self.sent = Gradients(unit, self.lane)
+            self.sent = Gradients(unit, self.lane, guard.writes(self))
 
     @torch.no_grad()
     def _take(self) -> None:
@@ -429,7 +433,8 @@ class Unit:
 class Gradients:
     """Of a unit's parameters, on their way: `flat` the whole ones, `part` what this rank keeps."""
 
-    def __init__(self, unit: Unit, lane):
+    def __init__(self, unit: Unit, lane, writes: int):
+        self.writes = writes  # to the pieces, before
         self.unit, self.name = unit, f"gradients of {unit.at}"
         self.part = torch.empty_like(unit.shard)
         found = []

@@ -151,7 +151,7 @@ def changed(state_dict: dict, numbers: Mapping[str, int], shapes: Mapping[str, t
             along = isinstance(value, Tensor) and tuple(value.shape) == tuple(shapes[name])
             own = change(name, number, key, value) if along and key != "step" else deepcopy(value)
             state.setdefault(number, {})[key] = own
-    return {**state_dict, "state": state}
+    return {key: value for key, value in state_dict.items() if key != "rank"} | {"state": state}
 
 
 def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:

@@ -52,8 +52,12 @@ class ZeroOptimizer(Optimizer):
 
     Gradients are averaged here, so no other data parallel is needed. Rank 0's parameters are
     broadcast. `param_groups` and `state` are of this rank's pieces: each parameter's elements
-    here, in one dimension. Clip by `clip_grad_norm_`, since a piece's norm is not the gradient's.
+    here, in one dimension. Clip by `clip_grad_norm_`, not by torch's function: a rank sees its own
+    part alone. So does torch's GradScaler: take a DynamicLossScaler with the group, after
+    `finish_gradient_synchronization`.
     """
+
+    _step_supports_amp_scaling = True  # lets torch's GradScaler call `step`, which refuses it
 
     def __init__(self, params: Iterable, optimizer_class, stage: int = 1, group=None, *,
                  bucket_bytes: int = 25 * 2**20, **kwargs):
@@ -84,11 +88,13 @@ class ZeroOptimizer(Optimizer):
         return clip_grad_norm(self.shards.pieces.values(), max_norm, self.shards.group)
 
     def step(self, closure=None):
+        guard.refuse_scaler(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self.finish_gradient_synchronization()
+        self.shards.follow_weights()
         self.inner.step()
         self.shards.gather_parameters()
         return loss
@@ -113,9 +119,17 @@ class ZeroOptimizer(Optimizer):
         ranks."""
         load_full_optimizer_state(self.shards, self, state_dict)
 
+    def state_dict(self) -> dict:
+        """Of this rank's pieces, for this rank of as many."""
+        return super().state_dict() | {"rank": (self.shards.group.rank, self.shards.group.size)}
+
     def load_state_dict(self, state_dict: dict) -> None:
+        guard.refuse_other_rank(self, state_dict)
         self.inner.load_state_dict(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def __reduce_ex__(self, protocol):
+        guard.refuse_copy()
 
 
 @dataclass(eq=False)
@@ -152,6 +166,7 @@ class ShardedGradients(DistributedDataParallel):
         self.masters = masters
         self.handles, self.away, self.updates, self.used_before = [], None, 0, set()
         self.pieces: dict[Tensor, nn.Parameter] = {}
+        self.writes = {}  # gradient -> torch's count of writes to it when its backward ended
         super().__init__(module, group, bucket_bytes, backwards=backwards, overlap=overlap,
                          allow_unused=allow_unused, alike=alike)
         self.originals = {}
@@ -201,6 +216,15 @@ class ShardedGradients(DistributedDataParallel):
                 self.gradients[number].buckets.append(shard)
             if self.stage == 1:
                 self._make_room(shard)
+
+    @torch.no_grad()
+    def follow_weights(self) -> None:
+        """Masters of half weights that somebody else has changed begin anew from them."""
+        for shard in self.buckets:
+            if shard.master is not None:
+                mine = shard.layout.mine(shard.weights)
+                moved = shard.master.to(mine.dtype) != mine
+                shard.master.copy_(torch.where(moved, mine.float(), shard.master))
 
     @torch.no_grad()
     def gather_parameters(self) -> None:
@@ -255,7 +279,7 @@ class ShardedGradients(DistributedDataParallel):
             shard.flat = torch.empty_like(shard.weights)
             shard.flat[sum(shard.layout.sizes):] = 0
             for number, view in zip(shard.members, shard.layout.views(shard.flat)):
-                self.gradients[number].view = view
+                self.gradients[number].view = view.data  # with a count of its own of its writes
         if self.stage == 2 and shard.gradient is None:
             shard.gradient = torch.zeros_like(shard.layout.mine(shard.weights))
 
@@ -266,6 +290,8 @@ class ShardedGradients(DistributedDataParallel):
                 self._next()
             self._make_room(gradient.buckets[0])
         super()._added(gradient, parameter)
+        if gradient.view is not None:
+            self.writes[gradient] = gradient.view._version
 
     def _next(self) -> None:
         """Stage 2: another backward of the same gradient begins."""
@@ -328,12 +354,14 @@ class ShardedGradients(DistributedDataParallel):
     def finish_gradient_synchronization(self) -> list:
         """Return when each piece's `.grad` is the mean over the ranks; call it before the
         optimizer's step."""
+        guard.refuse_written(self)
         if self.stage == 2:
             self._complete()
             for each in self.used_before:
                 each.used = True
             self.used_before = set()
         unused = super().finish_gradient_synchronization()
+        self.writes.clear()
         for shard in self.buckets:
             part = self._mean(shard)
             part = part if shard.master is None else part.float()

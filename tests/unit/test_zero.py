@@ -15,7 +15,7 @@ from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.shards import Flat
-from bigtrain_lab.techniques.zero import ZeroOptimizer
+from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
 
 WIDTH, ROWS, STEPS = 6, 12, 4
 OPTIMIZERS = {
@@ -157,6 +157,13 @@ def test_half_weights_have_masters_in_parts():
     half(x.bfloat16()).sum().backward()
     optimizer.step()
     (shard,) = optimizer.shards.buckets
+    with torch.no_grad():
+        half.weight.fill_(1)  # as a load would: the master follows
+    optimizer.zero_grad()
+    half(x.bfloat16() * 0).sum().backward()
+    optimizer.param_groups[0]["lr"] = 0
+    optimizer.step()
+    assert half.weight.eq(1).all() and not half.bias.eq(1).any()
     assert {p.dtype for each in optimizer.param_groups for p in each["params"]} == {torch.float32}
     assert shard.master.dtype == torch.float32 and torch.equal(half.weight.flatten(), shard.master[3:].bfloat16())
 
@@ -227,8 +234,43 @@ def unfrozen():
     optimizer.step()
 
 
+def clipped_by_torch():
+    model = nn.Linear(2, 2)
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    model(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def scaled_by_torch():
+    model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+
+
+def of_another_rank():
+    optimizer = ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1)
+    optimizer.load_state_dict(optimizer.state_dict() | {"rank": (1, 2)})
+
+
+def copied():
+    copy.deepcopy(ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 1, Alone(), lr=1))
+
+
+def forgotten_finish():
+    model = FullyShardedDataParallel(nn.Linear(2, 2), Alone())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("mistake, words", [
-    (later_group, "give all groups when"), (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
+    (clipped_by_torch, "was changed after its backward"), (scaled_by_torch, "torch's GradScaler on rank 0"),
+    (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"), (copied, "cannot be copied"),
+    (forgotten_finish, "call finish_gradient_synchronization"), (later_group, "give all groups when"), (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
     (wrong_stage, "FullyShardedDataParallel"), (looks_across, "LBFGS looks across"), (moved, "Parameter 0 on rank 0 has other memory"),
     (kept, "zero_grad"), (unused, "Parameters got no gradient, on rank 0: 3, 2"), (two_backwards, "no_sync")])
 def test_bad_input_is_one_sentence(mistake, words):

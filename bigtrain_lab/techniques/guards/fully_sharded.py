@@ -150,6 +150,23 @@ def refuse_copy() -> None:
                      "module before you wrap it, or keep what full_state_dict() returns.")
 
 
+def refuse_dropped(model) -> None:
+    """Gradients that were summed and are gone, or are still on their way after a step."""
+    stepped = model.sent and model.sent.writes != writes(model)
+    busy = {*model.left, *model.due, model.sent and model.sent.unit}
+    for unit in model.units:
+        grads = [piece.grad for piece in unit.pieces if piece.requires_grad]
+        if unit.used and (stepped or unit not in busy and all(grad is None for grad in grads)):
+            raise Impossible(f"The gradient of {unit.names[0]} on {who(model)} was not there when the "
+                             "optimizer stepped: call finish_gradient_synchronization() after the "
+                             "backward, before step() and zero_grad().")
+
+
+def writes(model) -> int:
+    """torch's count of writes to the pieces."""
+    return sum(piece._version for piece in model.pieces.values())
+
+
 def refuse_unused(model, unused: list[str]) -> None:
     if unused and not model.allow_unused:
         raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss "
@@ -159,7 +176,7 @@ def refuse_unused(model, unused: list[str]) -> None:
 def refuse_optimizers(model) -> None:
     """An optimizer of the module's own parameters, whose `.grad` is always None, would do nothing.
     Where no piece has changed since the gradient before, all that Python has is searched, once."""
-    changes = sum(piece._version for piece in model.pieces.values())
+    changes = writes(model)
     before, model.changes = model.changes, changes
     if before != changes or model.searched:
         return

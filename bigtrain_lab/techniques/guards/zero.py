@@ -70,6 +70,36 @@ def refuse_moved(shards) -> None:
                                  "shape than when its pieces were made: change the module before.")
 
 
+def refuse_written(shards) -> None:
+    """A gradient that may be on its way was changed by somebody else."""
+    for each, writes in shards.writes.items():
+        if each.view is not None and each.view._version != writes:
+            raise Impossible(f"The gradient of {each.name} on rank {who(shards)} was changed after its "
+                             "backward, as torch's clip_grad_norm_ does by this rank's own norm: "
+                             "call the optimizer's clip_grad_norm_(), or change the pieces' "
+                             "gradients after finish_gradient_synchronization().")
+
+
+def refuse_scaler(optimizer) -> None:
+    if hasattr(optimizer, "found_inf"):  # which torch's GradScaler sets while it steps
+        raise Impossible(f"torch's GradScaler on rank {who(optimizer.shards)} sees the part of this rank "
+                         "alone, so ranks would skip different steps: take a "
+                         "DynamicLossScaler(group=...).")
+
+
+def refuse_other_rank(optimizer, state_dict: dict) -> None:
+    own = optimizer.shards.group.rank, optimizer.shards.group.size
+    if tuple(state_dict.get("rank", own)) != own:
+        of, size = state_dict["rank"]
+        raise Impossible(f"This state_dict is of rank {of} of {size}, and this is rank {own[0]} of "
+                         f"{own[1]}: save full_state_dict() and load it by load_full_state_dict().")
+
+
+def refuse_copy():
+    raise Impossible("A ZeroOptimizer cannot be copied, since it talks to other ranks: make one over "
+                     "the copied model, and load full_state_dict().")
+
+
 def refuse_no_sync(stage: int) -> None:
     if stage == 2:
         raise Impossible("Stage 2 keeps no gradients of others, so it has none to add up: leave "
