@@ -44,7 +44,7 @@ class Combined(Sharded):
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
     recompute: bool = knob(False, "keep the input of each layer, and compute the rest again in the backward", more=True)
     sequence_parallel: bool = knob(False, "cut norms and the residual along the sequence, where slices duplicate them", more=True)
-    zero_1: bool = knob(False, "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO)", more=True)
+    zero_1: bool = knob(False, "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO); lamb and lars then need tp = 1", more=True)
     ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
     layers: int = knob(8, "transformer blocks", low=1, high=24, more=True)

@@ -75,11 +75,11 @@ class Sharded(Layered):
 
     # -- what a rank holds -------------------------------------------------------------------------
 
-    def dry(self, rank: int) -> DryRun:
-        """A rank's whole training without values, of two steps: the first, and one like all others.
-        Slices of a layer hold alike."""
-        coords = self.mesh.coords(rank)
-        settings = {name: getattr(self, name) for name in self.shapes} | {"steps": 2}
+    def dry(self, rank: int, steps: int = 0) -> DryRun:
+        """A rank's whole training without values, of at most two steps: the first, and one like all
+        others. `steps`: another number of them. Slices of a layer hold alike."""
+        coords, steps = self.mesh.coords(rank), steps or min(self.steps, 2)
+        settings = {name: getattr(self, name) for name in self.shapes} | {"steps": steps}
         return dried(type(self), tuple(settings.items()), coords["dp"], coords["pp"])
 
     @property
@@ -105,7 +105,7 @@ class Sharded(Layered):
             return super().usual(kind, layer)
         action = self.first[kind, layer]
         place = self.order.rank_of(layer, action.micro_batch)
-        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0)).actions[str(action)]
+        return self.dry(self.mesh.rank(dp=0, pp=place, tp=0), 2).actions[str(action)]
 
     def like(self, action: Action) -> str:
         """The action of the dry run that an action of the run is like."""

@@ -200,13 +200,16 @@ class LayerWise(Optimizer):
         """The norms of whole parameters, of which the group has pieces; of duplicates rank 0's. A
         parameter without a gradient on this rank adds nothing; a rank may have none at all."""
         every = [p for options in self.param_groups for p in options["params"]]
-        squares = torch.zeros(rows, len(every), dtype=torch.float64, device=every[0].device)
+        none = torch.zeros(rows, dtype=torch.float64, device=every[0].device)
+        found = [none] * len(every)
         for own, each in zip(numbers, norms):
-            squares[:, own] = each.square()
-        counts = [float(self.ranks.rank == 0 or self.pieces(p)) for p in every]
-        squares *= squares.new_tensor(counts)
+            for n, square in zip(own, each.square().unbind(1)):
+                if self.ranks.rank == 0 or self.pieces(every[n]):
+                    found[n] = square
+        squares = torch.stack(found, 1)
         self.ranks.all_reduce(squares, name="norms of layers")
-        return [squares[:, own].sqrt() for own in numbers]
+        found = squares.sqrt().unbind(1)
+        return [torch.stack([found[n] for n in own] or [none], 1) for own in numbers]
 
 
 def norms_of(batches: Iterable[Sequence[Tensor]], blocks: list[int]) -> Tensor:

@@ -63,21 +63,23 @@ def test_in_mixed_precision_masters_are_shared_too_and_stage_3_gathers_half_weig
 
 
 @pytest.mark.parametrize("settings", [
-    dict(stage=1, replicas=2, micro_batches=2, recompute=True), dict(stage=2, replicas=3, micro_batches=2, clip=0.5, bucket_mb=1.0)],
-    ids=["stage 1", "stage 2"])
+    dict(stage=1, replicas=2, micro_batches=2, recompute=True), dict(stage=2, replicas=3, micro_batches=2, clip=0.5, bucket_mb=1.0),
+    dict(stage=3, replicas=2, optimizer="lamb", steps=1), dict(stage=3, replicas=3, precision="bf16", recompute=True, steps=1, dtype="float32")],
+    ids=["stage 1", "stage 2", "norms of layers", "the peak is in making the model"])
 def test_a_run_is_as_predicted_and_as_one_process(settings, tmp_path):
-    """Clock, bytes, memory inside actions, weights and losses of all ranks; one bucket or several. Stage 3 is the next one."""
-    as_predicted(Zero(dtype="float64", **SMALL | settings), tmp_path)
+    """Clock, bytes, memory inside actions, weights and losses of all ranks; one bucket or several. Adam at stage 3 is the next one."""
+    as_predicted(Zero(**dict(dtype="float64") | SMALL | settings), tmp_path)
 
 
 def as_predicted(asked: Zero, directory) -> None:
     run = asked.run(directory=directory / "run", jitter_s=0.001)
     modelled, predicted = run.wait(), asked.predict()
-    assert run_differs(asked, run) == [] and run.replicas == []
+    assert run.replicas == [] and (asked.dtype != "float64" or run_differs(asked, run) == [])
     assert [e for e in predicted if isinstance(e, (Span, Transfer))] == [e for e in modelled if isinstance(e, (Span, Transfer))]
     assert predicted.where(Memory).events == modelled.where(Memory).events
     for rank in range(asked.replicas):
-        assert peak(predicted, rank).bytes == peak(modelled, rank).bytes == max(read.bytes for read in readings(predicted, rank))
+        assert (most := peak(predicted, rank)) == peak(modelled, rank)
+        assert most.start == 0 or most.bytes == max(read.bytes for read in readings(predicted, rank))  # at 0 the model was made
     exact = [each for each in asked.quantities if each.exact]
     assert [each.of(predicted) for each in exact] == [each.of(modelled) for each in exact]
 
