@@ -25,8 +25,8 @@ LAB := --ip=127.0.0.1 --ServerApp.port_retries=50 --ServerApp.root_dir=. --Serve
        $(if $(wildcard notebooks/00_start_here.ipynb),--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb) \
        $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# Three test files at a time, since many wait for processes; in the order they are found: the browser and the lessons take longest and come first.
-THREE := -n 3 --dist loadfile --no-loadscope-reorder
+# Two test files at a time, in the order they are found: the browser and the lessons take longest and come first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup browser lab test quick bench notebooks grading-proof clean
 
@@ -45,10 +45,10 @@ lab: setup
 	PATH="$(CURDIR)/.venv/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab $(LAB) $(ARGS)
 
 test: browser
-	$(PY) -m pytest tests $(THREE) $(ARGS)
+	$(PY) -m pytest tests $(TWO) $(ARGS)
 
 quick: setup
-	$(PY) -m pytest -m "not slow" $(wildcard tests/parity tests/unit) $(THREE) $(ARGS)
+	$(PY) -m pytest -m "not slow" $(wildcard tests/parity tests/unit) $(TWO) $(ARGS)
 
 bench: setup
 	$(PY) -m benchmarks $(ARGS)
