@@ -72,6 +72,8 @@ def initialise(module: nn.Module, layers: int, seed: int, tied: bool = False):
     """Fill every parameter from (seed, its name). Drawn in float64 and rounded: all dtypes start from one model. A tied
     output's copy has the embedding's values."""
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            return
         if parameter.dim() == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             continue

@@ -23,7 +23,5 @@ def generator(*names, device="cpu") -> torch.Generator | None:
 
 
 def normal(weight: torch.Tensor, *names) -> torch.Tensor:
-    """N(0, 1) in float64, in the shape of a weight; on meta there are no values."""
-    if weight.is_meta:
-        return torch.empty(weight.shape, dtype=torch.float64, device=weight.device)
-    return torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))
+    """N(0, 1) in float64, in the shape of a weight; on meta the weight itself."""
+    return weight if weight.is_meta else torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))

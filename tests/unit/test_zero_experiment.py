@@ -64,8 +64,7 @@ def test_in_mixed_precision_masters_are_shared_too_and_stage_3_gathers_half_weig
 
 @pytest.mark.parametrize("settings", [
     dict(stage=1, replicas=2, micro_batches=2, recompute=True), dict(stage=2, replicas=3, micro_batches=2, clip=0.5, bucket_mb=1.0),
-    dict(stage=3, replicas=2, optimizer="lamb", steps=1), dict(stage=3, replicas=3, precision="bf16", recompute=True, steps=1, dtype="float32")],
-    ids=["stage 1", "stage 2", "norms of layers", "the peak is in making the model"])
+    dict(stage=3, replicas=2, optimizer="lamb", steps=1)], ids=["stage 1", "stage 2", "norms of layers"])
 def test_a_run_is_as_predicted_and_as_one_process(settings, tmp_path):
     """Clock, bytes, memory inside actions, weights and losses of all ranks; one bucket or several. Adam at stage 3 is the next one."""
     as_predicted(Zero(**dict(dtype="float64") | SMALL | settings), tmp_path)
