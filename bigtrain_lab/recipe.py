@@ -38,6 +38,7 @@ from .techniques.checkpoint import recomputed
 from .techniques.clip import clip_grad_norm
 from .techniques.data_parallel import DistributedDataParallel
 from .techniques.guards import recipe as guard
+from .techniques.guards.optimizers import before_step
 from .techniques.learning_rates import set_rate
 from .techniques.mixed_precision import DynamicLossScaler, Level, MixedPrecision
 from .techniques.one_process import Sample
@@ -308,10 +309,12 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             optimizer = recipe.optimizer([homes.get(p, p) for p in learning])
             optimizers[stage].append(optimizer)
             guard.refuse_optimizer(optimizer, order)
-            if recipe.zero:
-                shared(optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices))
-            elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
-                optimizer.among(slices)
+            with rank.aside():  # a trial of the optimizer is no part of what a training holds
+                if recipe.zero:
+                    shared(optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices))
+                elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
+                    optimizer.among(slices)
+                before_step(optimizer)
     replica = copies.rank if copies else 0
     samples, losses, waiting = {}, [], []
 

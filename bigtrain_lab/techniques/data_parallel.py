@@ -28,6 +28,7 @@ from ..runtime.execute import Signal, Work, run
 from ..runtime.group import Group
 from ..runtime.message import as_bytes
 from .guards import data_parallel as guard
+from .guards.optimizers import watch_averaged
 from .prepared_model import masters_of, note_anew
 from .reducers import Bucket, Buckets, name
 
@@ -55,7 +56,8 @@ class DistributedDataParallel(nn.Module):
 
     The mean weighs all ranks alike: multiply a rank's mean loss by N n_r / sum_r n_r where its
     number of samples n_r differs. Parameters, frozen ones too, and buffers come once from rank 0;
-    afterwards each rank's buffers are its own.
+    afterwards each rank's buffers are its own. Ranks with one seed drop the same units of their own
+    samples: after this call, seed each rank apart.
     """
 
     def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
@@ -81,12 +83,17 @@ class DistributedDataParallel(nn.Module):
         self.buckets = strategy.pieces(homes, bucket_bytes, self.timed)
         self._place()
         self.lane, self.syncing, self.batch = self.group.lane(), True, -1
+        self.writes = {}  # gradient -> torch's count of writes to it when its backward ended
         self._begin()
         for each in self.gradients:
             learnt[each.name].register_post_accumulate_grad_hook(partial(self._added, each))
+        watch_averaged(self)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
+
+    def __getstate__(self):
+        guard.refuse_copy()
 
     @property
     def under_way(self) -> bool:
@@ -120,6 +127,8 @@ class DistributedDataParallel(nn.Module):
             for bucket in gradient.buckets:
                 bucket.missing -= 1
             self._announce(lambda bucket: not bucket.missing)
+        if gradient.view is not None:
+            self.writes[gradient] = gradient.view._version
 
     def _announce(self, full: Callable) -> None:
         """Launch the buckets up to the first that is not full: in one order on all ranks."""
@@ -165,6 +174,7 @@ class DistributedDataParallel(nn.Module):
         step. What it returns no rank used."""
         unused = [each for each in self.gradients if not each.used and each.view.numel()]
         guard.refuse_replaced(self)
+        guard.refuse_written(self)
         for each in self.gradients:
             each.keep(1 if each.divided else self.group.size)
         if not self.allow_unused:
@@ -241,7 +251,7 @@ def place(gradients: list[Gradient], buckets: list[Bucket]) -> dict[tuple, Tenso
         sizes = [each.home.numel() for each in own]
         flats[kind] = flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
         for each, part in zip(own, flat.split(sizes)):
-            each.view = part.view(each.home.shape)
+            each.view = part.view(each.home.shape).data  # with a count of its own of its writes
         for bucket in buckets:
             if bucket.kind == kind:
                 bucket.flat = flat[bucket.start:bucket.stop]

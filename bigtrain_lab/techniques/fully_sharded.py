@@ -96,7 +96,7 @@ class FullyShardedDataParallel(nn.Module):
                     partial(self._enters, unit), prepend=True, with_kwargs=True)
                 part.register_forward_hook(
                     partial(self._leaves, unit), with_kwargs=True, always_call=True)
-        guard.watch_states(self)
+        guard.watch(self)
 
     def forward(self, *args, **kwargs):
         guard.refuse_changed(self)

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from . import saved
 from .guards import saved_shards as guard
-from .shards import assembled
+from .shards import assembled, keeping_dim
 
 WHOLE, FOLDER = "whole.pt", "shards-"
 
@@ -73,7 +73,8 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
     guard.refuse_other(found, owned, listed(optimizer), numbers, path)
 
     def mine(name: str, parts: list) -> Tensor:
-        return assembled(parts, owned[name].start, owned[name].stop)
+        own = owned[name]
+        return keeping_dim(assembled(parts, own.start, own.stop), own.piece)
     for each, state in zip(listed(optimizer), found.optimizers(mine)):
         each.load_state_dict(state)
     for name, each in owned.items():

@@ -42,10 +42,11 @@ class Flat:
         return flat[self.rank * self.part:(self.rank + 1) * self.part]
 
     def pieces(self, part: Tensor) -> list[Tensor]:
-        """Of this rank's part: the piece of each tensor, with one dimension."""
+        """Of this rank's part: the piece of each tensor, with as many dimensions, by which a script
+        may choose what decays."""
         first = self.rank * self.part
-        return [part[start + begin - first:start + begin - first + end - begin] if end else part[:0]
-                for start, (begin, end) in zip(self.starts, self.own)]
+        return [keeping_dim(part[start + begin - first:start + end - first] if end else part[:0], own)
+                for own, start, (begin, end) in zip(self.tensors, self.starts, self.own)]
 
 
 class Owned(NamedTuple):
@@ -64,12 +65,18 @@ class Owned(NamedTuple):
     def whole(self, own: Tensor, group) -> Tensor:
         """The parameter's tensor, of what each rank keeps of it. All ranks of the group ask."""
         found = own.new_zeros(self.shape)
-        found.view(-1)[self.start:self.stop] = own
+        found.view(-1)[self.start:self.stop] = own.reshape(-1)
         return group.unrecorded().all_reduce(found)
 
     def part(self, whole: Tensor) -> Tensor:
         """This rank's elements of a tensor of the parameter's shape."""
-        return whole.reshape(-1)[self.start:self.stop].clone()
+        return keeping_dim(whole.reshape(-1)[self.start:self.stop].clone(), whole)
+
+
+def keeping_dim(elements: Tensor, whole: Tensor) -> Tensor:
+    """Elements in a row, with as many dimensions as the whole tensor, at least one: (k, 1) of a
+    matrix."""
+    return elements.view(-1, *[1] * (whole.dim() - 1))
 
 
 def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -> Tensor:
@@ -79,6 +86,6 @@ def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -
     for first, last, elements in parts:
         low, high = max(start, first), min(stop, last)
         if low < high:
-            found[low - start:high - start] = elements[low - first:high - first]
+            found[low - start:high - start] = elements.view(-1)[low - first:high - first]
             count += high - low
     return found[:count]

@@ -52,11 +52,12 @@ class ZeroOptimizer(Optimizer):
 
     Gradients are averaged here, so no other data parallel is needed. Rank 0's parameters are
     broadcast. `param_groups` and `state` are of this rank's pieces: each parameter's elements
-    here, in one dimension. Clip by `clip_grad_norm_`, not by torch's function: a rank sees its own
+    here, with as many dimensions as it has. Clip by `clip_grad_norm_`, not by torch's function: a rank sees its own
     part alone. So does torch's GradScaler: take a DynamicLossScaler with the group, after
     `finish_gradient_synchronization`.
     """
 
+    element_wise = True  # `shared` has tried the optimizer inside
     _step_supports_amp_scaling = True  # lets torch's GradScaler call `step`, which refuses it
 
     def __init__(self, params: Iterable, optimizer_class, stage: int = 1, group=None, *,
@@ -166,7 +167,6 @@ class ShardedGradients(DistributedDataParallel):
         self.masters = masters
         self.handles, self.away, self.updates, self.used_before = [], None, 0, set()
         self.pieces: dict[Tensor, nn.Parameter] = {}
-        self.writes = {}  # gradient -> torch's count of writes to it when its backward ended
         super().__init__(module, group, bucket_bytes, backwards=backwards, overlap=overlap,
                          allow_unused=allow_unused, alike=alike)
         self.originals = {}
@@ -208,7 +208,7 @@ class ShardedGradients(DistributedDataParallel):
                 values = shard.master = values.float()
             for parameter, value, (start, stop) in zip(own, layout.pieces(values), layout.own):
                 if parameter in self.originals:
-                    value.copy_(self.originals[parameter].flatten()[start:stop])
+                    value.view(-1).copy_(self.originals[parameter].flatten()[start:stop])
                 piece = nn.Parameter(value)
                 vars(piece).update(vars(parameter))  # what is known of it, such as how it is cut
                 parameter.piece = self.pieces[parameter] = piece
@@ -290,8 +290,6 @@ class ShardedGradients(DistributedDataParallel):
                 self._next()
             self._make_room(gradient.buckets[0])
         super()._added(gradient, parameter)
-        if gradient.view is not None:
-            self.writes[gradient] = gradient.view._version
 
     def _next(self) -> None:
         """Stage 2: another backward of the same gradient begins."""
@@ -361,7 +359,6 @@ class ShardedGradients(DistributedDataParallel):
                 each.used = True
             self.used_before = set()
         unused = super().finish_gradient_synchronization()
-        self.writes.clear()
         for shard in self.buckets:
             part = self._mean(shard)
             part = part if shard.master is None else part.float()

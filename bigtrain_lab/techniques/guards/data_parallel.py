@@ -95,6 +95,23 @@ def refuse_replaced(model) -> None:
                              "has a gradient now, which nobody averages: wrap the module anew.")
 
 
+def refuse_written(model) -> None:
+    """A gradient that may be on its way was changed by somebody else."""
+    rank = model.group.world_rank(model.group.rank)
+    for each, writes in model.writes.items():
+        if each.view is not None and each.view._version != writes:
+            raise Impossible(f"The gradient of {each.name} on rank {rank} was changed after its "
+                             "backward, as torch's clip_grad_norm_ does by this rank's own norm: "
+                             "change it after finish_gradient_synchronization(); with a "
+                             "ZeroOptimizer call its clip_grad_norm_(), or change the pieces'.")
+    model.writes.clear()
+
+
+def refuse_copy() -> None:
+    raise Impossible("A DistributedDataParallel cannot be copied, since it talks to other ranks: copy "
+                     "its .module, or save the module's state_dict().")
+
+
 def refuse_unused(model, unused: list, by_rank: list[str]) -> None:
     """`by_rank`: names of the unused parameters of each rank; empty where all lack the same."""
     if model.allow_unused or not (unused or by_rank):

@@ -16,6 +16,7 @@ from ...runtime.message import Shape
 from ..prepared_model import masters_of
 from . import by_ranks
 from . import refuse as refuse_any
+from .optimizers import PIECES
 
 
 def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
@@ -116,8 +117,11 @@ def refuse_graph(model) -> None:
                 "they are gone: take units without FullyShardedDataParallel for it."))
 
 
-def watch_states(model) -> None:
-    """state_dict and load_state_dict of the module, or of a part of it, refuse."""
+def watch(model) -> None:
+    """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
+    need whole tensors."""
+    PIECES.update(dict.fromkeys(model.pieces.values()))
+
     def saved(_, __, ___) -> None:
         refuse_any((not model.whole, "Parameters are sharded, and empty between uses: call "
                                      "full_state_dict() of the FullyShardedDataParallel."))

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core import Impossible
-
-ELEMENT_WISE = tuple(getattr(torch.optim, name) for name in (
-    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta", "ASGD",
-    "Rprop"))
+from .data_parallel import refuse_written  # noqa: F401
+from .optimizers import refuse_across
 
 
 def refuse_stage(stage) -> None:
@@ -40,16 +37,11 @@ def refuse_late(made: bool) -> None:
 
 
 def refuse_optimizer(optimizer) -> None:
-    """One may say that it works element by element, by an attribute `element_wise`."""
     if not isinstance(optimizer, Optimizer):
         raise Impossible(f"optimizer_class made a {type(optimizer).__name__}: give a torch optimizer's "
                          "class, such as torch.optim.AdamW.")
-    if not (type(optimizer) in ELEMENT_WISE or hasattr(optimizer, "among")
-            or getattr(optimizer, "element_wise", False)):
-        names = ", ".join(each.__name__ for each in ELEMENT_WISE)
-        raise Impossible(f"{type(optimizer).__name__} looks across the elements of a tensor, of which a "
-                         f"rank has only some: take {names}, LAMB or LARS, or set element_wise = True on a class "
-                         "of your own that steps each element by itself.")
+    if not hasattr(optimizer, "among"):  # which will know its ranks
+        refuse_across(optimizer, lambda p: True)
     if getattr(optimizer, "max_grad_norm", None) is not None and optimizer.ranks is not None:
         raise Impossible("The optimizer has a group of its own: leave its group out, ZeRO gives it one.")
 
@@ -68,16 +60,6 @@ def refuse_moved(shards) -> None:
                 name = next(each.name for each in shards.gradients if each.home is parameter)
                 raise Impossible(f"Parameter {name} on rank {who(shards)} has other memory or another "
                                  "shape than when its pieces were made: change the module before.")
-
-
-def refuse_written(shards) -> None:
-    """A gradient that may be on its way was changed by somebody else."""
-    for each, writes in shards.writes.items():
-        if each.view is not None and each.view._version != writes:
-            raise Impossible(f"The gradient of {each.name} on rank {who(shards)} was changed after its "
-                             "backward, as torch's clip_grad_norm_ does by this rank's own norm: "
-                             "call the optimizer's clip_grad_norm_(), or change the pieces' "
-                             "gradients after finish_gradient_synchronization().")
 
 
 def refuse_scaler(optimizer) -> None:
