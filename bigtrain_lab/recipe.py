@@ -71,7 +71,9 @@ class Recipe:
     ranks          processes of a replica; a schedule of several cuts the model into stages
     schedule       a Schedule, or its name
     replicas       copies of the model that share each window: its micro-batch i goes to replica
-                   i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks, tp=slices)
+                   i mod replicas. Ranks are those of Mesh(dp=replicas, pp=ranks, tp=slices). Each
+                   replica has a global seed of its own, so that torch's nn.Dropout draws a mask of
+                   its own there, and not those of one process, as models.Dropout does
     bucket_bytes   gradients that replicas average in one message
     data_parallel  further settings of DistributedDataParallel, such as {"overlap": False}
     zero           what replicas hold in parts: 0, nothing; 1, the optimizer's state; 2, gradients
@@ -292,6 +294,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
+    if copies and copies.rank:  # replicas drop other units: they have other samples
+        torch.manual_seed(rank.rng("dp").initial_seed())
     holders = replica_ranks  # who have parts of one gradient
     if recipe.zero:
         holders = copies if recipe.mesh.size == recipe.replicas else rank.group()

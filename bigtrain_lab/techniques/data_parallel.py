@@ -28,7 +28,7 @@ from ..runtime.execute import Signal, Work, run
 from ..runtime.group import Group
 from ..runtime.message import as_bytes
 from .guards import data_parallel as guard
-from .guards.optimizers import watch_averaged
+from .guards.optimizers import AVERAGING
 from .prepared_model import masters_of, note_anew
 from .reducers import Bucket, Buckets, name
 
@@ -87,7 +87,7 @@ class DistributedDataParallel(nn.Module):
         self._begin()
         for each in self.gradients:
             learnt[each.name].register_post_accumulate_grad_hook(partial(self._added, each))
-        watch_averaged(self)
+        AVERAGING.add(self)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)

@@ -80,7 +80,6 @@ class FullyShardedDataParallel(nn.Module):
             for buffer in module.buffers():
                 self.group.broadcast(buffer, name="buffers")
         self.allow_unused, self.whole = allow_unused, False
-        self.searched, self.changes = False, None
         self.lane, self.counts = self.group.lane(), Counter()
         forward = [(unit, "F") for unit in self.units]
         self.order = Order([*forward, *((unit, "B") for unit in reversed(self.units))])
@@ -288,7 +287,6 @@ class FullyShardedDataParallel(nn.Module):
             unit.used, unit.pending = set(), 0
             unit.calls.clear()
         guard.refuse_unused(self, unused)
-        guard.refuse_optimizers(self)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradients so that the norm of the whole gradient is at most `max_norm`; returns

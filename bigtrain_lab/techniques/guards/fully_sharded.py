@@ -1,7 +1,6 @@
 """What ranks cannot shard, or would shard wrongly, and what they would read of parameters that are
 elsewhere: refused in one sentence."""
 
-import gc
 from dataclasses import fields, is_dataclass
 from itertools import chain, zip_longest
 
@@ -16,7 +15,7 @@ from ...runtime.message import Shape
 from ..prepared_model import masters_of
 from . import by_ranks
 from . import refuse as refuse_any
-from .optimizers import PIECES
+from .optimizers import SHARDED, TRIED
 
 
 def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
@@ -120,7 +119,8 @@ def refuse_graph(model) -> None:
 def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
-    PIECES.update(dict.fromkeys(model.pieces.values()))
+    SHARDED.update(dict.fromkeys(model.pieces, who(model)) | dict.fromkeys(model.pieces.values(), True))
+    TRIED.clear()
 
     def saved(_, __, ___) -> None:
         refuse_any((not model.whole, "Parameters are sharded, and empty between uses: call "
@@ -175,19 +175,3 @@ def refuse_unused(model, unused: list[str]) -> None:
     if unused and not model.allow_unused:
         raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss "
                          "depend on all that learns, freeze the rest, or pass allow_unused=True.")
-
-
-def refuse_optimizers(model) -> None:
-    """An optimizer of the module's own parameters, whose `.grad` is always None, would do nothing.
-    Where no piece has changed since the gradient before, all that Python has is searched, once."""
-    changes = writes(model)
-    before, model.changes = model.changes, changes
-    if before != changes or model.searched:
-        return
-    model.searched = True
-    every = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
-    held = {id(p) for each in every for group in each.param_groups for p in group["params"]}
-    own, pieces = map(id, model.pieces), map(id, model.pieces.values())
-    refuse_any((held & {*own} and not held & {*pieces},
-                f"An optimizer on {who(model)} has the module's own parameters, which are empty "
-                "between uses: build it over model.parameters(), of the FullyShardedDataParallel."))

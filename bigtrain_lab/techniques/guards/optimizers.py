@@ -1,76 +1,65 @@
-"""Optimizers that need whole tensors where a rank has parts, and steps on gradients that are not yet
-the mean of the ranks: refused before a step moves anything.
+"""Optimizers that need whole tensors where a rank has parts, and steps on gradients that are not the
+mean of the ranks yet: refused before a step moves anything.
 
 Whether an optimizer needs whole tensors is tried: it steps a small tensor, and the parts of it."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from weakref import ref
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
 
-# What torch's hook, which is global, has to know.
-PIECES = WeakIdKeyDictionary()  # parameters that are pieces of whole ones
-AVERAGED = WeakIdKeyDictionary()  # parameter -> the data parallel model that averages its gradient
-TRIED = WeakIdKeyDictionary()  # optimizer -> the sizes of its groups then, its data parallel models
-RATE, TOLERANCE = 0.01, 1e-3
-OF_ONE_STEP = ("step", "grad_scale", "found_inf")  # what schedulers and torch's GradScaler leave
-
-
-def watch_averaged(model) -> None:
-    AVERAGED.update({each.home: ref(model) for each in model.gradients})
-    TRIED.clear()
+# Torch's hook is global, and has to find what it is about.
+AVERAGING = WeakSet()  # data parallel models
+SHARDED = WeakIdKeyDictionary()  # a piece -> True; a module's own parameter, now empty -> the rank
+TRIED = WeakIdKeyDictionary()  # optimizer -> the number of its parameters then
 
 
 def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
-    """Impossible where it needs whole tensors of parts, or gradients are not averaged yet."""
     if torch.compiler.is_compiling():
         return
-    if TRIED.get(optimizer, [None])[0] != sizes(optimizer):
-        refuse_across(optimizer, lambda p: p in PIECES)
-    for model in TRIED[optimizer][1]:
-        refuse_unfinished(model())
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if TRIED.get(optimizer) != len(held):
+        refuse_across(optimizer, SHARDED.get)
+    for model in AVERAGING:
+        for each in model.gradients:
+            if each.used and id(each.home) in held:
+                rank = model.group.world_rank(model.group.rank)
+                raise Impossible(f"The gradient of {each.name} on rank {rank} is not the mean of the "
+                                 "ranks yet: call finish_gradient_synchronization() before the "
+                                 "optimizer's step().")
 
 
 register_optimizer_step_pre_hook(before_step)
 
 
-def sizes(optimizer: Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
-
-
-def refuse_unfinished(model) -> None:
-    for each in model.gradients:
-        if each.used:
-            raise Impossible(f"The gradient of {each.name} is that of rank "
-                             f"{model.group.world_rank(model.group.rank)} alone: call "
-                             "finish_gradient_synchronization() before the optimizer's step().")
-
-
-def refuse_across(optimizer: Optimizer, is_piece) -> None:
-    """One that looks across the elements of a tensor of which this rank has pieces or slices. A
-    class may say by an attribute `element_wise` that it does not."""
-    ways, models = {}, set()
-    for number, group in enumerate(optimizer.param_groups):
-        for p in group["params"]:
-            models |= {AVERAGED[p]} if p in AVERAGED else set()
-            if not p.is_meta and (is_piece(p) or cut_of(p)):
-                along = None if is_piece(p) else cut_of(p).dim
-                if not knows_its_ranks(optimizer, p):
-                    ways.setdefault((number, p.dim(), along), p)
-    for (number, _, along), p in ways.items():
+def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str | None]) -> None:
+    """One that looks across the elements of a tensor of which this rank has a piece or a slice. A
+    class may say by an attribute `element_wise` that it does not, as one that draws noise must."""
+    every = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
+    ways, told = {}, getattr(optimizer, "element_wise", False)
+    ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
+    for number, p in every:
+        if isinstance(is_piece(p), str):
+            raise Impossible(f"An optimizer on {is_piece(p)} has the module's own parameters, which "
+                             "are empty between uses: build it over model.parameters(), of the "
+                             "FullyShardedDataParallel.")
+        cut = None if is_piece(p) else cut_of(p)
+        if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
+            ways[number, p.dim(), cut] = p
+    for (number, _, cut), p in ways.items():
         cause = None
         with torch.random.fork_rng([p.device] if p.is_cuda else []):
             try:
-                across = looks_across(optimizer, number, p, along)
+                across = looks_across(optimizer, number, p, cut)
             except Exception as error:  # whatever a stranger's class raises
                 across, cause = True, error
         if across:
@@ -78,61 +67,50 @@ def refuse_across(optimizer: Optimizer, is_piece) -> None:
                              "which a rank has only some: take one that steps each element by "
                              "itself, such as AdamW, or LAMB or LARS with group= (and pieces=lambda "
                              "p: True over FullyShardedDataParallel).") from cause
-    TRIED[optimizer] = sizes(optimizer), models
+    TRIED[optimizer] = len({id(p) for _, p in every})
 
 
-def knows_its_ranks(optimizer: Optimizer, p: Tensor) -> bool:
-    if getattr(optimizer, "element_wise", False):
-        return True
-    return getattr(optimizer, "ranks", None) is not None and optimizer.pieces(p)
+def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
+    """Whether a small tensor moves otherwise than its parts do: slices by `cut`, or pieces. It takes
+    the place of `like`, of group `number`."""
+    def parts(whole: Tensor):
+        if cut:
+            return whole.chunk(2, cut.dim)
+        return [keeping_dim(part, whole) for part in whole.flatten().split([11, 13])]
 
-
-def looks_across(optimizer: Optimizer, number: int, like: Tensor, along: int | None) -> bool:
-    """Whether a small tensor moves otherwise than its parts do, which lie `along` a dimension, or,
-    with None, anywhere. `like`: a parameter of that group."""
-    draw = torch.Generator().manual_seed(0)
     shape = (4, 6, *[1] * (like.dim() - 2)) if like.dim() > 1 else (24,)
+    draw = torch.Generator().manual_seed(0)
     x, *gradients = torch.randn(3, *shape, generator=draw, dtype=torch.float64).to(like.device)
     x *= torch.arange(1, 25, device=x.device).view(shape)  # no part is like another
-    gradients[1] *= 1000  # beyond what a clip by the norm lets pass
-
-    def parts(whole: Tensor):
-        if along is not None:
-            return whole.chunk(2, along)
-        return [keeping_dim(part, whole) for part in whole.flatten().split([11, 13])]
-    moved = movements(optimizer, number, like, x, gradients)
+    gradients[1] *= 1000  # more than a clip by a norm lets pass
+    whole = [*map(parts, movements(optimizer, number, like, x, gradients))]
     for at, part in enumerate(parts(x)):
         own = movements(optimizer, number, like, part, [parts(g)[at] for g in gradients])
-        for found, whole in zip(own, moved):
-            expected = parts(whole)[at]
-            if (found - expected).norm() > TOLERANCE * expected.norm():
+        for found, expected in zip(own, (each[at] for each in whole)):
+            if (found - expected).norm() > 1e-3 * expected.norm():  # no rounding of float64
                 return True
     return False
 
 
 def movements(optimizer: Optimizer, number: int, like: Tensor, x: Tensor,
-              gradients: list[Tensor]) -> list[Tensor]:
-    """What a copy of the optimizer does to x, in place of the parameters of a group, step by step.
-    State that the optimizer has of `like` has one value everywhere here."""
-    p, trial, found = nn.Parameter(x.clone()), object.__new__(type(optimizer)), []
-    state = defaultdict(dict)
+              gradients: list[Tensor]) -> Iterator[Tensor]:
+    """What a copy of the optimizer does to x, step by step. What state it has of each element of
+    `like` has one value everywhere; nothing leads from the copy to the optimizer's own tensors."""
+    p, trial, state = nn.Parameter(x.clone()), object.__new__(type(optimizer)), defaultdict(dict)
+    memo = {id(each): p for group in optimizer.param_groups for each in group["params"]}
+    memo |= {id(optimizer): trial, id(optimizer.state): state}
     for name, value in optimizer.state.get(like, {}).items():
         if isinstance(value, Tensor) and value.shape == like.shape:
             value = torch.full_like(x, float(value.flatten()[:1].sum()))
-        state[p][name] = deepcopy(value)
-    memo = {id(optimizer): trial, id(optimizer.state): state}
-    memo |= {id(each): p for group in optimizer.param_groups for each in group["params"]}
-    settings = {name: value for name, value in vars(optimizer).items()
-                if name not in OF_ONE_STEP and "hooks" not in name}
-    trial.__setstate__(deepcopy(settings, memo))
-    trial.param_groups[:] = trial.param_groups[number:number + 1]
-    for group in trial.param_groups:
-        group["params"][:] = [p]
-        if "lr" in group:
-            rate = group["lr"]
-            group["lr"] = torch.full_like(rate, RATE) if isinstance(rate, Tensor) else RATE
+        state[p][name] = deepcopy(value, memo)
+    # What schedulers and torch's GradScaler leave on the optimizer is of its own step.
+    trial.__setstate__(deepcopy({name: value for name, value in vars(optimizer).items() if not (
+        "hooks" in name or name in ("step", "grad_scale", "found_inf"))}, memo))
+    trial.param_groups[:] = [group] = trial.param_groups[number:number + 1]
+    group["params"][:] = [p]
+    if "lr" in group:
+        group["lr"] = group["lr"] * 0 + 0.01  # a tensor stays one
     for gradient in gradients:
         before, p.grad = p.detach().clone(), gradient.clone()
         type(trial).step(trial)
-        found.append(p.detach() - before)
-    return found
+        yield p.detach() - before
