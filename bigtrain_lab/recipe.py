@@ -315,7 +315,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             guard.refuse_optimizer(optimizer, order)
             with rank.aside():  # a trial of the optimizer is no part of what a training holds
                 if recipe.zero:
-                    shared(optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices))
+                    holding = rank.group(("dp", "tp")) if slices else copies
+                    shared(optimizer, holding, counts(slices))
                 elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
                     optimizer.among(slices)
                 before_step(optimizer)

@@ -1,6 +1,7 @@
 """Data parallel ranks learn what one process learns from all samples; their buckets leave while the backward goes on."""
 
 import copy
+import pickle
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -18,6 +19,7 @@ from bigtrain_lab.schedule import Action
 from bigtrain_lab.simulate import simulate
 from bigtrain_lab.techniques.all_reduce import ring_all_reduce
 from bigtrain_lab.techniques.bucket_plan import messages
+from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 from bigtrain_lab.techniques.mixed_precision import MixedPrecision
@@ -255,7 +257,26 @@ def thawed(model):
     model.finish_gradient_synchronization()
 
 
+def clipped(model, make=lambda parameters, limit: nn.utils.clip_grad_norm_(parameters, limit)):
+    model(torch.ones(1, 2)).sum().backward()
+    make(model.parameters(), 0.1)
+    model.finish_gradient_synchronization()
+
+
+def stepped_early(model, inside=nullcontext):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.step()  # nothing is there yet
+    with inside(model):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("module, options, loss, told", [
+    (nn.Linear(2, 3), {}, clipped, "The gradient of bias on rank 0 was changed after its backward"),
+    (nn.Linear(2, 3), {}, partial(clipped, make=partial(clip_grad_norm, group=Alone())), "The gradient of bias on rank 0 was changed after its backward"),
+    (nn.Linear(2, 3), {}, stepped_early, "The gradient of bias on rank 0 is not the ranks' mean yet: call finish_gradient_synchronization() before"),
+    (nn.Linear(2, 3), {}, partial(stepped_early, inside=DistributedDataParallel.no_sync), "The gradient of bias on rank 0 is not the ranks' mean yet"),
+    (nn.Linear(2, 3), {}, copy.deepcopy, "A DistributedDataParallel cannot be copied"), (nn.Linear(2, 3), {}, pickle.dumps, "A DistributedDataParallel cannot be copied"),
     (nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)), {}, thawed, "Parameter 0.weight on rank 0 was frozen when it was wrapped"),
     (nn.Linear(2, 3), {}, reshaped, "Parameter weight on rank 0 is float32 of shape (5, 2) on cpu and was float32 of shape (3, 2) on cpu when it was wrapped"),
     (nn.Embedding(4, 2, sparse=True), {}, lambda model: model(torch.tensor([1])).sum(), "Parameter weight on rank 0 has a gradient that is torch.sparse_coo"),

@@ -70,8 +70,16 @@ def weighed(window):
     return [n + 1.0 for n in range(len(window))]
 
 
-@pytest.mark.parametrize("changes", [{"samples": 9, "clip": 0.1}, {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"}],
-                         ids=["one has none of the last window", "1f1b, one has fewer"])
+def decaying(parameters):
+    """Matrices decay, as in everybody's script."""
+    parameters = list(parameters)
+    matrices = [p for p in parameters if p.dim() >= 2]
+    return torch.optim.AdamW([{"params": matrices, "weight_decay": 5.0}, {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}], 1e-2)
+
+
+@pytest.mark.parametrize("changes", [{"samples": 9, "clip": 0.1}, {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"},
+                                     *({"zero": stage, "optimizer": decaying} for stage in (1, 2, 3))],
+                         ids=["one has none of the last window", "1f1b, one has fewer", "zero 1, matrices decay", "zero 2, matrices decay", "zero 3, matrices decay"])
 def test_replicas_are_plain_training(changes, tmp_path):
     recipe = replace(PLAIN, replicas=2, bucket_bytes=400, **changes)
     run = recipe.run(directory=tmp_path / "run")
@@ -96,6 +104,31 @@ def test_replicas_of_a_pipeline_are_as_predicted(schedule, further, tmp_path):
     predicted = simulate(with_buckets(recipe.order, 3, 2, modules, 150, **further), cost)
     assert run.replicas == [] and lanes_of(modelled) == lanes_of(predicted)
     assert {lane for _, lane in lanes_of(modelled)} == {"compute", "comm:dp"}
+
+
+def dropping(number):
+    torch.manual_seed(number)
+    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).double()
+
+
+def test_replicas_draw_masks_of_their_own_and_a_recompute_draws_them_again(tmp_path):
+    """All micro-batches are alike, so losses differ by the masks alone."""
+    found = []
+    for recompute in (None, "keep-none"):
+        recipe = replace(PLAIN, model=dropping, data=lambda number: data(0), replicas=2, micro_batches=1, samples=None, recompute=recompute)
+        run = recipe.run(directory=tmp_path / str(recompute))
+        run.wait()
+        assert run.replicas == []
+        found.append(run.result)
+    assert differ(*found) == [] and found[0]["loss of replica 0"][0] != found[0]["loss of replica 1"][0]
+
+
+@pytest.mark.parametrize("over", [{"replicas": 2, "zero": 1}, {"slices": 2, "slicing": {"0": "column", "2": "row"}, "sliced_loss": lambda y, targets, group: nn.functional.mse_loss(y, targets)}],
+                         ids=["zero", "slices"])
+def test_an_optimizer_that_needs_whole_tensors_is_refused_over_parts(over, tmp_path):
+    run = replace(PLAIN, optimizer=torch.optim.Adafactor, samples=None, **over).run(directory=tmp_path / "run")
+    with pytest.raises(RankFailed, match="Adafactor looks across the elements of a tensor, of which a rank has only some"):
+        run.wait()
 
 
 def test_replicas_that_begin_with_other_weights_are_refused(tmp_path):

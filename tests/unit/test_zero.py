@@ -15,6 +15,7 @@ from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 from bigtrain_lab.techniques.shards import Flat
+from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
 
 WIDTH, ROWS, STEPS = 6, 12, 4
@@ -186,8 +187,91 @@ def wrong_stage():
     ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, 3, Alone(), lr=1)
 
 
-def looks_across():
-    ZeroOptimizer(nn.Linear(2, 2).parameters(), torch.optim.LBFGS, 1, Alone())
+def looks_across(make):
+    ZeroOptimizer(nn.Linear(2, 2).parameters(), make, 1, Alone())
+
+
+class Trust(torch.optim.SGD):
+    """A stranger's: clips by the norm of all that it has."""
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 50.0)
+        return super().step(closure)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """A stranger's: it refers to the parameters by another optimizer, and counts."""
+
+    def __init__(self, params, **kwargs):
+        self.inner, self.calls = torch.optim.Adagrad(params, **kwargs), []
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def step(self, closure=None):
+        self.calls.append(self.inner.step())
+
+
+class Noise(torch.optim.SGD):
+    element_wise = True
+
+    def step(self, closure=None):
+        self.param_groups[0]["params"][0].data.add_(torch.randn(()))
+
+
+def over_pieces():
+    model = FullyShardedDataParallel(nn.Linear(4, 6), Alone())
+    model(torch.ones(2, 4)).square().sum().backward()
+    model.finish_gradient_synchronization()
+    return [*model.parameters()]
+
+
+def over_slices():
+    model = nn.ModuleList([ColumnParallelLinear(4, 6, Alone()), RowParallelLinear(6, 4, Alone())])
+    model[1](model[0](torch.ones(2, 4))).square().sum().backward()
+    return [*model.parameters()]
+
+
+def muon(params, **kwargs):
+    params = list(params)
+    if isinstance(params[0], dict):
+        params = params[0]["params"]
+    return torch.optim.Muon([p for p in params if p.dim() == 2], **kwargs)
+
+
+WHOLE = {"Muon": muon, "Adafactor": torch.optim.Adafactor, "LBFGS": torch.optim.LBFGS, "Trust": Trust, "LAMB": LAMB, "LARS": LARS,
+         "LAMB, another group": lambda params: LAMB(params, group=Alone())}
+PLAIN = [partial(getattr(torch.optim, name), lr=0.1) for name in (
+    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta", "ASGD", "Rprop")]
+PLAIN += [partial(torch.optim.Adam, lr=torch.tensor(0.0), fused=True), partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True), partial(Wrapped, lr=0.1), partial(Noise, lr=0.1),
+          partial(LAMB, group=Alone(), pieces=lambda p: True)]
+
+
+@pytest.mark.parametrize("over", [over_pieces, over_slices])
+def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(over):
+    """Others step as if nobody had tried them, from their own state on, and draw the numbers that they would."""
+    for name, make in WHOLE.items():
+        parameters = over()
+        before = [p.detach().clone() for p in parameters]
+        optimizer = make(parameters)
+        if name == "LAMB, another group" and over is over_slices:
+            continue  # which knows slices
+        for _ in range(2):
+            with pytest.raises(Impossible, match=f"^{name.split(',')[0]} looks across the elements") as refused:
+                optimizer.step()
+        assert "\n" not in str(refused.value) and all(map(torch.equal, parameters, before))
+    for make in PLAIN:
+        parameters = over()
+        copies = [nn.Parameter(p.detach().clone()) for p in parameters]
+        for each, p in zip(copies, parameters):
+            each.grad = p.grad.clone()
+        draws, optimizers = torch.get_rng_state(), [make(parameters), make(copies)]
+        for optimizer in optimizers:
+            torch.set_rng_state(draws)
+            if isinstance(optimizer, Wrapped):
+                optimizer.inner.step()  # a state that the trial meets
+            optimizer.step()
+        assert all(map(torch.equal, parameters, copies)), optimizers[0]
+        assert not isinstance(optimizer, Wrapped) or len(optimizers[0].calls) == 1
 
 
 def moved():
@@ -271,7 +355,7 @@ def forgotten_finish():
     (clipped_by_torch, "was changed after its backward"), (scaled_by_torch, "torch's GradScaler on rank 0"),
     (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"), (copied, "cannot be copied"),
     (forgotten_finish, "call finish_gradient_synchronization"), (later_group, "give all groups when"), (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
-    (wrong_stage, "FullyShardedDataParallel"), (looks_across, "LBFGS looks across"), (moved, "Parameter 0 on rank 0 has other memory"),
+    (wrong_stage, "FullyShardedDataParallel"), *((partial(looks_across, WHOLE[name]), f"{name} looks across") for name in ("Muon", "Adafactor", "LBFGS", "Trust")), (moved, "Parameter 0 on rank 0 has other memory"),
     (kept, "zero_grad"), (unused, "Parameters got no gradient, on rank 0: 3, 2"), (two_backwards, "no_sync")])
 def test_bad_input_is_one_sentence(mistake, words):
     with pytest.raises(Impossible, match=words):

@@ -119,7 +119,8 @@ def refuse_graph(model) -> None:
 def watch(model) -> None:
     """state_dict and load_state_dict of the module, or of a part of it, refuse; and optimizers that
     need whole tensors."""
-    SHARDED.update(dict.fromkeys(model.pieces, who(model)) | dict.fromkeys(model.pieces.values(), True))
+    SHARDED.update(dict.fromkeys(model.pieces, who(model)))
+    SHARDED.update(dict.fromkeys(model.pieces.values(), True))
     TRIED.clear()
 
     def saved(_, __, ___) -> None:

@@ -1,5 +1,5 @@
-"""Optimizers that need whole tensors where a rank has parts, and steps on gradients that are not the
-mean of the ranks yet: refused before a step moves anything.
+"""Optimizers that need whole tensors where a rank has parts, and steps before gradients are the
+mean of the ranks: refused before anything moves.
 
 Whether an optimizer needs whole tensors is tried: it steps a small tensor, and the parts of it."""
 
@@ -33,8 +33,8 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
         for each in model.gradients:
             if each.used and id(each.home) in held:
                 rank = model.group.world_rank(model.group.rank)
-                raise Impossible(f"The gradient of {each.name} on rank {rank} is not the mean of the "
-                                 "ranks yet: call finish_gradient_synchronization() before the "
+                raise Impossible(f"The gradient of {each.name} on rank {rank} is not the ranks' "
+                                 "mean yet: call finish_gradient_synchronization() before the "
                                  "optimizer's step().")
 
 
@@ -49,9 +49,9 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
     ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
     for number, p in every:
         if isinstance(is_piece(p), str):
-            raise Impossible(f"An optimizer on {is_piece(p)} has the module's own parameters, which "
-                             "are empty between uses: build it over model.parameters(), of the "
-                             "FullyShardedDataParallel.")
+            raise Impossible(f"An optimizer on {is_piece(p)} has the module's own parameters, "
+                             "which are empty between uses: build it over model.parameters(), of "
+                             "the FullyShardedDataParallel.")
         cut = None if is_piece(p) else cut_of(p)
         if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
@@ -63,16 +63,16 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
             except Exception as error:  # whatever a stranger's class raises
                 across, cause = True, error
         if across:
-            raise Impossible(f"{type(optimizer).__name__} looks across the elements of a tensor, of "
-                             "which a rank has only some: take one that steps each element by "
-                             "itself, such as AdamW, or LAMB or LARS with group= (and pieces=lambda "
-                             "p: True over FullyShardedDataParallel).") from cause
+            raise Impossible(f"{type(optimizer).__name__} looks across the elements of a tensor, "
+                             "of which a rank has only some: take one that steps each element by "
+                             "itself, such as AdamW, or LAMB or LARS with group= (and pieces="
+                             "lambda p: True over FullyShardedDataParallel).") from cause
     TRIED[optimizer] = len({id(p) for _, p in every})
 
 
 def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
-    """Whether a small tensor moves otherwise than its parts do: slices by `cut`, or pieces. It takes
-    the place of `like`, of group `number`."""
+    """Whether a small tensor moves otherwise than its parts do: slices by `cut`, or pieces. It
+    takes the place of `like`, of group `number`."""
     def parts(whole: Tensor):
         if cut:
             return whole.chunk(2, cut.dim)
