@@ -294,7 +294,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
-    if copies and copies.rank:  # replicas drop other units: they have other samples
+    if copies and copies.rank and rank.device.type != "meta":  # replicas drop other units: they have other samples
         torch.manual_seed(rank.rng("dp").initial_seed())
     holders = replica_ranks  # who have parts of one gradient
     if recipe.zero:
