@@ -18,12 +18,15 @@ def drawing(ends: dict[str, tuple[int, float]], optimum: list[tuple[int, float]]
     asked = max(d for d, _ in optimum)
     figure = go.Figure(layout=look(f"predicted: how deep a model fits into {memory}, by plan", 340))
     base = ends.get("keep-all", optimum[0])[0]
+    last = max((d for d, _ in ends.values() if d < asked), default=asked)  # named at the right
     figure.add_scatter(x=[d for d, _ in optimum], y=[w for _, w in optimum], mode="lines+markers", name="optimum of whole layers, in the same memory",
                        line=dict(color=LINE, width=2.5), marker=dict(size=6), hoverinfo="text",
                        hovertext=[f"{d} layers, {d / base:g} times as deep: {w:.2f} times the work" for d, w in optimum])
     figure.add_scatter(x=[d for d, _ in ends.values()], y=[w for _, w in ends.values()], mode="markers+text", name="the deepest of a plan",
                        marker=dict(size=10, color=POINT, line=dict(width=1, color="white")), text=[f"<b>{name}</b>" + (f"<br>{d} or more" if d >= asked else "") for name, (d, _) in ends.items()],
-                       textposition=["bottom center" if w < 1.1 else "middle left" if d >= asked else "top left" for d, w in ends.values()], cliponaxis=False, hoverinfo="text",
+                       textposition=["bottom center" if w < 1.1 else "middle left" if d >= asked else
+                                     "top right" if d == last else "top left" for d, w in ends.values()],
+                       cliponaxis=False, hoverinfo="text",
                        hovertext=[f"{name}: {d} layers{' or more' if d >= asked else ''}, {d / base:g} times as deep, {w:.2f} times the work of keep-all there" for name, (d, w) in ends.items()])
     most = max(w for _, w in (*ends.values(), *optimum))
     steep = most > STEEP

@@ -32,4 +32,5 @@ def overlap(trace: Trace) -> go.Figure:
         insidetextfont_color="white", marker=dict(color=WAIT, line=dict(color="white", width=1)),
         hovertext=[f"waits {time(each)} for what is on its way: nothing is left to compute"
                    for each in long], hoverinfo="text")
+    figure.update_layout(height=figure.layout.height + 24, margin_t=72)  # the legend is wide
     return figure

@@ -19,12 +19,13 @@ PATTERNS = ("", "/", "x", ".", "-", "|")
 
 
 def staleness(trace: Trace) -> go.Figure:
-    """At the left the share of all updates by their staleness; at the right the loss over time."""
+    """The share of all updates by their staleness; of a run also the loss over time, at the right."""
     served = trace.settings.get("facts", {}).get("served")
     if not served:
         raise Impossible("This trace has no servers: take one of the experiment parameter-server.")
     found = applied(trace, **served)
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    losses = [(event.start, event.value) for event in trace.where(Scalar, name="loss")]
+    figure = make_subplots(rows=1, cols=2 if losses else 1, horizontal_spacing=0.1)
     for worker in range(len(served["requests"])):
         counts = Counter(each.staleness for each in found if each.worker == worker)
         colour = palette.VERSIONS[worker % len(palette.VERSIONS)]
@@ -34,17 +35,16 @@ def staleness(trace: Trace) -> go.Figure:
         told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
         figure.add_bar(x=[*counts], y=[count / len(found) for count in counts.values()],
                        name=f"worker {worker}", hovertemplate=told, marker=marker, row=1, col=1)
-    losses = [(event.start, event.value) for event in trace.where(Scalar, name="loss")]
-    draw_losses(figure, trace, losses)
+    if losses:
+        draw_losses(figure, trace, losses)
     most = max((each.staleness for each in found), default=0)
-    told = "no update yet"
-    if found:
-        told = f"mean {mean(each.staleness for each in found):.3g}, worst {most}"
+    old = (f"mean {mean(each.staleness for each in found):.3g}, worst {most}" if found
+           else "no update yet")
     figure.update_xaxes(title=dict(text="staleness, in updates between read and apply", standoff=4),
                         range=[-0.6, max(most, 4) + 0.6], dtick=max(1, most // 12), zeroline=False,
                         col=1)
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
-    figure.update_layout(**look(f"{trace.clock}: how stale updates are, {told}", 330))
+    figure.update_layout(**look(f"{trace.clock}: how stale updates are, {old}", 330))
     figure.update_layout(barmode="stack", margin=dict(l=64, r=16, t=66, b=44),
                          legend_traceorder="normal")
     return figure
@@ -59,10 +59,6 @@ def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]
                        y=[mean(value for _, value in group) for group in groups],
                        mode="lines+markers", marker_size=4, line=dict(color=palette.INK, width=2),
                        showlegend=False, hovertemplate=told, row=1, col=2)
-    if not losses:
-        figure.add_annotation(text="a run shows its loss here", showarrow=False, x=0.5, y=0.5,
-                              xref="x2 domain", yref="y2 domain")
     figure.update_xaxes(title=dict(text=f"time ({unit})", standoff=4), zeroline=False,
                         range=[0, trace.makespan * factor], col=2)
-    figure.update_yaxes(title=f"loss, mean of {each}" if losses else "loss", rangemode="tozero",
-                        showticklabels=bool(losses), col=2)
+    figure.update_yaxes(title=f"loss, mean of {each}", rangemode="tozero", col=2)

@@ -46,7 +46,8 @@ RTX3090 = PROFILES["rtx3090-pcie"]
 
 
 def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Constant]:
-    """All that enters the prediction, with its source; that of three ranks is not among it."""
+    """All that enters the prediction, with its source. Not among it: the seconds on three ranks.
+    The share of training and the count of updates are those of the log of three."""
     told = (
         ("seconds on one rank", alone.seconds, "published", "20 minutes on one RTX 3090; what a "
          "pair takes is not predicted, since lengths are not told"),

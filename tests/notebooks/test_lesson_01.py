@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, executed, script_prints, solved
+from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, executed, read, script_prints, solved
 
 LESSON = NOTEBOOKS / "01_accumulation.ipynb"
 SOLUTION = """
@@ -33,6 +33,13 @@ def test_the_exercise_can_be_solved(tmp_path, monkeypatch):
     printed = executed(solved(LESSON, {"exercise": SOLUTION}), chosen, tmp_path, monkeypatch)
     assert printed["exercise-check"] == "right.\n"
     assert float(re.fullmatch(r"largest difference of a weight: (\S+)\n", printed["exercise-run"])[1]) < 1e-5
+
+
+def test_what_is_said_of_the_source_stands_in_it():
+    cells = {cell.id: cell for cell in read(LESSON).cells}
+    shown = cells["source"].outputs[0].data["text/plain"]
+    quoted = re.findall(r"^\* `(.+?)`", cells["source-told"].source, re.MULTILINE)
+    assert len(quoted) == 3 and all(line in shown for line in quoted)
 
 
 @pytest.mark.slow

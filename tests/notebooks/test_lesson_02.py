@@ -25,7 +25,7 @@ def test_the_exercise_can_be_solved():
 
 
 def test_its_first_answer_is_told_what_it_is():
-    assert LESSON["exercise-check"].outputs[0].text.startswith("That is the model alone: add its gradients")
+    assert LESSON["exercise-check"].outputs[0].text.startswith("You counted the weights alone: add the gradients")
 
 
 @pytest.mark.slow

@@ -97,6 +97,8 @@ def test_four_times_deeper_in_the_same_memory():
     drawn = depths.drawing({"keep-all": (4, 1.0), "sqrt": (11, 1.2)}, [(4, 1.0), (16, 1.24)], "20.3 MB")
     assert drawn.data[0].x == (4, 16) and drawn.data[1].text == ("<b>keep-all</b>", "<b>sqrt</b>") and not drawn.layout.annotations
     assert drawn.layout.yaxis.type == "linear"
+    drawn = depths.drawing({"every-k": (10, 1.2), "sqrt": (11, 1.2)}, [(4, 1.0), (16, 1.24)], "20.3 MB")
+    assert drawn.data[1].textposition == ("top left", "top right")  # names of neighbours do not meet
     drawn = depths.drawing({"keep-all": (4, 1.0), "keep-none": (16, 10.0)}, [(4, 1.0), (16, 1.24)], "20.3 MB")
     assert drawn.data[1].text[1] == "<b>keep-none</b><br>16 or more" and "16 layers or more" in drawn.data[1].hovertext[1]
     (arrow,) = drawn.layout.annotations  # of the one that may go deeper

@@ -18,7 +18,7 @@ def test_three_ranks_take_what_was_published_within_a_tenth():
     assert on_ranks(1) == pytest.approx(PUBLISHED.seconds)
 
 
-def test_nothing_assumed_is_that_of_three_ranks():
+def test_the_seconds_on_three_ranks_are_not_assumed():
     told = assumed()
     assert PUBLISHED_ON_THREE_S not in [each.value for each in told] and {each.tag for each in told} <= TAGS.keys() and all(each.source for each in told)
     assert {each.name: each.value for each in told}["bytes of gradients"] == 4 * translator_parameters(TranslatorConfig())

@@ -40,6 +40,7 @@ def test_servers_and_stragglers_are_as_predicted_and_as_one_process(asked, runs,
     assert len({lab.requests}) == 1 and min(lab.requests) == lab.steps
     drawn = figure("staleness", traces[0])
     assert sum(sum(bar.y) for bar in drawn.data if bar.type == "bar") == pytest.approx(1)
+    assert "xaxis2" in drawn.layout and "xaxis2" not in figure("staleness", lab.predict()).layout  # no losses, no empty half
     quality = {q.name: q.of(traces[0]) for q in lab.quantities}
     assert None not in quality.values() and 0 < quality["test accuracy, last"] < 100
 
