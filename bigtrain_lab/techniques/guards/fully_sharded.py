@@ -8,6 +8,7 @@ from itertools import chain, zip_longest
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
@@ -129,6 +130,25 @@ def watch_states(model) -> None:
     for part in model.module.modules():
         part.register_state_dict_pre_hook(saved)
         part.register_load_state_dict_pre_hook(loaded)
+
+
+class Watch(TorchFunctionMode):
+    """Around the first forward: no operator gets a parameter while its unit is closed."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        given = {id(each) for each in tree_leaves((args, kwargs))}
+        empty = [name for unit in self.model.units if not unit.there
+                 for name, p in zip(unit.names, unit.parameters) if id(p) in given]
+        asked = function.__name__ in ("__get__", "__set__")  # as p.device does, which is known
+        refuse_any((empty and not asked,
+                    f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
+                    "unit, where it is empty: call the module that has it, or name in units= one "
+                    "whose forward uses it."))
+        return function(*args, **kwargs or {})
 
 
 def refuse_inside(model) -> None:

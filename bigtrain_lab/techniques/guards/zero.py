@@ -71,13 +71,34 @@ def refuse_moved(shards) -> None:
 
 
 def refuse_written(shards) -> None:
-    """A gradient that may be on its way was changed by somebody else."""
+    """A gradient that may be on its way was changed, or made, by somebody else."""
+    for each in shards.gradients:
+        if not (each.used or each.home.grad is None or each.home.grad is each.gone):
+            raise Impossible(f"Parameter {each.name} on rank {who(shards)} has a gradient that no "
+                             "backward brought, as a master of MixedPrecision has: prepare(model, "
+                             "masters=False), and give model.parameters(), of which ZeRO keeps "
+                             "masters in parts.")
     for each, writes in shards.writes.items():
         if each.view is not None and each.view._version != writes:
             raise Impossible(f"The gradient of {each.name} on rank {who(shards)} was changed after its "
                              "backward, as torch's clip_grad_norm_ does by this rank's own norm: "
                              "call the optimizer's clip_grad_norm_(), or change the pieces' "
                              "gradients after finish_gradient_synchronization().")
+
+
+class Gone(Tensor):
+    """What stands in a parameter's `.grad` when the gradient has left: every use is refused."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise Impossible("The gradient of a parameter was used after it had left for the ranks' pieces: "
+                         "clip by the optimizer's clip_grad_norm_(), and drop gradients by its "
+                         "zero_grad().")
+
+    @staticmethod
+    def __tensor_flatten__():
+        """It has no bytes of its own."""
+        return [], None
 
 
 def refuse_scaler(optimizer) -> None:
