@@ -143,8 +143,7 @@ class Watch(TorchFunctionMode):
         given = {id(each) for each in tree_leaves((args, kwargs))}
         empty = [name for unit in self.model.units if not unit.there
                  for name, p in zip(unit.names, unit.parameters) if id(p) in given]
-        asked = function.__name__ in ("__get__", "__set__")  # as p.device does, which is known
-        refuse_any((empty and not asked,
+        refuse_any((empty and function.__name__ not in ("__get__", "__set__"),  # as of p.device
                     f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
                     "unit, where it is empty: call the module that has it, or name in units= one "
                     "whose forward uses it."))
