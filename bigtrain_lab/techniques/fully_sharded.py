@@ -475,7 +475,8 @@ class Gradients:
         """Wait, and add this rank's part to its pieces' gradients."""
         self.launched.wait()
         self.flat = None
-        self.unit.new |= {name for name, p in zip(self.unit.names, self.unit.pieces) if p.grad is None}
+        self.unit.new |= {name for name, piece in zip(self.unit.names, self.unit.pieces)
+                          if piece.grad is None}
         for piece, own in zip(self.unit.pieces, self.unit.flat.pieces(self.part)):
             if piece.requires_grad:
                 piece.grad = own if piece.grad is None else piece.grad.add_(own)

@@ -67,9 +67,9 @@ def refuse_gradient(model, gradient) -> None:
         return
     who = f"Parameter {gradient.name} on rank {model.group.world_rank(model.group.rank)}"
     if found is None:
-        raise Impossible(f"{who} has lost its gradient to a hook, as that of MixedPrecision's masters "
-                         "is: prepare the model before it is wrapped, and under ZeRO without masters, "
-                         "by prepare(model, masters=False).")
+        raise Impossible(f"{who} has lost its gradient to a hook, as that of MixedPrecision's "
+                         "masters is: prepare the model before it is wrapped, and under ZeRO "
+                         "without masters, by prepare(model, masters=False).")
     if found.layout != view.layout:
         raise Impossible(f"{who} has a gradient that is {found.layout}: data parallel averages "
                          "dense gradients, so take sparse=False.")

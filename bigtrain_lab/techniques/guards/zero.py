@@ -91,9 +91,9 @@ class Gone(Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        raise Impossible("The gradient of a parameter was used after it had left for the ranks' pieces: "
-                         "clip by the optimizer's clip_grad_norm_(), and drop gradients by its "
-                         "zero_grad().")
+        raise Impossible("The gradient of a parameter was used after it had left for the ranks' "
+                         "pieces: clip by the optimizer's clip_grad_norm_(), and drop gradients "
+                         "by its zero_grad().")
 
     __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
 
