@@ -155,7 +155,8 @@ class Recipe:
         every = [1 / len(window)] * len(window)
         if self.weights:
             every = self.weights([self.sample(number) for number in window])
-        return [self.replicas * each for each in every[replica::self.replicas]] or [0.0]
+        shares = [self.replicas * each for each in every[replica::self.replicas]]
+        return shares + [0.0] * (len(own) - len(shares))
 
     @property
     def forward(self) -> Callable | None:
@@ -386,7 +387,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     training = Training(stages, precision, [*chain(*optimizers.values())], replica, rank, parts)
     for number, window in [*enumerate(recipe.windows)][lens.begin(training):]:
         mine = window[replica::recipe.replicas]
-        numbers = mine or window[:1]  # where there is none for this replica: one that counts 0
+        count = -(-len(window) // recipe.replicas) if recipe.zero > 1 else max(1, len(mine))
+        numbers = [*mine, *window[:1] * (count - len(mine))]  # what is not its own counts 0
         if len(numbers) < order.micro_batches:  # of the last window
             pipeline = pipeline_of(replace(order, micro_batches=len(numbers)), pipeline)
         with rank.aside():  # what loads data is no part of what a training holds

@@ -27,6 +27,7 @@ Not the same as the large batch   whatever looks across samples: batch norm (bel
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 
 import torch
@@ -112,15 +113,17 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
     with span(Action("U", 0, len(window) - 1)):
         scaler.unscale_(optimizer)  # once, and before the norm is taken
         if clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters(optimizer), clip)  # the sum, once: parts have other norms
+            clip_grad_norm_(optimizer, clip)  # the sum, once: parts have other norms
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     return float(loss)
 
 
-def parameters(optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def clip_grad_norm_(optimizer, clip: float) -> None:
+    """By the optimizer's own function, where a rank has a part of the gradient."""
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    getattr(optimizer, "clip_grad_norm_", partial(torch.nn.utils.clip_grad_norm_, every))(clip)
 
 
 # -- what is not part of the equality -----------------------------------------------------------------------------------

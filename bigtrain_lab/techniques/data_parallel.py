@@ -227,6 +227,7 @@ class Gradient:
     count: int = 0  # backwards that added to it
     used: bool = False
     divided: bool = False  # it is this rank's part of the mean
+    gone: Tensor | None = None  # what stands in `.grad` where it has left
 
     def keep(self, over: int) -> None:
         """Let `.grad` be the view, divided by `over`; where there is none the view is zero. A new
@@ -234,7 +235,7 @@ class Gradient:
         if self.view is None:
             return
         self.divided = self.divided or over > 1
-        if self.home.grad is None:
+        if self.home.grad is None or self.home.grad is self.gone:
             self.view.zero_()
         elif self.home.grad is not self.view:
             torch.div(self.home.grad, over, out=self.view)

@@ -18,7 +18,7 @@ PyTorch FSDP (arXiv:2304.11277), section 3.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -51,8 +51,8 @@ class FullyShardedDataParallel(nn.Module):
     units          modules that are gathered whole; what they do not hold is cut by default: see
                    `units_of`. A module computes with its weights in its own forward only, and what
                    depends on them leaves it as its output or as an attribute
-    allow_unused   a parameter that got no gradient counts as zeros; in a unit that nothing used
-                   `.grad` stays None. Otherwise it is refused
+    allow_unused   a parameter that a rank did not use counts as zeros there, and its `.grad` stays
+                   as it is where no rank used it. Otherwise it is refused
     alike          the ranks' weights are equal already: none are sent. Else all take rank 0's
 
     All ranks use the same units in the same order. The mean weighs all ranks alike. The optimizer
@@ -102,7 +102,8 @@ class FullyShardedDataParallel(nn.Module):
         guard.refuse_dropped(self)
         before, self.recorded = self.recorded, torch.is_grad_enabled()
         try:
-            return self.module(*args, **kwargs)
+            with nullcontext() if self.counts else guard.Watch(self):
+                return self.module(*args, **kwargs)
         finally:
             if not self.recorded and not before:
                 self._discard()
@@ -282,11 +283,13 @@ class FullyShardedDataParallel(nn.Module):
         self._take()
         self._discard()
         self.order.end()
-        unused = [name for unit in self.units for name in unit.unused()]
-        for unit in self.units:
-            unit.used, unit.pending = set(), 0
-            unit.calls.clear()
+        unused = {name for unit in self.units for name in unit.unused()}
         guard.refuse_unused(self, unused)
+        if self.allow_unused:
+            by_rank = self.group.differing("\n".join(sorted(unused)), "the unused parameters")
+            unused.intersection_update(*(text.split("\n") for text in by_rank))
+        for unit in self.units:
+            unit.forget(unused)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradients so that the norm of the whole gradient is at most `max_norm`; returns
@@ -405,6 +408,7 @@ class Unit:
         self.backwards = 0  # calls whose backward is under way
         self.pending = 0  # calls whose backward has not ended
         self.used: set[str] = set()  # parameters that got a gradient since the last update
+        self.new: set[str] = set()  # those whose piece had none before
 
     def gather(self, name: str, group: Group) -> None:
         """On the lane."""
@@ -426,6 +430,14 @@ class Unit:
     def unused(self) -> list[str]:
         return [name for name, p in zip(self.names, self.parameters)
                 if p.requires_grad and name not in self.used]
+
+    def forget(self, unused: set[str]) -> None:
+        """A gradient is whole. The zeros that came for what no rank used are none."""
+        for name, piece in zip(self.names, self.pieces):
+            if name in unused & self.new:
+                piece.grad = None
+        self.used, self.new, self.pending = set(), set(), 0
+        self.calls.clear()
 
 
 class Gradients:
@@ -461,6 +473,8 @@ class Gradients:
         """Wait, and add this rank's part to its pieces' gradients."""
         self.launched.wait()
         self.flat = None
+        self.unit.new |= {name for name, piece in zip(self.unit.names, self.unit.pieces)
+                          if piece.grad is None}
         for piece, own in zip(self.unit.pieces, self.unit.flat.pieces(self.part)):
             if piece.requires_grad:
                 piece.grad = own if piece.grad is None else piece.grad.add_(own)

@@ -61,6 +61,9 @@ class DynamicLossScaler:
         yourself to clip or to look at gradients; `step` does it otherwise."""
         if not self._enabled:
             return
+        if hasattr(optimizer, "shards"):  # whose gradients come when they are asked for, in parts
+            optimizer.finish_gradient_synchronization()
+            self.group = self.group or optimizer.shards.group
         guard.refuse_unscale(self, optimizer in self._found, held_by(self._found) & held_by([optimizer]))
         gradients = list(self._gradients(optimizer))
         guard.refuse_gradients(self, gradients)

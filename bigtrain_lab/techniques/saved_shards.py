@@ -145,11 +145,16 @@ def load_full_optimizer_state(sharded, optimizer: Optimizer, state_dict: dict) -
 def changed(state_dict: dict, numbers: Mapping[str, int], shapes: Mapping[str, tuple],
             change: Callable[[str, int, str, Tensor], Tensor]) -> dict:
     """An optimizer's state_dict with change(name, number, key, value) for each value that lies
-    beside a parameter, element by element: it has the shape that `shapes` tells of the name."""
+    beside a parameter, element by element: it has the shape that `shapes` tells of the name. Of a
+    parameter without dimensions that could be any number: what others have one of is none."""
     state = dict(state_dict["state"])
+    scalars = {key for name, number in numbers.items() if tuple(shapes[name]) != ()
+               for key, value in state.get(number, {}).items()
+               if isinstance(value, Tensor) and value.dim() == 0}
     for name, number in numbers.items():
         for key, value in state.pop(number, {}).items():
-            along = isinstance(value, Tensor) and tuple(value.shape) == tuple(shapes[name])
+            along = (isinstance(value, Tensor) and tuple(value.shape) == tuple(shapes[name])
+                     and key not in scalars)
             own = change(name, number, key, value) if along and key != "step" else deepcopy(value)
             state.setdefault(number, {})[key] = own
     return {key: value for key, value in state_dict.items() if key != "rank"} | {"state": state}

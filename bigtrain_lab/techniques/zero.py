@@ -49,22 +49,25 @@ class ZeroOptimizer(Optimizer):
     stage            1: optimizer state in parts; 2: gradients too
     group            None (torch's default group), a ProcessGroup, or a Group
     bucket_bytes     gradients of a message
+    allow_unused     as in DistributedDataParallel
 
     Gradients are averaged here, so no other data parallel is needed. Rank 0's parameters are
     broadcast. `param_groups` and `state` are of this rank's pieces: each parameter's elements
-    here, with as many dimensions as it has. Clip by `clip_grad_norm_`, not by torch's function: a rank sees its own
-    part alone. So does torch's GradScaler: take a DynamicLossScaler with the group, after
-    `finish_gradient_synchronization`.
+    here, with as many dimensions as it has. Clip by `clip_grad_norm_`, not by torch's function: a
+    rank sees its own part alone. So does torch's GradScaler: take a DynamicLossScaler. Half weights
+    get their masters here, in parts: a MixedPrecision prepares the model before, by
+    `prepare(model, masters=False)`.
     """
 
     element_wise = True  # `shared` has tried the optimizer inside
     _step_supports_amp_scaling = True  # lets torch's GradScaler call `step`, which refuses it
 
     def __init__(self, params: Iterable, optimizer_class, stage: int = 1, group=None, *,
-                 bucket_bytes: int = 25 * 2**20, **kwargs):
+                 bucket_bytes: int = 25 * 2**20, allow_unused: bool = False, **kwargs):
         groups = guard.groups_of(params)
         every = [p for each in groups for p in each["params"]]
-        self.shards = ShardedGradients(nn.ParameterList(every), group, stage, bucket_bytes)
+        self.shards = ShardedGradients(nn.ParameterList(every), group, stage, bucket_bytes,
+                                       allow_unused=allow_unused)
         pieces = self.shards.pieces
         groups = [each | {"params": [pieces.get(p, p) for p in each["params"]]} for each in groups]
         self.inner = shared(optimizer_class(groups, **kwargs), self.shards.group)
@@ -104,6 +107,8 @@ class ZeroOptimizer(Optimizer):
         if self.shards.begun:
             self.finish_gradient_synchronization()
         self.inner.zero_grad()
+        for each in self.shards.gradients:
+            each.home.grad = None
         self.finished = False
 
     def no_sync(self):
@@ -155,7 +160,8 @@ class ShardedGradients(DistributedDataParallel):
                      are, such as copies of a tied weight
 
     After `finish_gradient_synchronization` the gradients are the pieces'; after the optimizer's
-    step `gather_parameters` brings every rank the others' pieces.
+    step `gather_parameters` brings every rank the others' pieces. A gradient that has left a
+    parameter leaves a stand-in there, which refuses every use.
     """
 
     def __init__(self, module: nn.Module, group=None, stage: int = 1,
@@ -169,6 +175,9 @@ class ShardedGradients(DistributedDataParallel):
         self.pieces: dict[Tensor, nn.Parameter] = {}
         super().__init__(module, group, bucket_bytes, backwards=backwards, overlap=overlap,
                          allow_unused=allow_unused, alike=alike)
+        for each in self.gradients:
+            each.gone = each.home.detach().as_subclass(guard.Gone)
+            self.module.get_parameter(each.name).register_hook(partial(self._comes, each))
         self.originals = {}
 
     @property
@@ -283,16 +292,23 @@ class ShardedGradients(DistributedDataParallel):
         if self.stage == 2 and shard.gradient is None:
             shard.gradient = torch.zeros_like(shard.layout.mine(shard.weights))
 
+    @torch.no_grad()
+    def _comes(self, gradient, _) -> None:
+        """Before a backward adds to `.grad`."""
+        if self.stage == 2 and gradient.used:
+            self._next()
+        if gradient.home.grad is gradient.gone:
+            gradient.home.grad = None
+
     def _added(self, gradient, parameter) -> None:
         guard.refuse_kept(self, gradient)
         if self.stage == 2:
-            if gradient.used:
-                self._next()
             self._make_room(gradient.buckets[0])
         super()._added(gradient, parameter)
 
     def _next(self) -> None:
         """Stage 2: another backward of the same gradient begins."""
+        guard.refuse_written(self)
         self._complete()
         self.used_before |= {each for each in self.gradients if each.used}
         self._announce(lambda shard: True)
@@ -310,7 +326,9 @@ class ShardedGradients(DistributedDataParallel):
             self._free()
             self.away = shard
             for number in shard.members:
-                self.gradients[number].home.grad = self.gradients[number].view = None
+                each = self.gradients[number]
+                each.home.grad, each.view = each.gone, None
+                self.writes.pop(each, None)
         self.launched = self.lane.launch(partial(self._reduce, shard, label), label)
         self.handles.append(self.launched)
 
@@ -356,17 +374,17 @@ class ShardedGradients(DistributedDataParallel):
         if self.stage == 2:
             self._complete()
             for each in self.used_before:
-                each.used = True
+                each.used, each.home.grad = True, each.view
             self.used_before = set()
         unused = super().finish_gradient_synchronization()
         for shard in self.buckets:
             part = self._mean(shard)
             part = part if shard.master is None else part.float()
             for number, own in zip(shard.members, shard.layout.pieces(part)):
-                home = self.gradients[number].home
-                home.grad = None
-                if self.gradients[number] not in unused:
-                    self.pieces[home].grad = own
+                each = self.gradients[number]
+                each.home.grad = None
+                if each not in unused:
+                    each.home.grad, self.pieces[each.home].grad = each.gone, own
             shard.gradient = None
         return unused
 

@@ -415,6 +415,22 @@ def with_own_optimizer(model):
     model.optimizer.step()
 
 
+class Tied(nn.Sequential):
+    """A weight is used where its module is not called."""
+
+    def forward(self, x):
+        return nn.functional.linear(super().forward(x), self[1].weight)
+
+
+def test_a_weight_outside_its_unit_s_forward_is_refused_and_a_larger_unit_helps():
+    model = Tied(nn.Linear(3, 3), nn.Linear(3, 3))
+    with pytest.raises(Impossible, match="^1.weight on rank 0 is used outside the forward of its unit, where it is empty: call the module"):
+        FullyShardedDataParallel(copy.deepcopy(model), Alone())(torch.ones(1, 3))
+    x = torch.ones(1, 3)
+    whole = copy.deepcopy(model)
+    assert torch.equal(FullyShardedDataParallel(whole, Alone(), units=[whole])(x), model(x))
+
+
 def with_state_asked(model, out):
     out.register_hook(lambda gradient: model.full_state_dict() and None)
     return out.sum()

@@ -77,11 +77,30 @@ def decaying(parameters):
     return torch.optim.AdamW([{"params": matrices, "weight_decay": 5.0}, {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}], 1e-2)
 
 
-@pytest.mark.parametrize("changes", [{"samples": 9, "clip": 0.1}, {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"},
+class Branches(nn.Module):
+    """A sample decides what is used; one layer nobody uses, and its weights must not decay."""
+
+    def __init__(self, number):
+        super().__init__()
+        torch.manual_seed(number)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)).double()
+
+    def forward(self, x):
+        return self.layers[2](self.layers[0 if x.sum() > 0 else 1](x))
+
+
+BRANCHES = {"model": Branches, "optimizer": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.5), "data_parallel": {"allow_unused": True}, "bucket_bytes": 2**20}
+FEWER = {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"}
+
+
+@pytest.mark.parametrize("changes", [{"samples": 9, "clip": 0.1}, FEWER, {"samples": 11, "zero": 2}, {"samples": 11, "zero": 3, "weights": weighed},
+                                     *(BRANCHES | {"zero": zero, "micro_batches": count, "samples": None} for zero in (2, 3) for count in (1, 3)),
                                      *({"zero": stage, "optimizer": decaying} for stage in (1, 2, 3))],
-                         ids=["one has none of the last window", "1f1b, one has fewer", "zero 1, matrices decay", "zero 2, matrices decay", "zero 3, matrices decay"])
+                         ids=["one has none of the last window", "1f1b, one has fewer", "zero 2, one has fewer", "zero 3, one has fewer",
+                              "zero 2, branches", "zero 2, branches, 3", "zero 3, branches", "zero 3, branches, 3",
+                              "zero 1, matrices decay", "zero 2, matrices decay", "zero 3, matrices decay"])
 def test_replicas_are_plain_training(changes, tmp_path):
-    recipe = replace(PLAIN, replicas=2, bucket_bytes=400, **changes)
+    recipe = replace(PLAIN, replicas=2, **{"bucket_bytes": 400} | changes)
     run = recipe.run(directory=tmp_path / "run")
     run.wait()
     assert run.replicas == [] and differ(run.result, recipe.reference()) == []

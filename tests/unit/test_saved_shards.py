@@ -25,6 +25,9 @@ from bigtrain_lab.techniques.zero import ZeroOptimizer
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
 
 
+NADAM = partial(torch.optim.NAdam, lr=1e-2)  # it keeps numbers beside a parameter, which may have no dimension either
+
+
 class One(Alone):
     """A rank of several that are met one after the other."""
 
@@ -122,13 +125,13 @@ def rows(step, rank, size):
 def zero(group, stage):
     """(model, sharded, optimizer, finish)"""
     model = Model()
-    optimizer = ZeroOptimizer([p for p in model.parameters() if p.requires_grad], torch.optim.Adam, stage, group, bucket_bytes=200, lr=1e-2)
+    optimizer = ZeroOptimizer([p for p in model.parameters() if p.requires_grad], torch.optim.NAdam, stage, group, bucket_bytes=200, lr=1e-2)
     return model, optimizer.shards, optimizer, lambda: None
 
 
 def fully(group):
     model = FullyShardedDataParallel(Model(), group)
-    optimizer = ADAM([p for p in model.parameters() if p.requires_grad])
+    optimizer = NADAM([p for p in model.parameters() if p.requires_grad])
     return model, model, optimizer, model.finish_gradient_synchronization
 
 
@@ -223,7 +226,7 @@ def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_p
     for each in runs:
         each.wait()
     model = Model()
-    training = model, None, ADAM([p for p in model.parameters() if p.requires_grad]), lambda: None
+    training = model, None, NADAM([p for p in model.parameters() if p.requires_grad]), lambda: None
     losses(training, Alone(), 0)
     expected = losses(training, Alone(), STEPS)
     result = dict(run.result)

@@ -12,8 +12,11 @@ from torch.nn.functional import mse_loss
 from bigtrain_lab.core import Impossible, Transfer
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.techniques.accumulate import update
+from bigtrain_lab.techniques.clip import clip_grad_norm
 from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
+from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.shards import Flat
 from bigtrain_lab.techniques.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
@@ -332,6 +335,69 @@ def clipped_by_torch():
     model(torch.ones(1, 2)).sum().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
+
+
+def clipped_late(stage, finish, clip):
+    model = nn.Linear(2, 2)
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage, Alone(), lr=1)
+    model(torch.ones(1, 2)).sum().backward()
+    if finish:
+        optimizer.finish_gradient_synchronization()
+    clip(model.parameters(), 0.1)
+
+
+CLIPS = torch.nn.utils.clip_grad_norm_, partial(clip_grad_norm, group=Alone())
+
+
+@pytest.mark.parametrize("stage, finish, clip", [(1, True, CLIPS[0]), (1, True, CLIPS[1]), (2, True, CLIPS[0]), (2, False, CLIPS[0]), (2, False, CLIPS[1])])
+def test_a_clip_of_gradients_that_have_left_is_refused(stage, finish, clip):
+    with pytest.raises(Impossible, match="had left for the ranks' pieces: clip by the optimizer's clip_grad_norm_"):
+        clipped_late(stage, finish, clip)
+
+
+def updated(make, scaler):
+    model, dtype = Model(), torch.float32 if scaler else torch.float64
+    optimizer, scaler = make(model.to(dtype).parameters()), scaler and scaler()
+    for step in range(3):
+        window = [[each.to(dtype) for each in samples(step, part=part)] for part in range(2)]
+        update(window, lambda each: 1e3 * model(each[0], each[2]).pow(2).sum(), lambda each: len(each[0]),
+               optimizer, clip=0.01, scaler=scaler)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("scaler", [None, DynamicLossScaler])
+def test_accumulate_clips_by_the_optimizer_s_own_function(scaler):
+    make = partial(ZeroOptimizer, optimizer_class=torch.optim.SGD, stage=2, group=Alone(), lr=1.0)
+    expected = updated(partial(torch.optim.SGD, lr=1.0), scaler)
+    assert far(updated(make, scaler), expected) <= (1e-5 if scaler else 1e-12)  # a scaled loss is float32
+
+
+def with_masters(given, prepared_first=True, **options):
+    model, mp = nn.Linear(2, 2), MixedPrecision("bf16")
+    if prepared_first:
+        mp.prepare(model, **options)
+    optimizer = ZeroOptimizer(given(model, mp), torch.optim.SGD, 2, Alone(), lr=0.5)
+    if not prepared_first:
+        mp.prepare(model)
+    with mp:
+        loss = model(torch.ones(1, 2)).sum()
+    mp.backward(loss)
+    mp.step(optimizer)
+    return model
+
+
+MASTERS = {
+    "no backward brought, as a master of MixedPrecision has": partial(with_masters, lambda model, mp: mp.parameters()),
+    "lost its gradient to a hook, as that of MixedPrecision's masters is": partial(with_masters, lambda model, mp: model.parameters()),
+    "prepare the model before it, by": partial(with_masters, lambda model, mp: model.parameters(), False)}
+
+
+@pytest.mark.parametrize("told", MASTERS)
+def test_masters_that_zero_does_not_keep_are_refused(told):
+    with pytest.raises(Impossible, match=told):
+        MASTERS[told]()
+    for given in (lambda model, mp: model.parameters(), lambda model, mp: mp.parameters()):
+        assert with_masters(given, masters=False).bias.dtype == torch.bfloat16
 
 
 def scaled_by_torch():

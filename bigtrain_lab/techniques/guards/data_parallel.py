@@ -66,9 +66,12 @@ def refuse_gradient(model, gradient) -> None:
     if same and gradient.count < model.backwards:
         return
     who = f"Parameter {gradient.name} on rank {model.group.world_rank(model.group.rank)}"
-    if found is None or found.layout != view.layout:
-        layout = "gone" if found is None else found.layout
-        raise Impossible(f"{who} has a gradient that is {layout}: data parallel averages "
+    if found is None:
+        raise Impossible(f"{who} has lost its gradient to a hook, as that of MixedPrecision's "
+                         "masters is: prepare the model before it is wrapped, and under ZeRO "
+                         "without masters, by prepare(model, masters=False).")
+    if found.layout != view.layout:
+        raise Impossible(f"{who} has a gradient that is {found.layout}: data parallel averages "
                          "dense gradients, so take sparse=False.")
     now = gradient.home if found is view else found
     if Shape.of(now) != Shape.of(view) or found.device != view.device:

@@ -7,6 +7,7 @@ from itertools import chain, zip_longest
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
@@ -134,6 +135,24 @@ def watch(model) -> None:
     for part in model.module.modules():
         part.register_state_dict_pre_hook(saved)
         part.register_load_state_dict_pre_hook(loaded)
+
+
+class Watch(TorchFunctionMode):
+    """Around the first forward: no operator gets a parameter while its unit is closed."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        given = {id(each) for each in tree_leaves((args, kwargs))}
+        empty = [name for unit in self.model.units if not unit.there
+                 for name, p in zip(unit.names, unit.parameters) if id(p) in given]
+        refuse_any((empty and function.__name__ not in ("__get__", "__set__"),  # as of p.device
+                    f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
+                    "unit, where it is empty: call the module that has it, or name in units= one "
+                    "whose forward uses it."))
+        return function(*args, **kwargs or {})
 
 
 def refuse_inside(model) -> None:

@@ -60,6 +60,10 @@ def refuse_model(model, has_one: bool) -> None:
 
 
 def refuse_formats(model: nn.Module) -> None:
+    refuse((any(hasattr(p, "piece") for part in model.modules()
+                for p in part.parameters(recurse=False)),
+            "ZeRO has cut the model's weights into pieces: prepare the model before it, by "
+            "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype."))
     for name, weight in model.named_parameters():
         refuse((weight.is_floating_point() and weight.dtype != torch.float32,
                 f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32 "

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core import Impossible
-from .data_parallel import refuse_written  # noqa: F401
+from . import data_parallel
 from .optimizers import refuse_across
 
 
@@ -60,6 +60,29 @@ def refuse_moved(shards) -> None:
                 name = next(each.name for each in shards.gradients if each.home is parameter)
                 raise Impossible(f"Parameter {name} on rank {who(shards)} has other memory or another "
                                  "shape than when its pieces were made: change the module before.")
+
+
+def refuse_written(shards) -> None:
+    """A gradient that may be on its way was changed, or made, by somebody else."""
+    for each in shards.gradients:
+        if not (each.used or each.home.grad is None or each.home.grad is each.gone):
+            raise Impossible(f"Parameter {each.name} on rank {who(shards)} has a gradient that no "
+                             "backward brought, as a master of MixedPrecision has: prepare(model, "
+                             "masters=False), and give model.parameters(), of which ZeRO keeps "
+                             "masters in parts.")
+    data_parallel.refuse_written(shards)
+
+
+class Gone(Tensor):
+    """What stands in a parameter's `.grad` when the gradient has left: every use is refused."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise Impossible("The gradient of a parameter was used after it had left for the ranks' "
+                         "pieces: clip by the optimizer's clip_grad_norm_(), and drop gradients "
+                         "by its zero_grad().")
+
+    __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
 
 
 def refuse_scaler(optimizer) -> None:
