@@ -25,7 +25,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
     figure.add_scatter(x=epochs, y=[log.rate(max(1, round(each * log.updates))) for each in epochs], mode="lines", line=dict(color="#0072B2", width=2.5),
                        hovertemplate="epoch %{x:.2f}<br>rate %{y:.3e}<extra></extra>", row=2, col=1)
     marker = len(figure.data)
-    figure.add_scatter(x=[1], y=[log.rate(log.updates)], mode="markers", marker=dict(size=12, color="#D55E00", line=dict(width=1, color="white")),
+    figure.add_scatter(x=[1], y=[log.rate(log.updates + 1)], mode="markers", marker=dict(size=12, color="#D55E00", line=dict(width=1, color="white")),
                        hoverinfo="skip", row=2, col=1)
     for at, text in ((log.warm_up_epochs, f"warm-up ends<br>{log.warm_up_epochs:.2f}"), (log.best, f"best<br>BLEU {log.best_bleu}"),
                      (log.last, f"stop: {log.best} + {log.patience}")):
@@ -35,7 +35,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
     figure.add_bar(x=[f"rank {rank}" for rank in range(log.ranks)], y=log.thirds, text=[f"{each:.2f}" for each in log.thirds], textposition="outside",
                    marker_color=["#D55E00", *[palette.IDLE] * (log.ranks - 1)], hovertext=["its third decided", *["was not asked"] * (log.ranks - 1)],
                    hoverinfo="text", cliponaxis=False, row=2, col=2)
-    figure.frames = [go.Frame(name=str(epoch), traces=[marker], data=[go.Scatter(x=[epoch], y=[log.rate(epoch * log.updates)])],
+    figure.frames = [go.Frame(name=str(epoch), traces=[marker], data=[go.Scatter(x=[epoch], y=[log.rate(epoch * log.updates + 1)])],
                               layout=dict(title_text=told(log, epoch))) for epoch in range(1, log.last + 1)]
     figure.update_layout(**look(told(log, 1), 470))
     slide = dict(mode="immediate", frame=dict(duration=700, redraw=True), transition=dict(duration=0))
@@ -56,7 +56,7 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
 
 def told(log: Log, epoch: int) -> str:
     """What is known after an epoch."""
-    rate = f"epoch {epoch}: learning rate {log.rate(epoch * log.updates):.3e}"
+    rate = f"epoch {epoch}: learning rate {log.rate(epoch * log.updates + 1):.3e}"
     if epoch == log.best:
         return f"{rate}, the best BLEU, {log.best_bleu}"
     if epoch > log.best:
