@@ -194,7 +194,7 @@ for how in ("frames", "inspect", "a traceback", "what it may import, inside"):
     assert tests.CHEATS[how][1] in tests.told(tests.CHEATS[how][0])[0], how
 inside = "import torch\\ntorch.nn.Linear.forward.__code__ = (lambda self, x: x).__code__\\nreturn 2 * x"
 assert tests.told(inside) == ["Your answer changes what Linear.forward does: leave it as it is."] + tests.told(inside)[1:]
-assert tests.told("import torch\\ntorch.ones(2) @ torch.ones(3)")[0].endswith("at your line 3.")
+assert tests.told("import torch\\ntorch.nn.Linear(2, 2)(3)")[0].endswith("at your line 3.")
 """
 
 
