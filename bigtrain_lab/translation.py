@@ -38,6 +38,7 @@ from .runtime import Run, launch
 from .schedule import Action
 from .techniques import saved
 from .techniques.distributed_sampler import DistributedSampler
+from .techniques.guards import saved as guard
 from .techniques.one_process import Sample
 
 
@@ -192,11 +193,13 @@ class Evaluation(Lens):
         last = Path(self.asked.directory or "") / "last.pt"
         if not (self.asked.resume and self.asked.directory and last.exists()):
             return 0
-        state = saved.load(last)
-        done = saved.restore(state, training, self.group.rank, last)
-        self.rows, sums = state["rows"].tolist(), state["sums"]
-        own = sums[self.group.rank::self.group.size]  # of fewer ranks than saved, each has several
-        self.sums = own.sum(0).to(self.group.device)
+        state, origin = saved.load(last), self.asked.batches.origin
+        with guard.read(last):
+            guard.refuse_other_data(state.get("data", origin), origin, last)
+            done = saved.restore(state, training, self.group.rank, last)
+            self.rows = state["rows"].view(len(state["rows"]), len(self.COLUMNS)).tolist()
+            own = state["sums"][self.group.rank::self.group.size]  # of fewer ranks than saved, each
+            self.sums = own.view(-1, 2).sum(0).to(self.group.device)  # has several
         stopped = self.rows and self.waited() >= self.asked.patience
         return self.steps if stopped else done
 
@@ -276,6 +279,7 @@ class Evaluation(Lens):
         epoch, place = self.asked.batches.place(done)
         with self.rank.aside():
             state = saved.state_of(training, self.group, done, epoch=epoch, place=place,
+                                   data=self.asked.batches.origin,
                                    sums=saved.gathered(self.sums, self.group),
                                    rows=torch.tensor(self.rows, dtype=torch.float64))
             if self.group.rank == 0:

@@ -17,6 +17,8 @@ Shapes: B sentences of a micro-batch, S source, T target.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -64,6 +66,15 @@ class Batches:
         cut = np.split(order, self.starts[1:])
         self.latest = number, (batches := [cut[at] for at in shuffled.tolist()])
         return batches
+
+    @cached_property
+    def origin(self) -> dict:
+        """All that decides which sentences each batch has."""
+        digest = sha256()
+        for pair in self.pairs:
+            digest.update(repr(pair).encode())
+        return {"seed": self.seed, "batch_tokens": self.tokens, "pairs": len(self.pairs),
+                "digest of the pairs": digest.hexdigest()[:16]}
 
     def place(self, update: int) -> tuple[int, int]:
         """Epoch, and batch in it."""

@@ -15,7 +15,6 @@ import linecache
 import os
 import pickle
 import sys
-import sysconfig
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import cache_from_source
@@ -25,8 +24,6 @@ from types import FunctionType
 
 OURS = str(Path(__file__).parents[1])
 PACKAGE = __package__.split(".")[0]
-STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 ANSWERS = ("techniques", "schedules", "collectives", "recomputes", "experiments")  # packages that have some
 WITHOUT_ANSWERS = ("core", "formats", "plan", "runtime", "schedule", "simulate", "words")  # modules that may stay
 METHODS = (FunctionType, classmethod, staticmethod, property)
@@ -154,7 +151,7 @@ def hook(topic: type, hidden: dict, refuse) -> Callable[[str, tuple], None]:
             return LOOKING if is_asked_by_answer("inspect") else ""
         if event in COLLECTOR:
             return LOOKING
-        if event == "object.__setattr__" and details[1] in INSIDES and details[0].__code__.co_filename.startswith((OURS, *INSTALLED)):
+        if event == "object.__setattr__" and details[1] in INSIDES and is_imported(details[0].__code__, details[0].__globals__):
             return f"Your answer changes what {details[0].__qualname__} does: leave it as it is."
         if event in STARTS or event == "import" and details[0] == "_posixsubprocess":
             return STARTING
@@ -198,9 +195,14 @@ def is_asked_by_answer(*through: str) -> bool:
     library and the machinery of imports do not count."""
     frame = sys._getframe(1)
     while frame:
-        file, name = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-        standard = file.startswith(STDLIB) and not file.startswith(INSTALLED)
-        if not (file == __file__ or file.startswith("<frozen") or standard and name in through):
-            return not standard and not file.startswith((OURS, *INSTALLED))
+        file, imported = frame.f_code.co_filename, is_imported(frame.f_code, frame.f_globals)
+        if not (file == __file__ or file.startswith("<frozen") or imported and frame.f_globals.get("__name__") in through):
+            return not imported
         frame = frame.f_back
     return False
+
+
+def is_imported(code, names: dict) -> bool:
+    """True for code of a module that this process imported, wherever it lies: an answer came by value."""
+    module = sys.modules.get(names.get("__name__"))
+    return code.co_filename == getattr(module, "__file__", None) or code.co_filename.startswith(OURS)

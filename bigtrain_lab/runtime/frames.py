@@ -2,13 +2,15 @@
 
 import linecache
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
 from typing import NamedTuple
 
 RUNTIME = str(Path(__file__).parent)
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),  # and wherever else something is installed
+                   *(folder for folder in filter(None, sys.path) if any(Path(folder).glob("*.dist-info")))})
 
 
 class Place(NamedTuple):

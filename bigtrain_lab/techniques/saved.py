@@ -1,13 +1,14 @@
 """A checkpoint that a crash cannot spoil, and from which a training goes on as if nothing had been.
 
-    save     write NAME.partial  ->  fsync  ->  rename to NAME  ->  fsync of the folder
-             killed before the rename: NAME is the old one, whole; after it: the new one, whole
+    save     write NAME.partial, its digest behind it  ->  fsync  ->  rename to NAME  ->  fsync of the
+             folder; killed before the rename: NAME is the old one, whole; after it: the new one, whole
     go on    weights, masters, the optimizer's moments, the loss scale, the number of updates done,
              the place in the data, and the state of each rank's random generators
 
 What is left out begins anew, and the two runs part at the next update. rename(2) replaces a name in
 one step, but only fsync before it makes sure that after a power failure the new name does not stand
-for an empty file. A full disk shows in the write or in the fsync, so before the rename.
+for an empty file. No zip reader heeds what stands behind the archive, and a digest in a file of its
+own would need a second rename: killed between, a whole file would have another's. A full disk shows in the write or in the fsync, so before the rename.
 The names of the weights are the model's own, without a wrapper's "module.": one process reads them.
 Cost: 12 bytes a parameter with Adam in float32, 14 where weights are half and have masters; twice
 that on the disk for a moment. One rank of those that hold the same writes, and all wait for it at
@@ -16,6 +17,7 @@ Source: rename and fsync in POSIX.1-2017; Mohan et al. 2021 (CheckFreq, FAST), s
 the state of a run is.
 """
 
+import operator
 import os
 import random
 from pathlib import Path
@@ -37,6 +39,8 @@ def save(path, state: dict) -> None:
         with open(partial, "wb") as file:
             torch.save(state, file)
             file.flush()
+            file.write(guard.MARK + guard.digest(partial, file.tell()))
+            file.flush()
             os.fsync(file.fileno())
         guard.refuse_unreadable(partial)
         partial.replace(path)
@@ -49,8 +53,9 @@ def save(path, state: dict) -> None:
 
 def load(path) -> dict:
     """What was saved, on the host; reading executes nothing. Impossible where it is no such
-    file."""
+    file, or its digest is another."""
     with guard.read(path):
+        guard.refuse_damaged(path)
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -75,15 +80,16 @@ def restore(state: dict, training, rank: int, name="the checkpoint") -> int:
     more ranks than were saved the last ones draw as at a start. Impossible where the model has
     other sizes."""
     guard.refuse_parts(training)
-    guard.refuse_other_model(state, training, name)
-    for number, stage in training.stages.items():
-        stage.load_state_dict(state["weights"][number])
-    training.precision.load_state_dict(state["precision"])
-    for optimizer, own in zip(training.optimizers, state["optimizers"]):
-        optimizer.load_state_dict(own)
-    if rank < len(state["random"]):
-        set_random_state(state["random"][rank])
-    return state["update"]
+    with guard.read(name):
+        guard.refuse_other_model(state, training, name)
+        for number, stage in training.stages.items():
+            stage.load_state_dict(state["weights"][number])
+        training.precision.load_state_dict(state["precision"])
+        for optimizer, own in zip(training.optimizers, state["optimizers"]):
+            optimizer.load_state_dict(own)
+        if rank < len(state["random"]):
+            set_random_state(state["random"][rank])
+        return operator.index(state["update"])
 
 
 def random_state(device) -> Tensor:

@@ -2,17 +2,22 @@
 
     NAME/shards-000003/rank-0.of-2.pt   w[0:4], with its moments        rank 0 of 2 wrote it
                        rank-1.of-2.pt   w[4:5], b[0:2], with theirs     rank 1 of 2
-    NAME/whole.pt                       "shards-000003, of 2 ranks"; what all ranks have alike
+    NAME/whole.pt                       "shards-000003", the digests of its 2 files; what all ranks
+                                        have alike
 
-    save   each rank writes its file; all wait; rank 0 renames the new whole.pt into place
-    load   a rank reads whole.pt, and of each file that it names the elements which are its own now
+    save   each rank writes its file; all wait; rank 0 renames the new whole.pt into place, deletes
+           older folders; all wait
+    load   a rank reads whole.pt, and of each file that it names the elements which are its own now;
+           all compare digests, each of its share of the files, before anything is changed
 
 The rename is the one moment at which the checkpoint changes. Killed before it, the last checkpoint
 is whole, and what was begun is in nobody's way; killed after it, the new one is whole. Elements are
 told by name and place, and so 3 ranks read what 4 wrote: w[0:2] lies in the first file.
 Cost: with Adam in float32 a rank writes 12 psi / N bytes for psi parameters, and no rank has the
 whole; the disk holds two checkpoints for a moment. Files are mapped, so that a rank reads the
-elements of its own alone. All ranks need one file system.
+elements of its own alone, but for its share of the digests. A file of another save has another
+digest, so all files are of one. Rank 0 deletes while all wait: a rank that had gone on would lose
+the folder of its next save. All ranks need one file system.
 Source: Lian et al. 2024, Universal Checkpointing (arXiv:2406.18820), section 3, for parts that are
 told by what they are and not by who wrote them.
 """
@@ -49,37 +54,50 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     """
     path, group = Path(path), sharded.group
     guard.refuse_under_way(sharded)
-    folder = path / f"{FOLDER}{1 + guard.last_number(path / WHOLE, FOLDER):06}"
+    number = torch.tensor([guard.next_number(path, WHOLE, FOLDER)], device=group.device)
+    folder = path / f"{FOLDER}{group.unrecorded().broadcast(number).item():06}"
     own = {"parts": {each.name: (each.shape, each.start, each.stop, each.piece.detach().clone())
                      for each in sharded.owned()},
            "optimizers": [each.state_dict() for each in listed(optimizer)]}
-    manifest = {"folder": folder.name, "ranks": group.size, "further": further,
-                "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
-                **beside(sharded)}
     guard.together(group, lambda: saved.save(folder / file(group.rank, group.size), own))
-    guard.together(group, lambda: group.rank or saved.save(path / WHOLE, manifest))
-    if group.rank == 0:
-        for older in set(path.glob(f"{FOLDER}*")) - {folder}:
-            shutil.rmtree(older, ignore_errors=True)
+
+    def conclude() -> None:
+        names = [file(rank, group.size) for rank in range(group.size)]
+        saved.save(path / WHOLE, {
+            "folder": folder.name, "digests": guard.digests(folder, names), "further": further,
+            "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
+            **beside(sharded)})
+        for each in path.glob(f"{FOLDER}*"):
+            if each.name < folder.name:
+                shutil.rmtree(each, ignore_errors=True)
+    guard.together(group, lambda: group.rank or conclude())
 
 
 @torch.no_grad()
 def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
     """Make a sharded module and its optimizer what they were, on any number of ranks; returns
     `further`. Impossible, with nothing changed, where the checkpoint is of others."""
-    found, owned = Shards(path), {each.name: each for each in sharded.owned()}
-    guard.refuse_under_way(sharded)
+    owned, group = {each.name: each for each in sharded.owned()}, sharded.group
     numbers = [numbers_of(sharded, each) for each in listed(optimizer)]
-    guard.refuse_other(found, owned, listed(optimizer), numbers, path)
+    apart = beside(sharded)["apart"]
+    guard.refuse_under_way(sharded)
 
     def mine(name: str, parts: list) -> Tensor:
         own = owned[name]
         return keeping_dim(assembled(parts, own.start, own.stop), own.piece)
-    for each, state in zip(listed(optimizer), found.optimizers(mine)):
+
+    def checked() -> tuple[Shards, list[dict], dict[str, Tensor]]:
+        with guard.read(path):
+            found = Shards(path, group.rank, group.size)
+            guard.refuse_other(found, owned, apart, listed(optimizer), numbers, path)
+            return found, found.optimizers(mine), {name: mine(name, found.parts(name))
+                                                   for name in owned}
+    found, states, pieces = guard.together(group, checked)
+    for each, state in zip(listed(optimizer), states):
         each.load_state_dict(state)
     for name, each in owned.items():
-        each.piece.copy_(mine(name, found.parts(name)))
-    for name, tensor in beside(sharded)["apart"].items():
+        each.piece.copy_(pieces[name])
+    for name, tensor in apart.items():
         tensor.copy_(found.manifest["apart"][name])
     sharded.refresh()
     return found.manifest["further"]
@@ -88,24 +106,27 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
 def whole(path) -> dict:
     """The same for one process: "weights" for the module's load_state_dict, "optimizers" for those
     of optimizers of its parameters, and `further`."""
-    found = Shards(path)
+    with guard.read(path):
+        found = Shards(path)
 
-    def joined(name: str, parts: list) -> Tensor:
-        return assembled(parts, 0, prod(found.shapes[name])).view(found.shapes[name])
-    weights = {name: joined(name, found.parts(name)) for name in found.shapes}
-    weights |= {name: weights[first] for name, first in found.manifest["tied"].items()}
-    return {"weights": weights | found.manifest["apart"], "optimizers": found.optimizers(joined),
-            **found.manifest["further"]}
+        def joined(name: str, parts: list) -> Tensor:
+            return assembled(parts, 0, prod(found.shapes[name])).view(found.shapes[name])
+        weights = {name: joined(name, found.parts(name)) for name in found.shapes}
+        weights |= {name: weights[first] for name, first in found.manifest["tied"].items()}
+        return {"weights": weights | found.manifest["apart"],
+                "optimizers": found.optimizers(joined), **found.manifest["further"]}
 
 
 class Shards:
-    """The files of a checkpoint; their values stay on the disk until they are asked for."""
+    """The files of a checkpoint; their values stay on the disk until they are asked for. Rank `rank`
+    of `ranks` that read them compares the digests of its share."""
 
-    def __init__(self, path):
+    def __init__(self, path, rank: int = 0, ranks: int = 1):
         path = Path(path)
         self.manifest = guard.manifest(path, WHOLE)
-        names = [file(rank, self.manifest["ranks"]) for rank in range(self.manifest["ranks"])]
-        self.files = guard.opened(path / self.manifest["folder"], names)
+        digests = self.manifest["digests"]
+        named = {file(number, len(digests)): each for number, each in enumerate(digests)}
+        self.files = guard.opened(path / self.manifest["folder"], named, rank, ranks)
         self.shapes = {name: part[0] for name, part in self.files[0]["parts"].items()}
         guard.refuse_holes(self, path)
 

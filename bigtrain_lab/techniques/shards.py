@@ -86,6 +86,6 @@ def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -
     for first, last, elements in parts:
         low, high = max(start, first), min(stop, last)
         if low < high:
-            found[low - start:high - start] = elements.view(-1)[low - first:high - first]
+            found[low - start:high - start] = elements.view(last - first)[low - first:high - first]
             count += high - low
     return found[:count]

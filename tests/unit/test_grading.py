@@ -2,8 +2,12 @@
 
 import os
 import re
+import subprocess
+import sysconfig
 import threading
 import time
+import venv
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +183,32 @@ CHEATS = {
 def test_a_cheat_is_told(how):
     body, sentence = CHEATS[how]
     assert sentence in told(body)[0]
+
+
+ELSEWHERE = """
+import test_grading as tests, torch
+print(torch.__file__)
+for name, topic in tests.TOPICS.items():
+    assert topic.findings(tests.typed(next(iter(topic.right.values()))), seed=5) == [], name
+for how in ("frames", "inspect", "a traceback", "what it may import, inside"):
+    assert tests.CHEATS[how][1] in tests.told(tests.CHEATS[how][0])[0], how
+inside = "import torch\\ntorch.nn.Linear.forward.__code__ = (lambda self, x: x).__code__\\nreturn 2 * x"
+assert tests.told(inside) == ["Your answer changes what Linear.forward does: leave it as it is."] + tests.told(inside)[1:]
+assert tests.told("import torch\\ntorch.nn.Linear(2, 2)(3)")[0].endswith("at your line 3.")
+"""
+
+
+@pytest.mark.slow
+def test_torch_may_lie_anywhere(tmp_path):
+    """A Python of its own, to which a path file adds a folder by another name: right answers pass, and cheats are told."""
+    venv.create(tmp_path / "env")
+    (tmp_path / "libraries").symlink_to(Path(torch.__file__).parents[1])
+    purelib = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")})
+    (Path(purelib) / "more.pth").write_text(str(tmp_path / "libraries"))
+    paths = os.pathsep.join([str(Path(box.OURS).parent), str(Path(__file__).parent)])
+    done = subprocess.run([tmp_path / "env" / "bin" / "python", "-c", ELSEWHERE], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "libraries"))
 
 
 @pytest.mark.parametrize("fails", [False, True])

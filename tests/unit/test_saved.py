@@ -142,6 +142,12 @@ def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
     assert all(map(torch.equal, before, changed.stages[0].parameters()))
 
 
+@pytest.mark.parametrize("change", [dict(weights=3), dict(precision=[4]), dict(optimizers=[5]), dict(update="6"), dict(random=7)])
+def test_a_crafted_state_is_one_sentence(change):
+    with pytest.raises(Impossible, match="^a.pt is no checkpoint, or is damaged"):
+        saved.restore(saved.state_of(training(), Alone(), 3) | change, training(), 0, "a.pt")
+
+
 @pytest.mark.parametrize("content, told", [
     (None, "There is no checkpoint .*: train from the start"), (b"", "is no checkpoint, or is damaged"), (b"abc" * 99, "is no checkpoint, or is damaged"),
     ("cut", "is no checkpoint, or is damaged")], ids=["missing", "empty", "other", "cut"])

@@ -183,6 +183,26 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
         here(replace(small, config=replace(TINY, width=32), resume=True))
 
 
+def test_only_the_same_batches_go_on(tmp_path):
+    """What is given to other ranks, or for more epochs, goes on."""
+    small = replace(PLAIN, epochs=1, directory=tmp_path)
+    first = here(small)["evaluations"]
+    few, others = (replace(PLAIN.pairs, train=each) for each in (PLAIN.pairs.train[:200], PLAIN.pairs.train[::-1]))
+    for other, told in {"seed is 0 there and 1 here": dict(seed=1), "batch_tokens is 160 there and 200 here": dict(batch_tokens=200),
+                        "pairs is 250 there and 200 here": dict(pairs=few), "digest of the pairs is [0-9a-f]{16} there": dict(pairs=others)}.items():
+        with pytest.raises(Impossible, match=f"^[^\n]*last.pt would go on with other batches, {other}.*: give what it had, or another directory.$"):
+            here(replace(small, resume=True, **told))
+    assert here(replace(small, resume=True, accumulation=2))["evaluations"].tolist() == first.tolist()
+    for number, change in enumerate([dict(rows=torch.zeros(3)), dict(sums="none"), dict(update="1"), dict(random=torch.zeros(1, 10**4, dtype=torch.uint8)), dict(data=[3]),
+                                     dict(weights=dict.fromkeys(range(300_000), 0)), dict(weights={0: 0}), dict(optimizers=3), dict(precision=4), [1]]):
+        state = saved.load(tmp_path / "best.pt")
+        saved.save(tmp_path / "last.pt", state | change if isinstance(change, dict) else change)
+        with pytest.raises(Impossible, match="damaged|stages|of another|random states") as refused:
+            here(replace(small, resume=True))
+            pytest.fail(str(number))
+        assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+
+
 def test_a_rate_of_numpy_goes_on(tmp_path):
     """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's number."""
     asked = replace(PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01))

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
+from hashlib import sha256
 from pathlib import Path
 from pickle import PickleError
 
@@ -9,6 +10,35 @@ import torch
 
 from ...core import Impossible
 from . import refuse
+
+MARK, DIGITS = b"\nsha256 ", 64
+
+
+def digest(path, size: int) -> bytes:
+    """SHA-256 of the first `size` bytes of a file, in hexadecimal digits."""
+    found = sha256()
+    with open(path, "rb") as file:
+        while part := file.read(min(size, 2**20)):
+            found.update(part)
+            size -= len(part)
+    return found.hexdigest().encode()
+
+
+def stated_digest(path) -> bytes:
+    """The digest that `save` wrote behind a file."""
+    with open(path, "rb") as file:
+        file.seek(max(0, Path(path).stat().st_size - len(MARK) - DIGITS))
+        mark, stated = file.read(len(MARK)), file.read()
+    refuse((mark != MARK, f"{path} is no checkpoint, or is damaged, or of a version without "
+            "digests: name another, or save again what torch.load gives."))
+    return stated
+
+
+def refuse_damaged(path) -> None:
+    stated = stated_digest(path)
+    found = digest(path, Path(path).stat().st_size - len(MARK) - DIGITS)
+    refuse((stated != found, f"{path} is no checkpoint, or is damaged, its digest is another: name "
+            "one that was saved here."))
 
 
 @contextmanager
@@ -48,6 +78,8 @@ def refuse_unreadable(partial: Path) -> None:
 def read(path):
     try:
         yield
+    except (Impossible, MemoryError, torch.OutOfMemoryError):
+        raise
     except FileNotFoundError as error:
         raise Impossible(f"There is no checkpoint {path}: train from the start, or name "
                          "another.") from error
@@ -71,8 +103,8 @@ def refuse_other_model(state, training, name) -> None:
     refuse((not isinstance(state, dict) or not all(key in state for key in keys),
             f"{name} is no checkpoint of a training: name one that was saved by it."))
     refuse((state["weights"].keys() != training.stages.keys(),
-            f"{name} has the stages {sorted(state['weights'])} and the model "
-            f"{sorted(training.stages)}: train with as many stages."))
+            f"{name} has {len(state['weights'])} stages and the model {len(training.stages)}, or "
+            "others: train with the stages that it had."))
     for number, stage in training.stages.items():
         saved, own = state["weights"][number], stage.state_dict()
         shapes = [{key: tuple(w.shape) for key, w in each.items()} for each in (saved, own)]
@@ -84,6 +116,12 @@ def refuse_other_model(state, training, name) -> None:
     saved = [groups(each["param_groups"]) for each in state["optimizers"]]
     refuse((saved != [groups(each.param_groups) for each in training.optimizers],
             f"{name} is of another optimizer: train with the one that it had."))
+
+
+def refuse_other_data(there: dict, here: dict, name) -> None:
+    for key, own in here.items():
+        refuse((there.get(key) != own, f"{name} would go on with other batches, {key} is "
+                f"{there.get(key)} there and {own} here: give what it had, or another directory."))
 
 
 def groups(param_groups) -> list[tuple]:

@@ -1,6 +1,6 @@
 """Checkpoints of several ranks that cannot be written, read or used: each in one sentence."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -8,9 +8,9 @@ import torch
 
 from ...core import Impossible
 from . import refuse
-from .saved import groups, read
+from .saved import groups, read, refuse_damaged, stated_digest
 
-KEYS = {"folder", "ranks", "further", "numbers", "apart", "tied"}
+KEYS = {"folder", "digests", "further", "numbers", "apart", "tied"}
 
 
 def refuse_under_way(sharded) -> None:
@@ -18,25 +18,30 @@ def refuse_under_way(sharded) -> None:
             "step is under way: do it between the optimizer's step and the next forward."))
 
 
-def together(group, write: Callable[[], object]) -> None:
-    """Return when all ranks have written; Impossible, with the same sentence, where one could
-    not."""
-    told = ""
+def together(group, work: Callable[[], object]):
+    """What the work gives, when all ranks have done theirs; Impossible, with the same sentence,
+    where one could not."""
+    told, found = "", None
     try:
-        write()
+        found = work()
     except Impossible as error:
         told = f"Rank {group.rank}: {error}"
     others = group.differing(told, "a checkpoint")
     if told or any(others):
         raise Impossible(next(filter(None, [*others, told])))
+    return found
 
 
-def last_number(manifest_path: Path, folder: str) -> int:
-    """Of the checkpoint that is there; 0 where there is none."""
-    if not manifest_path.exists():
-        return 0
-    told = manifest(manifest_path.parent, manifest_path.name)["folder"].removeprefix(folder)
-    return int(told) if told.isdecimal() else 0
+def next_number(path: Path, name: str, folder: str) -> int:
+    """After the checkpoint that is there, or where that cannot be read after all folders."""
+    if not (path / name).exists():
+        return 1
+    try:
+        folders = [manifest(path, name)["folder"]]
+    except Impossible:
+        folders = [each.name for each in path.glob(f"{folder}*")]
+    numbers = (each.removeprefix(folder) for each in folders)
+    return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def manifest(path: Path, name: str) -> dict:
@@ -44,22 +49,35 @@ def manifest(path: Path, name: str) -> dict:
     refuse((path.is_dir() and not at.exists(), f"{path} is no checkpoint of ranks, it has no "
             f"{name}: name a folder that was saved by them."))
     with read(path if path.is_file() else at):
+        refuse_damaged(at)
         found = torch.load(at, map_location="cpu", weights_only=True, mmap=True)
-    ours = isinstance(found, dict) and found.keys() == KEYS
-    refuse((not ours or Path(found["folder"]).name != found["folder"], f"{at} is of no checkpoint "
-            "of ranks: name a folder that was saved by them."))
+        ours = isinstance(found, dict) and found.keys() == KEYS
+        refuse((not ours or Path(found["folder"]).name != found["folder"], f"{at} is of no "
+                "checkpoint of ranks: name a folder that was saved by them."))
     return found
 
 
-def opened(folder: Path, names: Sequence[str]) -> list[dict]:
-    missing = [name for name in names if not (folder / name).is_file()]
-    refuse((bool(missing), f"{folder} lacks {', '.join(missing)}: copy the files of all ranks, or "
-            "name another checkpoint."))
+def opened(folder: Path, digests: Mapping[str, bytes], rank: int, ranks: int) -> list[dict]:
+    """The files, each of the save that has these digests; of so many ranks that read them, each
+    reads its share to the last byte."""
+    missing = [name for name in digests if not (folder / name).is_file()]
+    refuse((bool(missing), f"{folder} lacks {', '.join(missing[:1])}, {len(missing)} of "
+            f"{len(digests)} files: copy those of all ranks, or name another checkpoint."))
     found = []
-    for each in (folder / name for name in names):
-        with read(each):
-            found.append(torch.load(each, map_location="cpu", weights_only=True, mmap=True))
+    for number, (name, stated) in enumerate(digests.items()):
+        with read(at := folder / name):
+            refuse((stated_digest(at) != stated, f"{at} is of another save, or is damaged: copy the "
+                    "files of one save, or name another checkpoint."))
+            if number % ranks == rank:
+                refuse_damaged(at)
+            found.append(torch.load(at, map_location="cpu", weights_only=True, mmap=True))
     return found
+
+
+def digests(folder: Path, names: Sequence[str]) -> list[bytes]:
+    """What each rank wrote behind its file."""
+    with read(folder):
+        return [stated_digest(folder / name) for name in names]
 
 
 def refuse_holes(found, path) -> None:
@@ -71,10 +89,12 @@ def refuse_holes(found, path) -> None:
                 "checkpoint."))
 
 
-def refuse_other(found, owned, optimizers, numbers: list[dict[str, int]], path) -> None:
-    here = {name: tuple(each.shape) for name, each in owned.items()}
-    for name in dict.fromkeys((*found.shapes, *here)):
-        there, own = (shapes.get(name, "missing") for shapes in (found.shapes, here))
+def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]],
+                 path) -> None:
+    here = {name: tuple(each.shape) for name, each in (owned | apart).items()}
+    saved = found.shapes | {name: tuple(each.shape) for name, each in found.manifest["apart"].items()}
+    for name in dict.fromkeys((*saved, *here)):
+        there, own = (shapes.get(name, "missing") for shapes in (saved, here))
         refuse((there != own, f"{path} is of another model, {name} is {there} there and {own} "
                 "here: build the model with the sizes that it had."))
     there = found.files[0]["optimizers"]
