@@ -30,8 +30,8 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 
-import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from ..schedule import Action
 from .guards import accumulate as guard
@@ -113,17 +113,16 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
     with span(Action("U", 0, len(window) - 1)):
         scaler.unscale_(optimizer)  # once, and before the norm is taken
         if clip is not None:
-            clip_grad_norm_(optimizer, clip)  # the sum, once: parts have other norms
+            clip_by = getattr(optimizer, "clip_grad_norm_", partial(clip_grad_norm_, parameters(optimizer)))
+            clip_by(clip)  # the sum, once: parts have other norms
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     return float(loss)
 
 
-def clip_grad_norm_(optimizer, clip: float) -> None:
-    """By the optimizer's own function, where a rank has a part of the gradient."""
-    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    getattr(optimizer, "clip_grad_norm_", partial(torch.nn.utils.clip_grad_norm_, every))(clip)
+def parameters(optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 # -- what is not part of the equality -----------------------------------------------------------------------------------
