@@ -12,6 +12,7 @@ from bigtrain_lab import Recipe
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh, Span, Transfer
 from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.experiments.layered import by_layers
+from bigtrain_lab.models import GPT, Classifier, GPTConfig, MLPStage, cross_entropy
 from bigtrain_lab.recipe import Lens, train
 from bigtrain_lab.recompute import named
 from bigtrain_lab.runtime import Ledger, RankFailed
@@ -230,6 +231,67 @@ def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
 
 def test_a_plan_may_be_an_object():
     assert differ(replace(PLAIN, recompute=named("sqrt")).program(Rank(0, Mesh(world=1), torch.device("cpu"))), PLAIN.reference()) == []
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Doubled(GPT):
+    def forward(self, x, noise=None):
+        return 2 * super().forward(x, noise)
+
+
+def hooked(number):
+    module = stage(number)
+    module.register_forward_pre_hook(lambda module, given: (3 * given[0],))
+    module.register_forward_hook(lambda module, given, result: 2 * result)
+    return module
+
+
+def patched(number):
+    module = stage(number)
+    module.forward = lambda x, plain=module.forward: 2 * plain(x)
+    return module
+
+
+def encoder(number):
+    torch.manual_seed(number)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False).double()
+
+
+SMALL = GPTConfig(layers=2, width=8, heads=2, sequence=4, vocabulary=11, dtype=torch.float64)
+STAGES = {  # what it is: (stage, how often a plan that keeps nothing calls its first layer)
+    "a Sequential": (stage, 3), "with hooks": (hooked, 3), "a subclass": (lambda number: Classifier(8, 8, 2, 8, dtype=torch.float64), 2),
+    "residual": (lambda number: Residual(*stage(number)), 1), "a forward of its own": (patched, 1), "torch's encoder": (encoder, 1),
+    "layers and tanh": (lambda number: MLPStage(3, 8, 0, 3, dtype=torch.float64), 1),
+    "a GPT": (lambda number: GPT(SMALL), 4), "of a GPT": (lambda number: Doubled(SMALL), 1)}
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_plan_runs_the_stage_and_not_what_it_calls_layers(kind):
+    """What is no chain is one layer; the weights are those without a plan, to the bit."""
+    made, calls = [], []
+    model, often = STAGES[kind]
+
+    def watched(number):
+        made.append(model(number))
+        leaf = next(part for part in made[-1].modules() if type(part).__name__ in ("Linear", "Table"))
+        leaf.register_forward_pre_hook(lambda *_: calls.append(1))
+        return made[-1]
+
+    def sample(number):
+        ids = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(number))
+        return (ids[:, :-1], ids[:, 1:]) if "GPT" in kind else [each.view(2, 2, 8) for each in data(number)] if "enc" in kind else data(number)
+
+    recipe = replace(PLAIN, model=watched, data=sample, loss=cross_entropy if "GPT" in kind else PLAIN.loss, steps=2, micro_batches=1, samples=None)
+    for plan in (None, "keep-none", "sqrt", "keep-all"):
+        calls.clear()
+        here(replace(recipe, recompute=plan))
+        assert all(map(torch.equal, made[0].parameters(), made[-1].parameters()))
+        assert plan != "keep-none" or len(calls) == 2 * often
 
 
 def test_a_module_on_two_devices_is_refused():
