@@ -203,6 +203,8 @@ REFUSED = [
      "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end."),
     (dict(schedule="pipedream", ranks=2, samples=None, replicas=2), "no gradient of a whole window for replicas: leave replicas out"),
     (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, replicas=2), "and the mean of replicas needs the whole gradient"),
+    (dict(weights=[1.0]), "weights is [1.0]: give a function"),
+    (dict(model=nn.Linear(2, 2)), "model is Linear(in_features=2, out_features=2, bias=True): give a function"),
     (dict(replicas=0), "replicas is 0: give a whole number"),
     (dict(schedule="interleaved", replicas=2, zero=3, tied={"w": {0: "weight", 1: "weight"}}), "and tied names copies on several: leave tied out"),
     (dict(schedule="interleaved", ranks=2), None),
@@ -217,6 +219,48 @@ def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
     with pytest.raises(Impossible) as refused:
         replace(PLAIN, **changes)
     assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+NAN, OTHER = float("nan"), nn.Parameter(torch.ones(2))
+NOTHING = {"None": None, "a float": 1.0, "numpy": np.ones(3), "text": "text"}
+RETURNED = [*((name, value) for name in ("model", "data", "loss", "optimizer", "weights", "recompute", "learning_rate")
+              for kind, value in NOTHING.items() if (name, kind) != ("learning_rate", "a float")),
+            ("model", nn.Linear), ("data", ()), ("data", (torch.ones(1),)), ("data", (torch.ones(0, 8), torch.ones(0, 8))), ("data", (1, 2, 3)),
+            ("loss", torch.ones(2)), ("loss", torch.tensor(NAN)), ("optimizer", torch.optim.SGD([OTHER], 0.1)), ("learning_rate", NAN),
+            ("learning_rate", -0.1), ("learning_rate", float("inf")), ("weights", [NAN] * 4), ("weights", [1.0]), ("weights", [None] * 4)]
+
+
+@pytest.mark.parametrize("name, value", RETURNED, ids=str)
+def test_what_a_function_returned_wrongly_is_told_with_its_place(name, value):
+    def returns(*args):
+        return value
+
+    place = f"line {returns.__code__.co_firstlineno} of .*test_recipe.py.* returned"
+    with pytest.raises(Impossible, match=f"^{name}.*{place}.*: let it return") as refused:
+        here(replace(PLAIN, **{name: returns}))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_optimizer_s_rate_is_a_number_and_its_parameters_are_those_given():
+    for made in (lambda weights: torch.optim.SGD(weights, NAN), lambda weights: torch.optim.SGD([*weights, OTHER], 0.1)):
+        with pytest.raises(Impossible, match="of no other parameters than it is given, at a finite rate"):
+            here(replace(PLAIN, optimizer=made))
+
+
+def test_a_training_that_diverges_ends_in_nan_and_is_not_refused():
+    assert not np.isfinite(here(replace(PLAIN, optimizer=lambda weights: torch.optim.SGD(weights, 1e300))).losses[-1])
+
+
+def relu_first(number):
+    return nn.Sequential(nn.ReLU(inplace=True), *stage(number))
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "pipedream"])
+def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
+    recipe = replace(PLAIN, model=relu_first, schedule=schedule, samples=None, ranks=2)
+    run = recipe.run(directory=tmp_path / "run")
+    run.wait()
+    assert differ(run.result, recipe.reference()) == []
 
 
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
