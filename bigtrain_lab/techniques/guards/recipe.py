@@ -3,7 +3,7 @@ its functions return is refused when they are called."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, isnan
 from operator import index
 
 from torch import Tensor, nn
@@ -153,5 +153,5 @@ def refuse_loss(recipe, loss, first: bool) -> None:
     """A loss that is nan before any update is none that training has made."""
     name = "sliced_loss" if recipe.slices > 1 else "loss"
     scalar = isinstance(loss, Tensor) and loss.numel() == 1
-    require(scalar and (not first or loss.is_meta or not loss.isnan()), getattr(recipe, name), name, loss,
+    require(scalar and (not first or loss.is_meta or not isnan(loss.item())), getattr(recipe, name), name, loss,
             "a scalar tensor with its graph, which is no nan before the first update: look for one in data, too")
