@@ -85,7 +85,10 @@ class Recipe:
                    as vocab_parallel_cross_entropy
     precision      level of mixed precision; None: the model's own formats
     scaler         a loss scaler, in place of the level's default
-    recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all
+    recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all. A plan
+                   is for the layers of an nn.Sequential, or for those that a stage's
+                   `chained_layers` has, whose forward they are in that order; any other stage is one
+                   layer, which plans keep: give it `checkpoint`
     clip           largest norm of the gradient; None: it is not clipped
     tied           name -> {stage: parameter}: weights of which several stages hold copies
     whole_names    the stages name their parameters as the whole model does, and no two alike
@@ -142,7 +145,7 @@ class Recipe:
 
     def sample(self, number: int, device="cpu") -> Sample:
         """A micro-batch on a device."""
-        inputs, targets, *context = self.data(number)
+        inputs, targets, *context = guard.sample(self, number)
         parts = inputs, targets, *(context[0] if context else ())
         x, y, *rest = (part.to(device) if isinstance(part, Tensor) else part for part in parts)
         return Sample(x, y, tuple(rest))
@@ -151,18 +154,19 @@ class Recipe:
         """What the loss of each of a replica's own micro-batches is multiplied by, before replicas
         take the mean of their gradients; None: 1 over their number."""
         if self.replicas == 1:
-            return self.weights(own) if self.weights else None
+            return guard.weights(self, own) if self.weights else None
         every = [1 / len(window)] * len(window)
         if self.weights:
-            every = self.weights([self.sample(number) for number in window])
+            every = guard.weights(self, [self.sample(number) for number in window])
         shares = [self.replicas * each for each in every[replica::self.replicas]]
         return shares + [0.0] * (len(own) - len(shares))
 
     @property
     def forward(self) -> Callable | None:
         """How a stage is called, where not plainly."""
-        planned = isinstance(self.recompute, (str, Recompute))
-        return recomputed(self.recompute) if planned else self.recompute
+        if isinstance(self.recompute, (str, Recompute)):
+            return recomputed(self.recompute)
+        return self.recompute and partial(guard.output, self)
 
     def run(self, **options) -> Run:
         """Start the ranks; options as for `launch`."""
@@ -291,7 +295,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     group = rank.group("pp") if copies or slices else rank.group()
     replica_ranks = rank.group(("pp", "tp")) if slices else group
     own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == group.rank]
-    stages = {stage: built(partial(recipe.model, stage), rank.device) for stage in own}
+    stages = {stage: built(partial(guard.module, recipe, stage), rank.device) for stage in own}
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
@@ -311,7 +315,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     for stage, module in stages.items():
         learning = [p for p in module.parameters() if p.requires_grad and not order.asynchronous]
         if learning:
-            optimizer = recipe.optimizer([homes.get(p, p) for p in learning])
+            optimizer = guard.optimizer(recipe, [homes.get(p, p) for p in learning])
             optimizers[stage].append(optimizer)
             guard.refuse_optimizer(optimizer, order)
             with rank.aside():  # a trial of the optimizer is no part of what a training holds
@@ -329,6 +333,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             loss = recipe.sliced_loss(output, targets, slices)
         else:
             loss = recipe.loss(output, targets)
+        guard.refuse_loss(recipe, loss, number == 0 and pipeline.losses == [None] * len(pipeline.losses))
         rank.log("loss", loss.item())
         return loss
 
@@ -346,7 +351,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             for optimizer in chain(*optimizers.values()):
                 precision.unscale_(optimizer)
                 if recipe.learning_rate:
-                    set_rate(optimizer, recipe.learning_rate(number + 1))
+                    set_rate(optimizer, guard.rate(recipe, number + 1))
             if recipe.clip:
                 clip_grad_norm(precision.parameters(), recipe.clip, holders)
         stepped = precision.step(*optimizers[stage])
@@ -364,7 +369,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             sum_duplicates(modules, slices, f"duplicates of batch {number}")
 
     def pipeline_of(order, after=None):
-        updates = {"optimizer": recipe.optimizer} if order.asynchronous else {"update": update}
+        updates = {"optimizer": partial(guard.optimizer, recipe)} if order.asynchronous else {"update": update}
         return Pipeline(
             stages.values(), order, loss_fn, group, **updates,
             whole=whole,

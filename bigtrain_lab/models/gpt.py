@@ -10,6 +10,7 @@ Radford et al. 2019 (GPT-2), section 2.3.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -36,10 +37,14 @@ class GPTStage(nn.Module):
     def forward(self, x, noise: Noise | None = None):
         """x: token ids (B, S) where the stage has the embedding, else hidden (B, S, D).
         Returns logits (B, S, V) where it has the head, else hidden (B, S, D)."""
-        for layer in self.layers.values():
+        for layer in self.chained_layers:
             x = layer(x, noise)
         return x
 
+    @property
+    def chained_layers(self) -> Iterable[nn.Module]:
+        """What a recompute plan may run one by one: techniques/checkpoint."""
+        return self.layers.values()
 
     @property
     def elsewhere(self) -> list[str]:

@@ -72,6 +72,7 @@ class Attention(nn.Module):
         D, plain = config.width, {"bias": False, "dtype": config.dtype}
         self.heads = config.heads
         if crosses:
+            self.kv_heads = config.heads
             self.q, self.kv = Linear(D, D, **plain), Linear(D, 2 * D, **plain)
         else:
             self.qkv = Linear(D, 3 * D, **plain)
@@ -209,7 +210,7 @@ class Translator(nn.Module):
 def translator_slices(config: TranslatorConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts a translator."""
     cut = {"source": "vocabulary", "target": "vocabulary", "logits": "vocabulary", "*.attention.qkv": "heads", "*.cross.q": "heads",
-           "*.cross.kv": "heads"}
+           "*.cross.kv": "kv heads"}
     return cut | {"*.out": "row", "*.mlp.up": "column", "*.mlp.down": "row"}
 
 

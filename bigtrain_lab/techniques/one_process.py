@@ -107,7 +107,7 @@ def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, lo
     for stage, weights in zip(stages, forward_weights):
         own = {name: w.clone().requires_grad_() for name, w in weights.items()}
         x = x.detach().requires_grad_(x.is_floating_point())
-        y = functional_call(stage, own, (x, *sample.context))
+        y = functional_call(stage, own, (x.clone(), *sample.context))  # a stage may change what it is given in place
         chain.append((x, own, y))
         x = y
     output = x.detach().requires_grad_()

@@ -146,11 +146,12 @@ class Pipeline:
     def _forward(self, action: Action) -> None:
         _, stage, micro_batch = action
         if stage == 0:
-            x = self.inputs[micro_batch]
+            x = given = self.inputs[micro_batch]
         else:
             x = self._take("F", stage - 1, micro_batch).requires_grad_()
+            given = Entrance.apply(x)
         with self.later.get((stage, micro_batch), nullcontext()), self._weights(action) as module:
-            y = module(x, *self.context(self._numbered(action).micro_batch))
+            y = module(given, *self.context(self._numbered(action).micro_batch))
         if is_last := stage == self.schedule.stages - 1:
             y = self._loss(y, micro_batch)
         guard.refuse_output(action, y, self.modules[stage], {} if self.done else self.later)
@@ -299,6 +300,18 @@ class Pipeline:
         """How a result is announced: its name, its place in the program, a tag of its own."""
         tag = (action.micro_batch * self.schedule.stages + action.stage) * 2 + (action.kind == "F")
         return {"name": self._numbered(action), "site": f"{action.stage}{action.kind}", "tag": tag}
+
+
+class Entrance(torch.autograd.Function):
+    """x as a stage is given it: no leaf, so that the stage may change it in place."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dx: Tensor) -> Tensor:
+        return dx
 
 
 def made(action: Action) -> tuple[str, int, int]:

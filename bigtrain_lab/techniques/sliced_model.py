@@ -5,12 +5,15 @@
 
     column         a Linear by its outputs; the input is whole, the result stays sliced
     row            a Linear by its inputs, which come sliced; the result is whole
-    heads          a Linear of D to D, 2 D or 3 D (keys and values side by side), by heads
-    kv heads       the same of fewer heads of keys and values; if fewer than ranks, neighbours share
+    heads          a Linear of D to D, or to 3 D (as many queries, keys, values side by side), by heads
+    kv heads       keys and values side by side, by their heads; if fewer than ranks, neighbours share
     vocabulary     an embedding table by its rows; or the output Linear, whose logits stay sliced
     sequence       with sequence=True: what this module returns is cut to each rank's tokens
     split row      as row, of an input that is whole: each rank takes its part
     column gather  as column, and the results are gathered: these two show the wrong way round
+
+A plan is as well for all stages of a pipeline: a stage's attribute `elsewhere` has the paths of the
+modules that others have, and a pattern may name those.
 
 Each rank cuts its part out of the whole model's values, so t ranks begin, and go on, as one
 process. Dropout on probabilities of attention draws another mask on each rank, for it drops other

@@ -12,6 +12,7 @@ from bigtrain_lab import Recipe
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh, Span, Transfer
 from bigtrain_lab.dry_run import dry_run
 from bigtrain_lab.experiments.layered import by_layers
+from bigtrain_lab.models import GPT, Classifier, GPTConfig, MLPStage, cross_entropy
 from bigtrain_lab.recipe import Lens, train
 from bigtrain_lab.recompute import named
 from bigtrain_lab.runtime import Ledger, RankFailed
@@ -254,6 +255,8 @@ REFUSED = [
      "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end."),
     (dict(schedule="pipedream", ranks=2, samples=None, replicas=2), "no gradient of a whole window for replicas: leave replicas out"),
     (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, replicas=2), "and the mean of replicas needs the whole gradient"),
+    (dict(weights=[1.0]), "weights is [1.0]: give a function"),
+    (dict(model=nn.Linear(2, 2)), "model is Linear(in_features=2, out_features=2, bias=True): give a function"),
     (dict(replicas=0), "replicas is 0: give a whole number"),
     (dict(schedule="interleaved", replicas=2, zero=3, tied={"w": {0: "weight", 1: "weight"}}), "and tied names copies on several: leave tied out"),
     (dict(schedule="interleaved", ranks=2), None),
@@ -270,6 +273,48 @@ def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
     assert told in str(refused.value) and "\n" not in str(refused.value)
 
 
+NAN, OTHER = float("nan"), nn.Parameter(torch.ones(2))
+NOTHING = {"None": None, "a float": 1.0, "numpy": np.ones(3), "text": "text"}
+RETURNED = [*((name, value) for name in ("model", "data", "loss", "optimizer", "weights", "recompute", "learning_rate")
+              for kind, value in NOTHING.items() if (name, kind) != ("learning_rate", "a float")),
+            ("model", nn.Linear), ("data", ()), ("data", (torch.ones(1),)), ("data", (torch.ones(0, 8), torch.ones(0, 8))), ("data", (1, 2, 3)),
+            ("loss", torch.ones(2)), ("loss", torch.tensor(NAN)), ("optimizer", torch.optim.SGD([OTHER], 0.1)), ("learning_rate", NAN),
+            ("learning_rate", -0.1), ("learning_rate", float("inf")), ("weights", [NAN] * 4), ("weights", [1.0]), ("weights", [None] * 4)]
+
+
+@pytest.mark.parametrize("name, value", RETURNED, ids=str)
+def test_what_a_function_returned_wrongly_is_told_with_its_place(name, value):
+    def returns(*args):
+        return value
+
+    place = f"line {returns.__code__.co_firstlineno} of .*test_recipe.py.* returned"
+    with pytest.raises(Impossible, match=f"^{name}.*{place}.*: let it return") as refused:
+        here(replace(PLAIN, **{name: returns}))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_optimizer_s_rate_is_a_number_and_its_parameters_are_those_given():
+    for made in (lambda weights: torch.optim.SGD(weights, NAN), lambda weights: torch.optim.SGD([*weights, OTHER], 0.1)):
+        with pytest.raises(Impossible, match="of no other parameters than it is given, at a finite rate"):
+            here(replace(PLAIN, optimizer=made))
+
+
+def test_a_training_that_diverges_ends_in_nan_and_is_not_refused():
+    assert not np.isfinite(here(replace(PLAIN, optimizer=lambda weights: torch.optim.SGD(weights, 1e300))).losses[-1])
+
+
+def relu_first(number):
+    return nn.Sequential(nn.ReLU(inplace=True), *stage(number))
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "pipedream"])
+def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
+    recipe = replace(PLAIN, model=relu_first, schedule=schedule, samples=None, ranks=2)
+    run = recipe.run(directory=tmp_path / "run")
+    run.wait()
+    assert differ(run.result, recipe.reference()) == []
+
+
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
     with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Interleaving"):
         replace(PLAIN, schedule="interleaved", ranks=2, samples=9)
@@ -282,6 +327,67 @@ def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
 
 def test_a_plan_may_be_an_object():
     assert differ(replace(PLAIN, recompute=named("sqrt")).program(Rank(0, Mesh(world=1), torch.device("cpu"))), PLAIN.reference()) == []
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Doubled(GPT):
+    def forward(self, x, noise=None):
+        return 2 * super().forward(x, noise)
+
+
+def hooked(number):
+    module = stage(number)
+    module.register_forward_pre_hook(lambda module, given: (3 * given[0],))
+    module.register_forward_hook(lambda module, given, result: 2 * result)
+    return module
+
+
+def patched(number):
+    module = stage(number)
+    module.forward = lambda x, plain=module.forward: 2 * plain(x)
+    return module
+
+
+def encoder(number):
+    torch.manual_seed(number)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False).double()
+
+
+SMALL = GPTConfig(layers=2, width=8, heads=2, sequence=4, vocabulary=11, dtype=torch.float64)
+STAGES = {  # what it is: (stage, how often a plan that keeps nothing calls its first layer)
+    "a Sequential": (stage, 3), "with hooks": (hooked, 3), "a subclass": (lambda number: Classifier(8, 8, 2, 8, dtype=torch.float64), 2),
+    "residual": (lambda number: Residual(*stage(number)), 1), "a forward of its own": (patched, 1), "torch's encoder": (encoder, 1),
+    "layers and tanh": (lambda number: MLPStage(3, 8, 0, 3, dtype=torch.float64), 1),
+    "a GPT": (lambda number: GPT(SMALL), 4), "of a GPT": (lambda number: Doubled(SMALL), 1)}
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_plan_runs_the_stage_and_not_what_it_calls_layers(kind):
+    """What is no chain is one layer; the weights are those without a plan, to the bit."""
+    made, calls = [], []
+    model, often = STAGES[kind]
+
+    def watched(number):
+        made.append(model(number))
+        leaf = next(part for part in made[-1].modules() if type(part).__name__ in ("Linear", "Table"))
+        leaf.register_forward_pre_hook(lambda *_: calls.append(1))
+        return made[-1]
+
+    def sample(number):
+        ids = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(number))
+        return (ids[:, :-1], ids[:, 1:]) if "GPT" in kind else [each.view(2, 2, 8) for each in data(number)] if "enc" in kind else data(number)
+
+    recipe = replace(PLAIN, model=watched, data=sample, loss=cross_entropy if "GPT" in kind else PLAIN.loss, steps=2, micro_batches=1, samples=None)
+    for plan in (None, "keep-none", "sqrt", "keep-all"):
+        calls.clear()
+        here(replace(recipe, recompute=plan))
+        assert all(map(torch.equal, made[0].parameters(), made[-1].parameters()))
+        assert plan != "keep-none" or len(calls) == 2 * often
 
 
 def test_a_module_on_two_devices_is_refused():

@@ -14,6 +14,7 @@ from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.core import Impossible, Mesh
 from bigtrain_lab.models import (GPT, Encoder, EncoderConfig, GPTConfig, GPTStage, Noise, Translator, TranslatorConfig, class_loss, cross_entropy,
                                  encoder_slices, gpt_slices, saved_bytes, theory, translator_slices)
+from bigtrain_lab.models.blocks import Positions
 from bigtrain_lab.runtime import Ledger, Rank, launch
 from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.runtime.balance import Balance
@@ -379,7 +380,7 @@ REFUSED = {
     "vocabulary": (lambda: sliced(gpt(vocabulary=30), gpt_slices(CONFIG), Many(4)), "vocabulary of layers.0.token is 30, .* take 28 or 32"),
     "features": (lambda: ColumnParallelLinear(4, 2, Many(4)), "out_features is 2, which 4 ranks cannot share equally: take 4,"),
     "inputs": (lambda: sliced(gpt(width=8), {"layers.1.attention.out": "row"}, Many(3)), "in_features of layers.1.attention.out is 8"),
-    "no module": (lambda: sliced(gpt(), {"layers.*.mlp.upp": "column"}, Many(2)), "no such module: the nearest are layers.1.mlp.up"),
+    "no module": (lambda: sliced(gpt(), {"layers.*.mlp.upp": "column"}, Many(2)), "no such module: the nearest are layers.1.mlp.up.*attribute elsewhere"),
     "nothing": (lambda: sliced(gpt(), {}, Many(2)), "names no module"),
     "other stage": (lambda: sliced(GPTStage(CONFIG, 0, 1), BLOCK, Many(2)), "names no module"),
     "way": (lambda: sliced(gpt(), {"layers.1.mlp.up": "rows"}, Many(2)), "by 'rows': choose one of column, row"),
@@ -401,6 +402,10 @@ REFUSED = {
     "attention left": (lambda: sliced(gpt(), {"layers.1.mlp.up": "column", "layers.0.position": "sequence"}, Many(2), True), "attention needs all"),
     "module hooks": (lambda: sliced(hooked(gpt()), BLOCK, Many(2)), "has hooks or parametrizations"),
     "head width": (lambda: sliced(attention_of(4, 16, 24), {"qkv": "heads"}, Many(2)), "makes 24 features of 16"),
+    "a forward of its own": (lambda: sliced(nn.Sequential(Scaled(16, 16)), {"0": "row"}, Many(2)), "this Scaled has a forward of its own"),
+    "a table's own": (lambda: sliced(nn.Sequential(Positions(16, 16)), {"0": "vocabulary"}, Many(2)), "Positions has .* take a plain Embedding"),
+    "grouped in one": (lambda: sliced(attention_of(8, 32, 64), {"qkv": "heads"}, Many(2)), "makes 64 features of 32.* cut by 'kv heads'"),
+    "grouped, wide": (lambda: sliced(attention_of(8, 32, 96, 4), {"qkv": "heads"}, Many(2)), "makes 96 features of 32.* cut by 'kv heads'"),
     "replicas": (lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)), "parts, not copies: give the group of the replicas"),
     "shape": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)), "when it is whole: load"),
 }
@@ -411,9 +416,14 @@ def hooked(model):
     return model
 
 
-def attention_of(heads: int, width: int, features: int):
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+def attention_of(heads: int, width: int, features: int, kv_heads: int | None = None):
     module = nn.ModuleDict({"qkv": nn.Linear(width, features)})
-    module.heads = heads
+    module.heads, module.kv_heads = heads, kv_heads or heads
     return module
 
 

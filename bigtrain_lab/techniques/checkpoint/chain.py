@@ -61,17 +61,37 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
 
 
 def recomputed(plan) -> Callable:
-    """(stage, x, *context) -> the stage's output, run again in the backward by the plan: a name, or a Recompute. The layers of a
-    stage are those of a Sequential, or what it calls `layers`, each called with the context too."""
+    """(stage, x, *context) -> the stage's output, run again in the backward by the plan: a name, or a Recompute. A stage is a chain
+    whose forward is nn.Sequential's, or whose class says so: its `chained_layers` are called one after the other, each with the
+    context too. Any other stage is one layer."""
     plan = named(plan) if isinstance(plan, str) else plan
 
     def forward(stage, x, *context):
         if plan.inside:
             return selective_layers([stage])[0](x, *context)
-        layers = getattr(stage, "layers", stage)
-        layers = layers.values() if isinstance(layers, nn.ModuleDict) else layers if isinstance(layers, Iterable) else [layers]
+        layers = chained_layers(stage)
+        if layers is None:
+            return run([stage], x, *context)
+        vars(stage)["forward"] = partial(run, layers)  # so that a call of the stage still runs its hooks
+        try:
+            return stage(x, *context)
+        finally:
+            del vars(stage)["forward"]
+
+    def run(layers, x, *context):
         return checkpoint_sequential([lambda x, layer=layer: layer(x, *context) for layer in layers], plan, x)
     return forward
+
+
+def chained_layers(stage: nn.Module) -> Iterable[Callable] | None:
+    """Layers that are the whole of the stage's forward, in order; None where nobody says so. A forward that is more derived than
+    `chained_layers`, or the instance's own, does something else; torch's name for one that `stage.compile()` made is private."""
+    if {"forward", "_compiled_call_impl"} & vars(stage).keys():
+        return None
+    says = next(each for each in type(stage).__mro__ if {"forward", "chained_layers"} & vars(each).keys())
+    if says is nn.Sequential:
+        return stage
+    return stage.chained_layers if "chained_layers" in vars(says) else None
 
 
 class _Execution:

@@ -1,7 +1,13 @@
-"""Parts of a recipe that contradict each other: refused in one sentence before a process starts."""
+"""Parts of a recipe that contradict each other: refused in one sentence before a process starts. What
+its functions return is refused when they are called."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite, isnan
 from operator import index
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
 from ...plan import lower
@@ -12,9 +18,9 @@ from .pipeline import backward_after_update
 
 
 def refuse(recipe) -> None:
-    for name in ("model", "data", "loss", "optimizer"):
-        if not callable(getattr(recipe, name)):
-            raise Impossible(f"{name} is {getattr(recipe, name)!r}: give a function (the docstring of Recipe says of what).")
+    for name in ("model", "data", "loss", "optimizer", *(["weights"] if recipe.weights is not None else [])):
+        if not callable(value := getattr(recipe, name)) or isinstance(value, nn.Module) and name == "model":
+            raise Impossible(f"{name} is {shown(value)}: give a function (the docstring of Recipe says of what).")
     for name in ("steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes", *(["samples"] if recipe.samples is not None else [])):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
@@ -76,3 +82,76 @@ def refuse_optimizer(optimizer, order) -> None:
     if order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None:
         raise Impossible(f"max_grad_norm is the optimizer's, and each of the {order.stages} stages has an optimizer: give the recipe "
                          "clip, which takes the norm over all of them.")
+
+
+# -- what the recipe's functions return -----------------------------------------------------------
+
+
+def require(fits: bool, call, name: str, value, right: str):
+    """The value, if it fits; the sentence names the function and its place in the user's own file."""
+    if fits:
+        return value
+    code = getattr(call, "__code__", None)
+    where = f" (line {code.co_firstlineno} of {code.co_filename})" if code else ""
+    raise Impossible(f"{name}{where} returned {shown(value)}: let it return {right}.")
+
+
+def shown(value) -> str:
+    return " ".join(repr(value).split())[:80]
+
+
+def finite(value) -> bool:
+    """True of a number that is neither nan nor infinite, and of any on meta."""
+    try:
+        return getattr(value, "is_meta", False) or isfinite(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def module(recipe, stage: int) -> nn.Module:
+    made = recipe.model(stage)
+    return require(isinstance(made, nn.Module), recipe.model, "model", made, "the stage's nn.Module")
+
+
+def sample(recipe, number: int) -> Sequence:
+    given = recipe.data(number)
+    several = isinstance(given, (tuple, list)) and len(given) in (2, 3)
+    fits = several and all(isinstance(each, (tuple, list)) for each in given[2:])
+    empty = fits and any(isinstance(part, Tensor) and not part.numel() for part in given[:2])
+    return require(fits and not empty, recipe.data, "data", given,
+                   "(inputs, targets) of at least one row, or these and a tuple of further arguments")
+
+
+def weights(recipe, window: Sequence) -> Sequence:
+    given = recipe.weights(window)
+    fits = hasattr(given, "__len__") and len(given) == len(window) and all(map(finite, given))
+    return require(fits, recipe.weights, "weights", given, f"{len(window)} finite numbers, one a micro-batch")
+
+
+def rate(recipe, update: int) -> float:
+    given = recipe.learning_rate(update)
+    return require(finite(given) and given >= 0, recipe.learning_rate, f"learning_rate of update {update}", given,
+                   "a finite number of at least 0")
+
+
+def optimizer(recipe, weights: Sequence):
+    made = recipe.optimizer(weights)
+    groups = getattr(made, "param_groups", [{"params": [None]}])
+    fits = {p for group in groups for p in group["params"]} <= set(weights)
+    rates = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]
+    return require(fits and all(map(finite, rates)), recipe.optimizer, "optimizer", made,
+                   "a torch optimizer of no other parameters than it is given, at a finite rate")
+
+
+def output(recipe, stage: nn.Module, x, *context):
+    result = recipe.recompute(stage, x, *context)
+    fits = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
+    return require(fits, recipe.recompute, "recompute", result, "the stage's output")
+
+
+def refuse_loss(recipe, loss, first: bool) -> None:
+    """A loss that is nan before any update is none that training has made."""
+    name = "sliced_loss" if recipe.slices > 1 else "loss"
+    scalar = isinstance(loss, Tensor) and loss.numel() == 1
+    require(scalar and (not first or loss.is_meta or not isnan(loss.item())), getattr(recipe, name), name, loss,
+            "a scalar tensor with its graph, which is no nan before the first update: look for one in data, too")

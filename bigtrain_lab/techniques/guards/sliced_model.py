@@ -31,7 +31,8 @@ def matching(module: nn.Module, pattern: str) -> list[str]:
     if not found and not elsewhere:
         near = get_close_matches(pattern, paths, 3, 0) or ["none"]
         raise Impossible(f"The plan names {pattern!r}, and the model has no such module: the nearest "
-                         f"are {', '.join(near)}.")
+                         f"are {', '.join(near)}; where another stage has it, list the paths of that "
+                         "stage's modules in this one's attribute elsewhere.")
     return found
 
 
@@ -100,20 +101,28 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
         (way in ALONE and sequence, f"{cut}, which needs the whole sequence on each rank: take "
          "sequence=False."))
     if way != "sequence":
+        kind = nn.Embedding if is_table else nn.Linear
         changed = [name for name in TABLE if str(getattr(whole, name, None)) not in ("None", "False")]
         refuse_any(
             (changed, f"{cut}, and a slice of it knows no {' nor '.join(changed)}: leave them out."),
             (is_parametrized(whole) or whole._forward_hooks or whole._forward_pre_hooks
-             or whole._backward_hooks, f"{cut}, and it has hooks or parametrizations, which its slices "
-             "would not have: add them to the sliced model."))
+             or whole._backward_hooks or whole._backward_pre_hooks,
+             f"{cut}, and it has hooks or parametrizations, which its slices "
+             "would not have: add them to the sliced model."),
+            (type(whole).forward is not kind.forward or "forward" in vars(whole),
+             f"{cut}, and this {type(whole).__name__} has a forward of its own, which its slices would "
+             f"not run: take a plain {kind.__name__}, with what is added in a module around it."))
     if way.endswith("heads"):
         heads = getattr(parent, field := way.replace(" ", "_"), None)
         refuse_any((not isinstance(heads, int), f"{cut}, and {type(parent).__name__} does not say "
                     f"how many: give it an attribute {field}."))
-        if way == "heads" and whole.out_features not in (n * whole.in_features for n in (1, 2, 3)):
+        grouped = getattr(parent, "kv_heads", heads) != heads
+        if way == "heads" and whole.out_features not in (
+                n * whole.in_features for n in ([1] if grouped else [1, 3])):
             raise Impossible(f"{cut}, and it makes {whole.out_features} features of "
-                             f"{whole.in_features}: heads are cut of as many, or of two or three "
-                             "times as many (queries, keys, values side by side).")
+                             f"{whole.in_features}: heads are cut of as many, or of three times as "
+                             "many (as many queries, keys and values); take a Linear for the queries "
+                             "and one for keys and values, which is cut by 'kv heads'.")
         if way == "heads" or group.size % heads:
             refuse_uneven(f"The number of {way} of {above}", heads, group.size)
     elif way != "sequence":
