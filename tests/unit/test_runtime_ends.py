@@ -149,6 +149,52 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
 
 
+KILLED_BETWEEN = """
+    import os
+    import time
+    from bigtrain_lab.runtime import launch, server
+    class Program:
+        def __reduce__(self):
+            return load, ()
+    def load():
+        import signal
+        import torch.distributed as dist
+        open({mark!r}, "w").close()
+        if {moment!r} == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.FileStore({mark!r} + "/none/store", 2)  # waits for its folder, and keeps the interpreter's lock
+    def forked(process, unwanted, made=server.Forked):
+        while process.name == "rank 1":
+            if {moment!r} == "started" or os.path.exists({mark!r}):
+                time.sleep({moment!r} != "started")
+                os.kill(os.getpid(), 9)
+        return made(process, unwanted)
+    server.Forked = forked
+    launch(Program(), 2, directory="run").wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["started", "inside a call", "stopped"])
+def test_a_launcher_killed_between_two_ranks_leaves_nobody(moment, tmp_path):
+    kernel = started(tmp_path, KILLED_BETWEEN.format(mark=str(tmp_path / "mark"), moment=moment), start_new_session=True)
+    assert kernel.wait(500) == -signal.SIGKILL
+
+    def left() -> list:
+        return [p for p in psutil.process_iter(["status"]) if p.pid != kernel.pid and p.info["status"] != psutil.STATUS_ZOMBIE
+                and session_of(p.pid) == kernel.pid]
+
+    until(lambda: not left())
+    assert not list(tmp_path.glob("bigtrain-*"))
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
 @pytest.mark.slow
 def test_a_run_of_another_process_is_followed_while_that_lives(tmp_path):
     kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
