@@ -162,7 +162,7 @@ KILLED_BETWEEN = """
         open({mark!r}, "w").close()
         if {moment!r} == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        dist.FileStore({mark!r} + "/none/store", 2)  # waits for its folder, and keeps the interpreter's lock
+        dist.FileStore({mark!r} + "-none/store", 2)  # waits for its folder, and keeps the interpreter's lock
     def forked(process, unwanted, made=server.Forked):
         while process.name == "rank 1":
             if {moment!r} == "started" or os.path.exists({mark!r}):
