@@ -1,8 +1,10 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
 
+import atexit
 import errno
 import fcntl
 import gc
+import io
 import multiprocessing.forkserver
 import os
 import re
@@ -20,10 +22,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from rich.console import Console
 
 import bigtrain_lab
+from bigtrain_lab.cli import screen
 from bigtrain_lab.core import Impossible, Span
-from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, temporary
+from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, progress, temporary
 from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.pulse import Pulse, is_alive, this_process
@@ -71,6 +75,35 @@ def test_stop(tmp_path):
     with pytest.raises(RankFailed, match="The run was stopped."):
         run.wait()
     assert Run.open(run.directory).state == "stopped"
+
+
+def test_a_loop_without_an_end_is_said_with_its_line_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 1.0)
+
+    def spin(rank):
+        with rank.span((Action("F", rank.index, 0),)):
+            while True:
+                "round and round"
+
+    run = launch(spin, 1, directory=tmp_path / "run", stall_s=1)
+    until(lambda: re.search(r"rank 0 has computed for \d+ s in 0F0 at .*test_runtime_ends.py:\d+, in spin", run.now))
+    said = io.StringIO()
+    monkeypatch.setattr(screen, "MENTION_S", 0)
+    thread = threading.Thread(target=screen.mention, args=(run, Console(file=said)))
+    thread.start()
+    until(lambda: "in spin" in said.getvalue())
+    assert run.state == "running"
+    run.stop()
+    thread.join()
+
+
+def test_a_result_that_is_home_ends_its_rank_whatever_a_tool_has_left(tmp_path):
+    def program(rank):
+        for hangs in threading.Thread(target=threading.Event().wait).start, lambda: atexit.register(threading.Event().wait):
+            hangs()
+        return {"x": rank.index}
+
+    assert launch(program, 1, directory=tmp_path / "run").result["x"] == 0
 
 
 def test_an_interrupt_of_wait_stops_the_ranks(tmp_path):
