@@ -11,9 +11,11 @@ import torch
 
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.data import help_text
-from bigtrain_lab.experiments.accumulate import Accumulate, compared, counting, summed
+from bigtrain_lab.experiments.accumulate import Accumulate, compared, mean
+from bigtrain_lab.experiments.accumulate import counting as tokens_of
 from bigtrain_lab.models import GPT, GPTConfig, cross_entropy
 from bigtrain_lab.techniques.accumulate import accumulate, mean_of_means, noise_error, parameters, token_counts, update
+from bigtrain_lab.techniques.one_process import Sample
 
 from .measure import alternating, row
 
@@ -21,6 +23,7 @@ T1 = GPTConfig(layers=4, width=128, heads=4, sequence=128)
 WIDE = ((1, 16), (1, 32), (1, 64), (2, 128))  # sequences and their length: 16, 32, 64 and 256 tokens
 NEAR = ((2, 96), (2, 101), (2, 107), (2, 112))
 STEPS, DRAWS = 300, 9
+SMALLEST = dict(steps=1, draws=1, rounds=1)
 
 
 def rows(steps: int = STEPS, draws: int = DRAWS, rounds: int = 5):
@@ -64,21 +67,35 @@ def trained_model(steps: int, draws: int):
     yield row(f"T1 after {steps} steps: loss", cross_entropy(model(inputs), targets).item(), "")
 
 
+def start(asked: Accumulate):
+    """The lab's model and its optimizer."""
+    model = asked.recipe.model(0)
+    return model, asked.recipe.optimizer(model.parameters())
+
+
+def summed(model, sample: Sample) -> torch.Tensor:
+    return mean(model(sample.inputs), sample.targets, "sum")
+
+
+def counting(sample: Sample) -> int:
+    return tokens_of(sample.targets)
+
+
 def cut(text, draw: int, number: int, sequences: int, length: int):
     """A micro-batch of sequences of this length, padded to the model's."""
     inputs, targets = text.batch(1000 + draw, 0, number, sequences, T1.sequence)
-    return inputs, targets.masked_fill(torch.arange(T1.sequence) >= length, -100)
+    return Sample(inputs, targets.masked_fill(torch.arange(T1.sequence) >= length, -100))
 
 
 def lab():
     """The error at the lab's first update and over its last ten of fifty."""
     asked = Accumulate(dtype="float64")
-    model, optimizer = asked.start()
+    model, optimizer = start(asked)
     errors = []
     for number in range(50):
         batch = [asked.micro_batch(4 * number + i) for i in range(4)]
         errors.append(100 * compared(model, batch)["error, mean of means"])
-        update(batch, lambda each: summed(model, *each), counting, optimizer)
+        update(batch, lambda each: summed(model, each), counting, optimizer)
     yield row("the lab's model: error to expect of the mean of means", 100 * noise_error(mean_of_means, asked.tokens()), "%")
     yield row("the lab's model, first update: error of the mean of means", errors[0], "%")
     yield row("the lab's model, updates 41 to 50: error of the mean of means, mean", sum(errors[-10:]) / 10, "%")
@@ -90,8 +107,8 @@ def equality():
         worst = 0.0
         for k in range(1, 8):
             asked = Accumulate(dtype="float64", accumulation=k, optimizer="momentum", learning_rate=0.1, clip=clip)
-            model, optimizer = asked.start()
-            accumulate([asked.micro_batch(n) for n in range(10)], k, lambda each, model=model: summed(model, *each), counting, optimizer, clip=clip or None)
+            model, optimizer = start(asked)
+            accumulate([asked.micro_batch(n) for n in range(10)], k, lambda each, model=model: summed(model, each), counting, optimizer, clip=clip or None)
             expected = {name: value for name, value in asked.reference().items() if name != "loss"}
             worst = max(worst, *relative_errors({name: p.detach() for name, p in model.named_parameters()}, expected).values())
         yield row(f"10 micro-batches, k from 1 to 7{', clipped' if clip else ''}: worst relative error of a weight against the large batch", worst, "", at_most=1e-12)
@@ -116,17 +133,17 @@ def linear(make, rule) -> torch.Tensor:
 def times(rounds: int):
     """Four pieces beside the large batch, and `update` beside the loop that one would write."""
     asked = Accumulate(sequences=8, spread=1.0)
-    model, optimizer = asked.start()
+    model, optimizer = start(asked)
     batch = [asked.micro_batch(n) for n in range(4)]
-    whole = [tuple(map(torch.cat, zip(*batch)))]
+    whole = [Sample(torch.cat([each.inputs for each in batch]), torch.cat([each.targets for each in batch]))]
 
     def ours(window=batch):
-        update(window, lambda each: summed(model, *each), counting, optimizer, clip=1.0)
+        update(window, lambda each: summed(model, each), counting, optimizer, clip=1.0)
 
     def loop():
         total = sum(map(counting, batch))
         for each in batch:
-            (summed(model, *each) / total).backward()
+            (summed(model, each) / total).backward()
         torch.nn.utils.clip_grad_norm_(parameters(optimizer), 1.0)
         optimizer.step()
         optimizer.zero_grad()

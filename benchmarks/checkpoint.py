@@ -26,6 +26,7 @@ from .measure import row, seconds
 # layers, width, heads, sequence, rows, segment, rounds
 SIZES = {"small": (12, 32, 4, 16, 2, 3, 40), "shallow": (4, 128, 4, 64, 8, 2, 40), "larger": (8, 128, 4, 64, 8, 4, 25)}
 WARM_UP = 2
+SMALLEST = {"SIZES": {"small": (4, 32, 4, 16, 2, 2, 1)}, "WARM_UP": 0}
 
 
 def ratio(rounds: int, **contenders) -> dict[str, float]:

@@ -25,6 +25,7 @@ from .measure import row
 
 SIZES_MB = {1: (10, 25, 1.0), 16: (1, 25, 0.8), 64: (1, 15, 0.9)}  # calls a turn, turns, the target
 CONFIG, ROWS, BUCKET_MB, TURNS, WARM_UP = GPTConfig(layers=4, width=256, heads=4, sequence=64), 4, 4, 25, 3
+SMALLEST = {"SIZES_MB": {1: (1, 1, 1.0)}, "TURNS": 1, "WARM_UP": 0}
 
 
 def in_turns(rank, turns: int, contenders: dict, calls: int = 1) -> dict[str, float]:

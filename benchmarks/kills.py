@@ -28,6 +28,7 @@ LONGEST_S = {"rank": 1.0, "server": 5.0, "launcher": 6.0}  # the kill comes with
 NAMED = {"rank": ("was killed by signal 9",), "server": ("server that ranks are forked from has ended", "server that it is forked from has ended"),
          "launcher": ("Whatever started this run ended before its ranks did",)}
 LAUNCH = "from benchmarks.kills import {0}; {0}({1!r}, {2!r})"
+SMALLEST = {"KILLS": 1}
 
 
 def endless(rank):

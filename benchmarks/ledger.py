@@ -21,6 +21,7 @@ SIZES = {  # name -> config, batch, rounds, what the ratio may be
     "4 layers of width 128": (GPTConfig(layers=4, width=128, heads=4, sequence=128), 16, 15, 1.5),
     "4 layers of width 512": (GPTConfig(layers=4, width=512, heads=8, sequence=128), 16, 5, 1.1),
 }
+SMALLEST = {"SIZES": {"1 layer of width 8": (GPTConfig(layers=1, width=8, heads=1, sequence=4), 1, 1, None)}}
 
 
 class Counting(TorchDispatchMode):

@@ -21,6 +21,7 @@ from .measure import alternating, row
 
 SIZES, ROUNDS = 20, 3
 LARGE, BATCH = GPTConfig(layers=4, width=256, heads=8, sequence=64, vocabulary=2048), 8
+SMALLEST = {"SIZES": 1, "ROUNDS": 1, "LARGE": GPTConfig(layers=1, width=8, heads=1, sequence=4), "BATCH": 1}
 
 
 def gpts():

@@ -17,6 +17,7 @@ from .accumulate import STEPS, trained
 from .measure import row
 
 SCALES = (0, 3, 7, 16, 20)  # powers of two
+SMALLEST = dict(steps=1)
 
 
 def rows(steps: int = STEPS):

@@ -26,6 +26,7 @@ from .measure import row
 THEIRS = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B, "interleaved": pipelining.ScheduleInterleaved1F1B}
 CONFIG = GPTConfig(layers=8, width=128, heads=4, sequence=64)
 MICRO_BATCHES, ROWS, ROUNDS, WARM_UP = 8, 2, 15, 3
+SMALLEST = {"ROUNDS": 1, "WARM_UP": 0, "CONFIG": GPTConfig(layers=8, width=8, heads=1, sequence=4)}
 
 
 def work_alone(stages, first: bool, last: bool, inputs, targets):

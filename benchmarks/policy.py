@@ -14,6 +14,7 @@ from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrec
 from .measure import alternating, row
 
 OPERATORS = 2000
+SMALLEST = {"OPERATORS": 1}
 
 
 def rows():

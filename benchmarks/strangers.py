@@ -21,6 +21,7 @@ from .measure import row
 SMALL = {"ranks": 2, "micro_batches": 2, "layers": 2, "width": 16, "heads": 2, "sequence": 8, "steps": 2}
 COUNT, SECONDS, MB, PATIENCE_S = 200, 2.0, 500, 60
 ROOM_MB = 1000  # of address space: what takes more ends by a MemoryError, and not with this machine
+SMALLEST = {"COUNT": 1}
 
 
 def confined() -> None:

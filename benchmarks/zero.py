@@ -23,6 +23,7 @@ from .data_parallel import in_turns, measured
 from .measure import row
 
 CONFIG, ROWS, BUCKET_MB, TURNS, RATE = GPTConfig(layers=4, width=256, heads=4, sequence=64), 4, 4, 25, 1e-3
+SMALLEST = {"TURNS": 1, "CONFIG": GPTConfig(layers=1, width=16, heads=1, sequence=4)}
 
 
 def steps(rank):

@@ -3,9 +3,11 @@
     ranks --> events of the run's directory --> a thread of the process that launched it --> TensorBoard, or W&B
 
 A rank writes nothing else and waits for nobody, so a tool that is slow, or a network that is away, cannot hold up a
-training. W&B runs offline unless WANDB_MODE says otherwise: `wandb sync` sends what it kept.
+training; nor the end of the process: what it has not taken within LAST_S then, the run's directory has. W&B runs offline
+unless WANDB_MODE says otherwise: `wandb sync` sends what it kept.
 """
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from importlib.util import find_spec
 
 from .core import Impossible, Scalar
 
+LAST_S = 30.0  # for a tool to take the last metrics, once the process that launched the run has nothing else to do
 TOOLS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # its name -> its package
 
 
@@ -29,8 +32,9 @@ def follow(run, tool: str) -> threading.Thread | None:
     if tool not in TOOLS or os.environ.get("RANK", "0") != "0":
         return None
     refuse(tool)
-    thread = threading.Thread(target=hand_over, args=(run, tool), name=f"bigtrain_lab {tool}")
+    thread = threading.Thread(target=hand_over, args=(run, tool), name=f"bigtrain_lab {tool}", daemon=True)
     thread.start()
+    atexit.register(thread.join, LAST_S)
     return thread
 
 

@@ -1,5 +1,7 @@
 """What the command line shows, by rich: tables, the text timeline, a run's progress bar and its last words."""
 
+import threading
+import time
 from collections import Counter
 from itertools import groupby
 
@@ -12,6 +14,7 @@ from .. import report
 from ..core import CLOCKS, Span, Trace
 from ..figures import palette
 
+MENTION_S = 120.0  # between two sentences on what takes long
 LEVELS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -112,10 +115,21 @@ def follow(run, predicted: Trace, errors: Console) -> None:
     """A progress bar of each rank until the run has ended: its spans so far, of those that the prediction has."""
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
                    console=errors, transient=True, disable=not errors.is_terminal)
+    threading.Thread(target=mention, args=(run, errors), daemon=True).start()
     with bar:
         tasks = [bar.add_task(f"rank {rank}", total=len(predicted.spans(rank))) for rank in range(run.ranks)]
         for event in run.events():
             bar.advance(tasks[event.rank], isinstance(event, Span))
+
+
+def mention(run, errors: Console) -> None:
+    """Say now and then what ranks compute that have logged nothing for long."""
+    said = time.monotonic()
+    while run.state == "running":
+        if time.monotonic() - said >= MENTION_S and run.now:
+            errors.print(run.now, soft_wrap=True)
+            said = time.monotonic()
+        time.sleep(0.1)
 
 
 def finding_line(finding) -> Text:

@@ -23,7 +23,7 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def write_whole(path, text: str) -> Path:
     """Write a text file so that it is there whole or not at all; Impossible, in a sentence, where it cannot be."""
     path = Path(path)
-    if not path.name or path.is_dir():
+    if not path.name or os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise Impossible(f"Cannot write {path}: it is a folder; name a file in it.")
     partial = path.with_name(path.name + ".partial")
     try:

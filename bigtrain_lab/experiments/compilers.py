@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # loads torch's own compiler, which takes seconds: only where
 KINDS = {"forward": "F", "backward": "B"}
 WHOLE = ("inductor", "cuda-graph")  # run as one action a step
 SWEPT = tuple(2**k for k in range(12, 24))  # elements of a block
+ALIVE = 19  # tensors of the input's size at the peak, at most
 BYTES, FIRST, EAGER, COMPILED = ("bytes moved a step", "first call, s", "eager call, s",
                                  "compiled call, s")
 
@@ -242,6 +243,11 @@ class Compile(OnHardware):
             raise Impossible("inductor writes C++, and no compiler for it was found: install g++, "
                              "or choose ours, which needs none.")
         return super().run(**options)
+
+    def needed_bytes(self) -> list[int]:
+        """Of all tensors that are alive at the peak, with the two marks of each element."""
+        element = getattr(torch, self.dtype).itemsize + 2
+        return [self.rows * self.columns * element * ALIVE]
 
     # -- what is told -----------------------------------------------------------------------------
 

@@ -66,9 +66,8 @@ def about(directory: Path, own: type) -> Past:
         settings = (run := Run.open(directory)).settings
     except Impossible as error:
         return Past(directory, directory.name, "", "damaged", str(error))
-    state = end.state if (end := run.noted_end) else "end unknown"  # its events may be long
     told = differing(settings["settings"], own)
-    return Past(directory, settings["name"], settings["started"], state, told)
+    return Past(directory, settings["name"], settings["started"], run.state, told)
 
 
 def differing(settings: dict, own: type) -> str:

@@ -2,18 +2,14 @@
 
 import faulthandler
 import json
-import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import cloudpickle
@@ -21,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import Cost, Impossible, Mesh, write_whole
-from . import border, frames, temporary
+from . import border, frames
 from .clock import Clock
 from .end import FAILED, UNWRITABLE
 from .faults import Fault, Strike
@@ -34,7 +30,6 @@ from .rank import Rank
 from .recorder import Recorder
 from .results import save
 
-LAST_S = 1.0  # for the launching process to be gone wholly, once it has closed its pipe
 MOST_TEXT = 100_000  # letters of a message or a traceback that a status keeps
 
 
@@ -68,8 +63,6 @@ class Job:
 
 def main(index: int, job: Job, program: bytes) -> None:
     """All that a rank's process does; leaves by os._exit, so no finalizer can keep it."""
-    ending = threading.Lock()
-    threading.Thread(target=end_with_launcher, args=(job.store, ending), daemon=True).start()
     code = UNWRITABLE
     try:
         capture_output(job, index)
@@ -85,21 +78,7 @@ def main(index: int, job: Job, program: bytes) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            with ending:
-                os._exit(code)
-
-
-def end_with_launcher(store: str, ending: threading.Lock) -> None:
-    """Wait in a thread until the launching process is gone, whatever ended it, or wants this rank
-    no more, and end with it."""
-    wait([multiprocessing.parent_process().sentinel])
-    with ending:  # the main thread, which has lost the others meanwhile, must not end this one halfway
-        shutil.rmtree(Path(store).parent, ignore_errors=True)
-        room, until = Path(store).parents[1], time.monotonic() + LAST_S
-        while room.exists() and time.monotonic() < until:  # a process that dies lets go of its pipe before its lock
-            temporary.remove_abandoned(room)
-            time.sleep(0.02)
-        os._exit(FAILED)
+            os._exit(code)
 
 
 def capture_output(job: Job, index: int) -> None:

@@ -22,6 +22,7 @@ from .waits import Doing, ranks
 STOPPED_S = 5.0  # a process that somebody has stopped does not go on by itself
 COUNT_S = 0.5  # between two counts of what the ranks have computed
 LONG_S = 2.0  # what a rank has been at for so long is said
+LINE_S = 120.0  # a rank that has computed for so long without a word is asked for its line, again and again
 
 
 class Progress:
@@ -44,6 +45,8 @@ class Progress:
         self._counted = self._written = self._seen = self._suspected = None
         self._logged = [(0, self._worked)] * job.mesh.size  # bytes of each log, and since when it has them
         self._computed: dict[int, tuple[int, float]] = {}  # rank -> its beats, and since when it has them
+        self._busy: dict[int, float] = {}  # rank that computes for long -> since when it has logged nothing
+        self._asked: dict[int, float] = {}  # rank -> when it was last asked for its line
         self.now = ""  # what takes long at present, in words
 
     def doings(self) -> list[Doing]:
@@ -112,12 +115,23 @@ class Progress:
             beats, beaten = self._computed.get(doing.rank, (0, 0.0))
             if beats and max(since, at - 2 * WITHIN_S) <= beaten and at - since >= LONG_S:
                 busy[doing.rank] = since
+        self._busy = busy
         if not busy:
             return ""
+        lines = {rank: f" at {line}" if self._asked.get(rank, 0.0) > since and (line := diagnose.line_of(self._directory, rank)) else ""
+                 for rank, since in busy.items()}
         if not any(doing.span for doing in self._doings):
             verb = "have" if len(busy) > 1 else "has"
-            return f"the model is being built: {ranks(busy)} {verb} computed for {at - min(busy.values()):.0f} s"
-        return "; ".join(f"rank {rank} has computed for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}" for rank, since in busy.items())
+            return f"the model is being built: {ranks(busy)} {verb} computed for {at - min(busy.values()):.0f} s{next(iter(lines.values()))}"
+        return "; ".join(f"rank {rank} has computed for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}{lines[rank]}"
+                         for rank, since in busy.items())
+
+    def endless(self) -> list[int]:
+        """The ranks to ask for their lines now, which `now` tells: they may be in a loop without an end, or have much to do."""
+        at = self._looked
+        found = [rank for rank, since in self._busy.items() if at - max(since, self._asked.get(rank, 0.0)) >= LINE_S]
+        self._asked |= dict.fromkeys(found, at)
+        return found
 
 
 def size(path: Path) -> int:

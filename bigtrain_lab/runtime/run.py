@@ -22,7 +22,7 @@ from ..core.files import open_regular
 from ..core.trace import ACTION
 from . import results
 from .end import End
-from .kept import read_settings
+from .kept import read_settings, status_of
 from .log import MOST_ITEMS, Log, Tail
 from .pulse import is_alive
 from .waits import RankState
@@ -71,17 +71,14 @@ class Run:
     def _end(self) -> End:
         if self._watch:
             return self._watch.end
-        if end := self.noted_end:
+        running = is_alive(self.settings["launcher"])  # asked first: it writes the end before it ends
+        if end := End.noted(self.directory):
             return end
-        if (logs := self._logs()) and all(log.state in ("done", "changed") for log in logs):
+        if running:
+            return End("running")
+        if all(status_of(self.directory, rank).get("state") == "done" for rank in range(self.ranks)):
             return End("done")
         return End("stopped", "Whatever started this run ended before its ranks did.")
-
-    @property
-    def noted_end(self) -> End | None:
-        """The end as its launcher noted it, or "running" while that lives; None where only the logs could tell."""
-        running = is_alive(self.settings["launcher"])  # asked first: it writes the end before it ends
-        return End.noted(self.directory) or (End("running") if running else None)
 
     @property
     def damage(self) -> str | None:

@@ -13,6 +13,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -23,6 +24,7 @@ from ..core import Impossible
 from . import diagnose, frames, server, temporary
 from .diagnose import Exit
 from .end import INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
+from .kept import MOST_RANKS
 from .progress import Progress
 from .pulse import Pulse
 
@@ -117,6 +119,8 @@ class Watch:
                 return self._progress.failure(self._exits, self._ask_for_stacks)
             elif (found := self._progress.trouble(self._ask_for_stacks)):
                 return self._progress.failed(found, self._all_exits())
+            elif endless := self._progress.endless():
+                self._ask_for_stacks(endless)
 
     def _all_exits(self) -> dict[int, Exit]:
         """Of ranks that have ended, or said that they failed: one that failed earlier may take longer to end."""
@@ -131,15 +135,16 @@ class Watch:
                 self._processes[rank].join()
                 self._exits[rank] = Exit(self._processes[rank].exitcode, time.monotonic_ns() - self._job.zero_ns)
 
-    def _ask_for_stacks(self) -> None:
-        """Let each rank that is left write where it is, and wait until it has, or has ended. One
+    def _ask_for_stacks(self, whom: Container[int] = range(MOST_RANKS)) -> None:
+        """Let each rank of these that is left write where it is, and wait until it has, or has ended. One
         that is kept from it is not asked."""
         asked = {}
         for rank, process in enumerate(self._processes):
-            if rank not in self._exits and not self._pulses[rank].kept():
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGUSR1)
+            if rank in whom and rank not in self._exits and not self._pulses[rank].kept():
+                with suppress(OSError):
                     asked[rank] = self._job.file("stacks", rank, "txt")
+                    os.truncate(asked[rank], 0)  # of what it wrote when it was asked before
+                    os.kill(process.pid, signal.SIGUSR1)
         until = time.monotonic() + STACKS_S
         while time.monotonic() < until and not self._stopped:
             asked = {rank: path for rank, path in asked.items() if not frames.is_whole(path) and self._pulses[rank].is_alive()}

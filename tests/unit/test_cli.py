@@ -290,6 +290,8 @@ def test_export_refuses_in_a_sentence(cli, done):
     refused(cli("export", done), "Nothing was asked for: name a file to write, by --html or --chrome.")
     refused(cli("export", done, "--html", "no/o.html"), "Cannot write no/o.html")
     refused(cli("export", done, "--html", "."), "Cannot write .: it is a folder")
+    refused(cli("export", done, "--html", "n" * 300), "File name too long")
+    refused(cli("predict", "pipeline", "--save", "n" * 300), "File name too long")
     refused(cli("export", "t.jsonl", "--html", "o.html", "--clock", "measured"), "t.jsonl has no measured times: choose predicted.")
     assert not Path("o.json").exists() and not Path("o.html").exists()
 

@@ -47,6 +47,12 @@ def test_what_is_launched_at_once_costs_one_launch(function):
     assert small["cuda-graph"] <= small["ours"] < small["eager"] and large["ours"] < large["cuda-graph"] <= large["eager"]
 
 
+def test_a_run_that_does_not_fit_is_refused():
+    huge = Compile(rows=65536, columns=65536)
+    with pytest.raises(Impossible, match="^The rank would hold .* this machine has .* available: .* Fewer rows than 65,536 would need less.$"):
+        huge.run()
+
+
 def test_what_a_machine_lacks_is_told(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -173,6 +173,8 @@ def following(tmp_path, monkeypatch):
             processes[1].status = line[0]
         elif what == "now":
             return found.now
+        elif what == "endless":
+            return found.endless()
         elif what == "output":
             with open(tmp_path / "rank-1.log", "a") as file:
                 file.write("x\n")
@@ -211,7 +213,7 @@ def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
     assert look(1.1).startswith("Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)") and len(asked) == 1
 
 
-def test_what_takes_long_is_said_and_since_when(following):
+def test_what_takes_long_is_said_and_since_when(following, tmp_path):
     look, grows, asked = following
     assert look(0) is None and grows("now") == ""
     for _ in range(6):
@@ -230,6 +232,15 @@ def test_what_takes_long_is_said_and_since_when(following):
         grows("computes", 0.5)
         look(1.0)
     assert grows("now") == "rank 1 has computed for 3 s in 2F3"
+    assert grows("endless") == []
+    for _ in range(117):
+        grows("computes", 0.5)
+        look(1.0)
+    assert grows("endless") == [1] and grows("endless") == []  # it is asked once
+    (tmp_path / "stacks-1.txt").write_text('Thread 0x07 (most recent call first):\n  File "mine.py", line 7 in spin\n')
+    grows("computes", 0.5)
+    look(1.0)
+    assert grows("now") == "rank 1 has computed for 121 s in 2F3 at mine.py:7, in spin"
     grows("1", "@wait", 0, 0, 7, "x")
     for _ in range(3):
         look(1.0)

@@ -222,7 +222,7 @@ def test_a_list_makes_no_experiment_and_reads_no_log(kept, tmp_path, monkeypatch
     monkeypatch.setattr(Experiment, "__init__", refuse)
     monkeypatch.setattr(Log, "read", refuse)
     found, _ = history.listed(Waves)
-    assert [past.state for past in found] == ["done", "running", "end unknown"]
+    assert [past.state for past in found] == ["done", "running", "done"]
     assert [past.told for past in found] == ["default settings", "micro-batches 3, trouble raise", "micro-batches 3"]
     (gone / "settings.json").write_text(json.dumps({**about, "settings": {"experiment": "nobody's"}}))
     assert "cannot be reopened here: There is no experiment called" in history.about(gone, Waves).told

@@ -1,8 +1,10 @@
 """Stopping, interrupting, ending: nothing is left behind, and a script is never run twice; torchrun."""
 
+import atexit
 import errno
 import fcntl
 import gc
+import io
 import multiprocessing.forkserver
 import os
 import re
@@ -20,10 +22,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from rich.console import Console
 
 import bigtrain_lab
+from bigtrain_lab.cli import screen
 from bigtrain_lab.core import Impossible, Span
-from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, temporary
+from bigtrain_lab.runtime import RankFailed, Run, board, end, launch, progress, temporary
 from bigtrain_lab.runtime import server as fork_server
 from bigtrain_lab.runtime.board import Board
 from bigtrain_lab.runtime.pulse import Pulse, is_alive, this_process
@@ -71,6 +75,35 @@ def test_stop(tmp_path):
     with pytest.raises(RankFailed, match="The run was stopped."):
         run.wait()
     assert Run.open(run.directory).state == "stopped"
+
+
+def test_a_loop_without_an_end_is_said_with_its_line_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 1.0)
+
+    def spin(rank):
+        with rank.span((Action("F", rank.index, 0),)):
+            while True:
+                "round and round"
+
+    run = launch(spin, 1, directory=tmp_path / "run", stall_s=1)
+    until(lambda: re.search(r"rank 0 has computed for \d+ s in 0F0 at .*test_runtime_ends.py:\d+, in spin", run.now))
+    said = io.StringIO()
+    monkeypatch.setattr(screen, "MENTION_S", 0)
+    thread = threading.Thread(target=screen.mention, args=(run, Console(file=said)))
+    thread.start()
+    until(lambda: "in spin" in said.getvalue())
+    assert run.state == "running"
+    run.stop()
+    thread.join()
+
+
+def test_a_result_that_is_home_ends_its_rank_whatever_a_tool_has_left(tmp_path):
+    def program(rank):
+        for hangs in threading.Thread(target=threading.Event().wait).start, lambda: atexit.register(threading.Event().wait):
+            hangs()
+        return {"x": rank.index}
+
+    assert launch(program, 1, directory=tmp_path / "run").result["x"] == 0
 
 
 def test_an_interrupt_of_wait_stops_the_ranks(tmp_path):
@@ -147,6 +180,52 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     assert alive == [] and not list(tmp_path.glob("bigtrain-*"))
     run = Run.open(tmp_path / "run")
     assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
+
+
+KILLED_BETWEEN = """
+    import os
+    import time
+    from bigtrain_lab.runtime import launch, server
+    class Program:
+        def __reduce__(self):
+            return load, ()
+    def load():
+        import signal
+        import torch.distributed as dist
+        open({mark!r}, "w").close()
+        if {moment!r} == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.FileStore({mark!r} + "-none/store", 2)  # waits for its folder, and keeps the interpreter's lock
+    def forked(process, unwanted, made=server.Forked):
+        while process.name == "rank 1":
+            if {moment!r} == "started" or os.path.exists({mark!r}):
+                time.sleep({moment!r} != "started")
+                os.kill(os.getpid(), 9)
+        return made(process, unwanted)
+    server.Forked = forked
+    launch(Program(), 2, directory="run").wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["started", "inside a call", "stopped"])
+def test_a_launcher_killed_between_two_ranks_leaves_nobody(moment, tmp_path):
+    kernel = started(tmp_path, KILLED_BETWEEN.format(mark=str(tmp_path / "mark"), moment=moment), start_new_session=True)
+    assert kernel.wait(500) == -signal.SIGKILL
+
+    def left() -> list:
+        return [p for p in psutil.process_iter(["status"]) if p.pid != kernel.pid and p.info["status"] != psutil.STATUS_ZOMBIE
+                and session_of(p.pid) == kernel.pid]
+
+    until(lambda: not left())
+    assert not list(tmp_path.glob("bigtrain-*"))
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """The lab of the translator: its chain of pieces is the model, its runs are as predicted, and other tools get its metrics."""
 
 import os
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -96,6 +99,22 @@ def test_wandb_keeps_the_metrics_offline(finished, monkeypatch):
     tracking.follow(finished, "wandb").join()
     (kept,) = (finished.directory / "wandb").glob("offline-run-*/run-*.wandb")
     assert os.path.getsize(kept) > 0 and b"BLEU" in kept.read_bytes()
+
+
+def test_a_tool_that_hangs_keeps_no_process(finished):
+    hangs = f"""
+        import contextlib, threading
+        from bigtrain_lab import tracking
+        from bigtrain_lab.runtime import Run
+        @contextlib.contextmanager
+        def never(run):
+            threading.Event().wait()
+            yield
+        tracking.SINKS["none"], tracking.TOOLS["none"], tracking.LAST_S = never, "json", 0.1
+        tracking.follow(Run.open({str(finished.directory)!r}), "none")
+        print("over")
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(hangs)], capture_output=True, text=True).stdout == "over\n"
 
 
 def test_a_tool_that_is_absent_is_a_sentence(monkeypatch):
