@@ -5,6 +5,7 @@ Values and text only, shared by the command line and the panel; nothing here dra
 
 import shlex
 from collections import defaultdict
+from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -129,6 +130,13 @@ def gap(a: Amount, b: Amount) -> str:
     if 0.5 < ratio < 2:
         return f"{100 * (ratio - 1):+.3g}%"
     return f"x {ratio:,.0f}" if ratio >= 100 else f"x {ratio:.3g}"
+
+
+def outcome(run) -> str:
+    """How a run ended, in words: its state, or which number it ended with that is none."""
+    last = {event.name: event.value for event in run.trace().where(Scalar, kind="scalar")} if run.state == "done" else {}
+    broken = [f"{name} {value:g}" for name, value in last.items() if not isfinite(value)]
+    return f"ended with {', '.join(broken)}" if broken else run.state
 
 
 def summary(facts: dict) -> str:

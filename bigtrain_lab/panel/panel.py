@@ -251,7 +251,7 @@ class Panel(widgets.VBox):
         """All that a run gave, once it has ended or was reopened."""
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(f"{run.state} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
+        self.bar.tell(f"{report.outcome(run)} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)

@@ -383,6 +383,14 @@ def test_run_fills_the_columns(panel):
     assert "≠ modelled x 0.4" in panel._results.value
 
 
+@pytest.mark.parametrize("trouble, words", [("nan", "ended with loss nan after"), ("nan once", "done after")])
+def test_a_run_whose_loss_is_no_number_at_its_end_is_not_called_done(panel, trouble, words):
+    panel.set(trouble=trouble)
+    panel.start()
+    panel.wait()
+    assert panel.run.state == "done" and f">{words} " in panel.status.value
+
+
 def test_a_move_after_a_run_greys_what_it_gave(panel):
     panel.start()
     panel.wait()
