@@ -142,7 +142,7 @@ class Trace:
         begin = self._begin()
         return max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=begin) - begin
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """First start to last end over all ranks."""
         return self.units(self._makespan_ticks())

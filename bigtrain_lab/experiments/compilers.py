@@ -234,14 +234,15 @@ class Compile(OnHardware):
         return {name: each.double().sum(-1).cpu().numpy() for name, each in found.items()
                 if each is not None}
 
-    def run(self, **options):
+    @property
+    def only_predicted(self) -> str:
         if self.compiler == "cuda-graph" and not torch.cuda.is_available():
-            raise Impossible("A CUDA graph records the launches of a GPU, and none is visible "
-                             "here: choose ours, or read the prediction.")
+            return ("A CUDA graph records the launches of a GPU, and none is visible here: choose "
+                    "ours, or read the prediction.")
         if self.compiler == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-            raise Impossible("inductor writes C++, and no compiler for it was found: install g++, "
-                             "or choose ours, which needs none.")
-        return super().run(**options)
+            return ("inductor writes C++, and no compiler for it was found: install g++, or choose "
+                    "ours, which needs none.")
+        return super().only_predicted
 
     # -- what is told -----------------------------------------------------------------------------
 
