@@ -7,6 +7,7 @@ import pytest
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Memory, Trace
 from bigtrain_lab.core.cost import COLLECTIVES
+from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.panel import show
@@ -29,6 +30,7 @@ def test_a_run_is_as_predicted_and_as_one_process(name, tmp_path):
     assert run.result and not findings, "\n".join(findings)
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert predicted.where(Memory).events == modelled.where(Memory).events  # inside actions too
+    assert [peak(predicted, rank) for rank in range(asked.ranks)] == [peak(modelled, rank) for rank in range(asked.ranks)]
     for trace in run.traces().values():
         assert trace.shares() == pytest.approx(recomputed(trace), abs=1e-12) and sum(trace.shares()) == pytest.approx(1, abs=1e-12)
     assert "compute {:.1%}, waits {:.1%}, idle {:.1%}".format(*recomputed(modelled)) in summary(run.summary())

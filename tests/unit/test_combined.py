@@ -1,5 +1,6 @@
 """All axes at once: every product of data, pipeline and tensor parallel on 8 ranks is one training, as predicted."""
 
+import json
 from itertools import product
 
 import pytest
@@ -82,6 +83,12 @@ def test_more_ranks_than_run_here_are_predicted_and_run_is_grey_with_its_reason(
         panel.set(**{name: getattr(Combined(**SMALL), name) for name in sizes})
         assert not panel.run_button.disabled and panel.status.value == ""
     assert Combined(replicas=8, pipeline=8, slices=8, **SMALL | {"layers": 8, "micro_batches": 8}).predict().ranks == 512
+
+
+def test_the_mark_of_a_peak_is_that_of_the_table_where_some_steps_are_drawn():
+    panel = show("combined", micro_batches=16)
+    marked, row = json.loads(panel.player.data)["peaks"][0], next(row for row in panel.rows if row.quantity == "peak memory, rank 0")
+    assert panel.picture._steps.layout.display is None and sum(held for _, held in marked[2]) == row.predicted.value
 
 
 def test_a_recipe_says_how_its_layers_are_cut():
