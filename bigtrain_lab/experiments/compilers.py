@@ -214,12 +214,13 @@ class Compile(OnHardware):
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
             groups = [part for part in graph.modules() if isinstance(part, Blocked)]
-            for block in (*SWEPT, self.block):
+            for block in SWEPT:
                 for part in groups:
                     part.block = block
-                if block in SWEPT:
-                    for taken in clocked(lambda: graph(x.detach())):
-                        rank.log(f"block {block}", taken)
+                for taken in clocked(lambda: graph(x.detach())):
+                    rank.log(f"block {block}", taken)
+            for part in groups:
+                part.block = self.block
         if self.compiler not in WHOLE:
             for k in range(1, self.lengths):
                 compiled(x.detach()[k:].requires_grad_(self.backward))

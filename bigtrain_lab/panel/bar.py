@@ -28,7 +28,7 @@ class Bar(widgets.VBox):
 
     def __init__(self, choose, copy):
         self._copy, self._end = copy, None
-        self.run = button("Run", "play", "start the real processes", "138px")
+        self.run = button("Run", "play", "start the real processes", "150px")
         self.run.button_style = "success"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
         self.stop.disabled = True
@@ -66,7 +66,7 @@ class Bar(widgets.VBox):
         if self.stop.disabled:
             text, title = self._end or ("", "")
             ended = f"the last run, {SINCE[stale]}: {text}" if stale and text else text
-            self._say(" ".join(filter(None, (only_predicted, ended))), title)
+            self._say(f"{only_predicted.rstrip('.')}; {ended}" if only_predicted and ended else only_predicted or ended, title)
 
     def _say(self, text: str, title: str, share: float | None = None) -> None:
         bar = f'<progress value="{share:.3f}" max="1"></progress>' if share is not None else ""
