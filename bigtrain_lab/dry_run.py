@@ -104,7 +104,8 @@ class DryRun:
     """The dry run of a program. `actions`: by their names, in order. `alive`: the storages of the
     peak, which is in `peak_action`, at its reading number `peak_at` (None: at its end). `rises`:
     (action, what is made, bytes held then) each time that more is held than ever before. `sent`:
-    bytes of a message by its site in the program."""
+    bytes of a message by its site in the program. `set_up_bytes`: most bytes held before the first
+    action, which are no part of the peak."""
 
     start: dict[str, int]
     actions: dict[str, Acted]
@@ -113,6 +114,7 @@ class DryRun:
     peak_at: int | None
     rises: tuple[tuple[str, str, int], ...]
     sent: dict[str, int]
+    set_up_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -184,7 +186,8 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
         with ledger:
             program(rank)
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-        run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent)
+        run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent,
+                     journal.set_up_bytes)
         return run, journal
     finally:
         ledger.forget()
@@ -243,7 +246,7 @@ class DryRank:
         """Bytes by kind now; a peak that is new was at one of these moments, or is now."""
         self._ledger.changes()
         journal = self._journal
-        if journal.peak_bytes > self._highest:
+        if name != "start" and journal.peak_bytes > self._highest:
             self._highest, heights = journal.peak_bytes, [*map(sum, rows)]
             inside = journal.peak_wall in walls
             self.peak = name, heights.index(max(heights)) if inside else None

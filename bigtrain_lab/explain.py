@@ -34,8 +34,9 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
             what = (f"and the last gradients still have to cross {listed(sorted(left, reverse=True))}" if left
                     else "and other ranks still have work of their own")
             sentences.append(f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, {what}.")
-    if (share := trace.bubble()) > 0:
-        sentences.append(f"In all, {100 * share:.1f}% of the ranks' time is idle{the_whole(spans, schedule)}")
+    if (shares := trace.shares()).compute < 1:
+        waits = f", and {100 * shares.waits:.1f}% waits for messages" if shares.waits else ""
+        sentences.append(f"In all, {100 * shares.idle:.1f}% of the ranks' time is idle{waits}{the_whole(spans, schedule)}")
     return sentences
 
 

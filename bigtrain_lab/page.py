@@ -56,7 +56,7 @@ def about(name: str, trace: Trace, run: Run | None) -> str:
     """Which run this is, in a line."""
     started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
     what = f"{name} on {counted(trace.ranks, 'rank')}"
-    return f"{what}, started {started}: {run.state}" if run else f"{what}: a saved {trace.clock} trace"
+    return f"{what}, started {started}: {report.outcome(run)}" if run else f"{what}: a saved {trace.clock} trace"
 
 
 def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> str:

@@ -52,15 +52,15 @@ class Player(anywidget.AnyWidget):
         self.show(trace)
 
     def show(self, trace: Trace | None, note: str = "", live: bool = False,
-             step_ends: tuple[int, ...] | None = None) -> None:
+             step_ends: tuple[int, ...] | None = None, whole: Trace | None = None) -> None:
         """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone.
 
         `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of a trace, where its
-        steps end in the whole.
+        steps end in the whole, whose peaks are marked.
         """
         with self.hold_sync():
             self.live = live
-            self.data = pack(trace, step_ends) if trace is not None else b""
+            self.data = pack(trace, step_ends, whole) if trace is not None else b""
             self.note = note
 
     def play(self) -> None:
@@ -71,8 +71,8 @@ class Player(anywidget.AnyWidget):
         self.send({"do": "pause"})
 
 
-def pack(trace: Trace, step_ends: tuple[int, ...] | None = None) -> bytes:
-    """The trace as the JSON that player.js reads; times in ticks since the first event. `step_ends`: as of Player.show."""
+def pack(trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | None = None) -> bytes:
+    """The trace as the JSON that player.js reads; times in ticks since the first event. `step_ends`, `whole`: as of Player.show."""
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
     rows = rows_of(trace)
@@ -99,7 +99,7 @@ def pack(trace: Trace, step_ends: tuple[int, ...] | None = None) -> bytes:
         "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
         "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
         "terms": list(words.terms(trace).items()),
-        "peaks": [peak_of(trace, rank, start, label) for rank in range(trace.ranks)],
+        "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
         "chunks": chunks_of(trace, start),
     }, separators=(",", ":")).encode()
 

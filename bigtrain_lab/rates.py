@@ -38,6 +38,16 @@ def last(trace: Trace, name: str) -> float | None:
     return found[-1] if found else None
 
 
+def samples(trace: Trace, name: str) -> list[float]:
+    """All values that were logged under this name."""
+    return [event.value for event in trace.where(Scalar, name=name)]
+
+
+def apart(a: Sequence[float], b: Sequence[float]) -> bool | None:
+    """Whether all times of `a` are above those of `b`; None where their spreads overlap, so that neither is the faster."""
+    return None if max(min(a), min(b)) <= min(max(a), max(b)) else min(a) > max(b)
+
+
 def training_rate(trace: Trace) -> float | None:
     """Training steps in a unit of time, 1 / Trace.step_time; None where there was none."""
     return 1 / trace.step_time if trace.step_time else None

@@ -5,6 +5,8 @@ Values and text only, shared by the command line and the panel; nothing here dra
 
 import shlex
 from collections import defaultdict
+from math import isfinite
+from operator import attrgetter
 from typing import NamedTuple
 
 from .core import CLOCKS, Hardware, Scalar, Trace
@@ -14,6 +16,7 @@ from .holdings import HOLDS
 from .words import counted, duration, size
 
 TIMES = ("slot", "s")
+SHARES = {f"{name} share": attrgetter(name) for name in ("compute", "waits", "idle")}  # the last rows of the table of several ranks
 THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
 
 
@@ -73,15 +76,16 @@ def column(quantities, trace: Trace) -> Column:
     if trace.settings.get("unfinished"):
         return {}
     values = {quantity: value for quantity in quantities if (value := quantity.of(trace)) is not None}
-    return {q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace)) for q, value in values.items()}
+    told = {q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace)) for q, value in values.items()}
+    return told | {name: Amount(100 * of(trace.shares()), "%") for name, of in SHARES.items() if trace.ranks > 1}
 
 
 def lined_up(quantities, columns: dict[str, Column], pinned: Column | None = None, here: bool = True) -> list[Row]:
-    """A row a quantity, from the columns of the clocks."""
-    table = []
-    for quantity in quantities:
-        amounts = [columns.get(clock, {}).get(quantity.name) for clock in CLOCKS]
-        table.append(Row(quantity.name, quantity.unit, *amounts, differences(*amounts, quantity.exact, here), (pinned or {}).get(quantity.name)))
+    """A row a quantity, and one each of the shares of the time, from the columns of the clocks."""
+    table, shares = [], [(name, "%", False) for name in SHARES if any(name in column for column in columns.values())]
+    for name, unit, exact in (*((q.name, q.unit, q.exact) for q in quantities), *shares):
+        amounts = [columns.get(clock, {}).get(name) for clock in CLOCKS]
+        table.append(Row(name, unit, *amounts, differences(*amounts, exact, here), (pinned or {}).get(name)))
     return table
 
 
@@ -92,7 +96,7 @@ def differences(predicted: Amount | None, modelled: Amount | None, measured: Amo
     told = []
     if predicted is not None and modelled is not None:
         if modelled[:2] == predicted[:2]:
-            told.append(Difference("✓ equal", True))
+            told.append(Difference("✓ modelled", True))
         elif modelled.apart:
             told.append(Difference(f"modelled {gap(predicted, modelled)} ({modelled.apart})"))
         else:
@@ -128,10 +132,16 @@ def gap(a: Amount, b: Amount) -> str:
     return f"x {ratio:,.0f}" if ratio >= 100 else f"x {ratio:.3g}"
 
 
+def outcome(run) -> str:
+    """How a run ended, in words: its state, or which number it ended with that is none."""
+    last = {event.name: event.value for event in run.trace().where(Scalar, kind="scalar")} if run.state == "done" else {}
+    broken = [f"{name} {value:g}" for name, value in last.items() if not isfinite(value)]
+    return f"ended with {', '.join(broken)}" if broken else run.state
+
+
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
-    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step"]
-    parts += [f"{facts['idle_share']:.1%} idle"] if facts["idle_share"] < 1 else []  # ranks that compute nothing have other work
+    parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", str(facts["shares"])]
     if facts["device_hours"] is not None:  # a clock of slots knows none
         parts += [device_time(facts["device_hours"]), energy(facts["energy_wh"])]
     return f"{facts['clock']}: {', '.join(parts)}."

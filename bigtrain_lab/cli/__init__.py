@@ -129,7 +129,7 @@ def show(path: Asked = None) -> int:
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
-        console.print(f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started {run.settings['started']}: {run.state}", style="bold")
+        console.print(f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started {run.settings['started']}: {report.outcome(run)}", style="bold")
     if experiment:
         console.print(", ".join(f"{name} {value}" for name, value in report.in_effect(experiment).items() if value != ""))
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)

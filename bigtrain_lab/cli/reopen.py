@@ -105,7 +105,7 @@ class Side(NamedTuple):
     def about(self) -> str:
         """Which run it is, in a line."""
         run = self.opened.run
-        kept = f"started {run.settings['started']}: {run.state}" if run else "a saved trace"
+        kept = f"started {run.settings['started']}: {report.outcome(run)}" if run else "a saved trace"
         return f"{self.path}: {self.name} on {counted(self.opened.ranks, 'rank')}, {kept}"
 
 

@@ -7,22 +7,28 @@ Two measures of a pipeline's bubble are in use, so each answer says which:
     makespan   share of all rank-time in which a rank is idle:  1 - sum(busy) / (ranks * makespan)
     window     (longest window - busiest rank) / longest window, a rank's window being its last end - first start
                (Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 5)
+
+Neither tells a rank that waits for a sum from one without work, so panels, tables and sentences show three `shares` of the time:
+    compute    an action runs, and waits for no collective that it has called
+    waits      else, while something is on its way: the rank is in a collective, receives a message, or has another lane at work
+    idle       the rest: the rank has nothing to do
 """
 
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .cost import COLLECTIVES
 from .events import TRACE_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
 from .files import MOST_BYTES, clean_json, clean_line, open_regular, write_whole
 from .impossible import Impossible
@@ -32,6 +38,7 @@ CLOCKS = ("predicted", "modelled", "measured")
 IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
 ACTION = re.compile(r"(?<![^+])(\d{1,9})([A-Z])(\d{1,9})(?![^+])")  # in a span's name: "2F0", or several joined by "+"
+CALLED = re.compile(r"(?:\d{1,9}[A-Z]\d{1,9}\+?)+\.\d")  # begins the name of a collective that an action calls: "1F0.2 layers.1.mlp"
 GATHERED = re.compile(r"parameters of bucket \d+ of batch (\d{1,9})")  # after an update of shards
 
 
@@ -46,6 +53,17 @@ class Header(BaseModel):
     ranks: Annotated[int, Field(ge=1, le=TRACE_RANKS)] = 1
     steps: Annotated[int, Field(ge=1, le=10**6)] = 1
     settings: dict[str, Any] = {}
+
+
+class Shares(NamedTuple):
+    """What ranks do with their time, by the definition of the module's docstring; together 1."""
+
+    compute: float
+    waits: float
+    idle: float
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {share:.1%}" for name, share in self._asdict().items())
 
 
 @dataclass(frozen=True)
@@ -124,7 +142,7 @@ class Trace:
         begin = self._begin()
         return max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=begin) - begin
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """First start to last end over all ranks."""
         return self.units(self._makespan_ticks())
@@ -183,6 +201,39 @@ class Trace:
             longest = max(self.window(rank) for rank in range(self.ranks))
             return (longest - max(busy)) / longest if longest else 0.0
         raise Impossible(f'There is no bubble measure {measure!r}: choose "makespan" or "window".')
+
+    def shares(self, rank: int | None = None) -> Shares:
+        """Compute, waits and idle as shares of the makespan, of a rank or of all together."""
+        ranks = range(self.ranks) if rank is None else (rank,)
+        whole = self._makespan_ticks() * len(ranks)
+        if not whole:
+            return Shares(0.0, 0.0, 1.0)
+        compute, waits = (sum(self._spent[each][what] for each in ranks) for what in ("compute", "waits"))
+        return Shares(compute / whole, waits / whole, (whole - compute - waits) / whole)
+
+    @cached_property
+    def _spent(self) -> dict[int, Counter]:
+        """Rank -> ticks in which it computes and in which it waits."""
+        changes, arrived, spent = defaultdict(list), defaultdict(int), defaultdict(Counter)
+        for e in self.spans():
+            called = e.kind in COLLECTIVES and (e.lane == "compute" or CALLED.match(e.name))
+            what = "called" if called else "compute" if e.lane == "compute" else "beside"
+            changes[e.rank] += (e.start, what, 1), (e.end, what, -1)
+        for e in sorted(self.transfers(), key=lambda e: (e.end, -e.start)):
+            if e.kind not in COLLECTIVES:  # a port receives one message after the other
+                start = max(e.start, arrived[e.rank, e.lane])
+                changes[e.rank] += (start, "message", 1), (e.end, "message", -1)
+                arrived[e.rank, e.lane] = e.end
+        for rank, own in changes.items():
+            going, before = Counter(), 0
+            for tick, what, more in sorted(own):
+                if going["compute"] and not going["called"]:
+                    spent[rank]["compute"] += tick - before
+                elif any(going.values()):
+                    spent[rank]["waits"] += tick - before
+                going[what] += more
+                before = tick
+        return spent
 
     # -- memory, bytes, versions ----------------------------------------------------------------------------
 

@@ -148,11 +148,6 @@ class AllReduce(OnHardware):
         parts = enumerate(torch.empty(self.elements, device="meta").tensor_split(self.order.chunks))
         return {f"chunk {chunk}": self.terms(chunk, every(part), len(part)).sum(0).numpy() for chunk, part in parts}
 
-    def run(self, **options):
-        if self.ranks > MOST:
-            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST}.")
-        return super().run(**options)
-
     def needed_bytes(self) -> list[int]:
         """The gradient, the chunks that came, and those on the way."""
         return [3 * self.elements * self.format.itemsize] * self.ranks

@@ -7,13 +7,12 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3; Rajbhandari et al. 
 (arXiv:1910.02054), section 5.1.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, Literal
 
-from ..core import Impossible, Mesh, Trace, knob
+from ..core import Impossible, Trace, knob
 from ..core.hardware import Hardware
 from ..core.peak import readings
 from ..data import chosen_text
@@ -61,9 +60,6 @@ class Combined(Sharded):
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
-        if self.ranks > 8:
-            raise Impossible(f"{self.replicas} x {self.pipeline} x {self.slices} are {self.ranks} ranks, and this lab "
-                             f"launches at most 8: take {' or '.join(nearest(self.mesh))}.")
         if self.micro_batches % self.replicas:
             raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
                              f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
@@ -142,12 +138,3 @@ class Combined(Sharded):
                 said.append(f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a step of "
                             f"{duration(trace.step_time, trace.unit)}, and a rank sends {size(round(axis.bytes))}.")
         return said
-
-
-def nearest(mesh: Mesh) -> Iterator[str]:
-    """Meshes of at most 8 ranks: each axis in turn made smaller until it fits."""
-    sizes = dict(mesh.axes)
-    for axis, ranks in sizes.items():
-        room = 8 * ranks // mesh.size
-        if ranks > 1 and room:
-            yield f"{axis} = {room}"

@@ -20,7 +20,7 @@ import torch
 from ..core import Cost, Impossible, Scalar, Trace, knob
 from ..core.hardware import TICKS_PER_SECOND
 from ..plan import Compute, Plan
-from ..rates import last
+from ..rates import apart, last, samples
 from ..runtime.faults import Fault
 from ..schedule import Action
 from ..simulate import simulate
@@ -210,15 +210,18 @@ class Compile(OnHardware):
         from ..techniques.fusion import Blocked
         for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
             if self.compiler != "eager":
-                rank.log(name, clocked(lambda function=function: self.once(function, x)))
+                for taken in clocked(lambda function=function: self.once(function, x)):
+                    rank.log(name, taken)
         if self.compiler == "ours" and self.sweep:
             graph = backend.compiled[0].graph
             groups = [part for part in graph.modules() if isinstance(part, Blocked)]
-            for block in (*SWEPT, self.block):
+            for block in SWEPT:
                 for part in groups:
                     part.block = block
-                if block in SWEPT:
-                    rank.log(f"block {block}", clocked(lambda: graph(x.detach())))
+                for taken in clocked(lambda: graph(x.detach())):
+                    rank.log(f"block {block}", taken)
+            for part in groups:
+                part.block = self.block
         if self.compiler not in WHOLE:
             for k in range(1, self.lengths):
                 compiled(x.detach()[k:].requires_grad_(self.backward))
@@ -235,14 +238,15 @@ class Compile(OnHardware):
         return {name: each.double().sum(-1).cpu().numpy() for name, each in found.items()
                 if each is not None}
 
-    def run(self, **options):
+    @property
+    def only_predicted(self) -> str:
         if self.compiler == "cuda-graph" and not torch.cuda.is_available():
-            raise Impossible("A CUDA graph records the launches of a GPU, and none is visible "
-                             "here: choose ours, or read the prediction.")
+            return ("A CUDA graph records the launches of a GPU, and none is visible here: choose "
+                    "ours, or read the prediction.")
         if self.compiler == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-            raise Impossible("inductor writes C++, and no compiler for it was found: install g++, "
-                             "or choose ours, which needs none.")
-        return super().run(**options)
+            return ("inductor writes C++, and no compiler for it was found: install g++, or choose "
+                    "ours, which needs none.")
+        return super().only_predicted
 
     def needed_bytes(self) -> list[int]:
         """Of all tensors that are alive at the peak, with the two marks of each element."""
@@ -257,10 +261,11 @@ class Compile(OnHardware):
                 Quantity(BYTES, "B", lambda t: last(t, BYTES)),
                 Quantity("step time", "s", lambda t: t.step_time),
                 Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
-                Quantity("first call, here", "s", lambda t: last(t, FIRST), exact=False),
-                Quantity("eager call, here", "s", lambda t: last(t, EAGER), exact=False),
-                Quantity("compiled call, here", "s", lambda t: last(t, COMPILED), exact=False),
-                Quantity("steps to break even, here", "", break_even, exact=False))
+                Quantity("first call, here", "s", on_the_wall(FIRST), exact=False),
+                Quantity("eager call, here, median", "s", on_the_wall(EAGER), exact=False),
+                Quantity("compiled call, here, median", "s", on_the_wall(COMPILED), exact=False),
+                Quantity("steps to break even, here", "",
+                         lambda t: break_even(t) if t.clock == "measured" else None, exact=False))
 
     def describe(self) -> str:
         x = self.rows * self.columns * getattr(torch, self.dtype).itemsize
@@ -286,10 +291,13 @@ class Compile(OnHardware):
             told.append("A CUDA graph launches all kernels at once; each moves as many bytes as "
                         "before.")
         told += [f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1)]
-        if (steps := break_even(trace)) is not None and trace.clock != "predicted":
-            told.append(f"Here, the first call took {duration(last(trace, FIRST), 's')}, "
-                        + (f"earned back after {counted(steps, 'step')}." if steps else
-                           "and is never earned back: a compiled call is no faster than eager's."))
+        if fast := samples(trace, COMPILED):
+            steps, both = break_even(trace), (f"eager {spread(samples(trace, EAGER))}, compiled "
+                                              f"{spread(fast)}")
+            won = ("neither is faster within that spread" if steps is None else
+                   f"earned back after {counted(steps, 'step')}" if steps else "never earned back")
+            told.append(f"Here, the first call took {duration(last(trace, FIRST), 's')}; then "
+                        f"{both}: {won}.")
         return told + super().explain(trace)
 
     def hlo(self) -> tuple[str, str]:
@@ -337,14 +345,24 @@ def kernels_of(function: str, fused: bool, rows: int, columns: int, dtype: str,
     return captured(lambda x: FUNCTIONS[function](torch, x), (Fusion if fused else Unfused)(), x)
 
 
-def clocked(function, times: int = 3) -> float:
-    """Median seconds of a call."""
+def clocked(function, times: int = 5) -> list[float]:
+    """Seconds of each of several calls."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
         function()
         taken.append(time.perf_counter() - start)
-    return median(taken)
+    return taken
+
+
+def on_the_wall(name: str):
+    """The median of what was timed under this name: wall clock, which no other clock tells."""
+    return lambda t: median(taken) if t.clock == "measured" and (taken := samples(t, name)) else None
+
+
+def spread(taken: list[float]) -> str:
+    low, high = (duration(each, "s") for each in (min(taken), max(taken)))
+    return f"{duration(median(taken), 's')} (median of {len(taken)}, {low} to {high})"
 
 
 def reasons_of(trace: Trace) -> list[Scalar]:
@@ -357,8 +375,10 @@ def captures(trace: Trace, predicted: int | None) -> int | None:
 
 
 def break_even(trace: Trace) -> int | None:
-    """Steps until compiling has saved more than it took; 0: never. None where nothing was timed."""
-    first, eager, fast = (last(trace, name) for name in (FIRST, EAGER, COMPILED))
-    if first is None or eager is None or fast is None:
+    """Steps until compiling has saved more than it took; 0: never. None where nothing was timed, or
+    where the calls of both are within each other's spread."""
+    first, (eager, fast) = last(trace, FIRST), (samples(trace, name) for name in (EAGER, COMPILED))
+    if not eager or not fast or apart(eager, fast) is None:
         return None
+    eager, fast = median(eager), median(fast)
     return int(max(first - fast, 0) / (eager - fast)) + 1 if eager > fast else 0

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..core import Cost, Family, Impossible, Knob, Mesh, Trace, knob
 from ..core.peak import readings
 from ..explain import does_not_fit, not_finite
+from ..holdings import MOST
 from ..recipe import Recipe
 from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, SLOWER, Fault
@@ -224,8 +225,15 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         the first NaN or infinity came from."""
         return does_not_fit(trace, self.capacity_bytes, self.relief) + not_finite(trace)
 
+    @property
+    def only_predicted(self) -> str:
+        """Why these settings do not run here, in a sentence; "" where they do."""
+        return f"{self.ranks} ranks are predicted only: run at most {MOST}." if self.ranks > MOST else ""
+
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
+        if self.only_predicted:
+            raise Impossible(self.only_predicted)
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)

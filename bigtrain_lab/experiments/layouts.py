@@ -191,11 +191,6 @@ class Layouts(OnHardware):
             found[f"{name} column sums"] = own.sum(0).numpy()
         return found
 
-    def run(self, **options):
-        if self.ranks > MOST:
-            raise Impossible(f"{self.ranks} ranks are predicted only: run at most {MOST}.")
-        return super().run(**options)
-
     # -- what is told -----------------------------------------------------------------------------
 
     @property

@@ -290,9 +290,9 @@ class ParameterServing(OnHardware):
         if not found or trace.settings.get("unfinished"):
             return said
         if self.mode == "synchronous":
-            idle = max(trace.idle(worker) for worker in range(self.workers)) / trace.makespan
+            computes = min(trace.shares(worker).compute for worker in range(self.workers))
             return said + ["Every gradient is of the newest weights, and the fastest worker waits "
-                           f"{idle:.0%} of the time."]
+                           f"or idles {1 - computes:.0%} of the time."]
         slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
         ages = [mean(each.staleness for each in found if each.worker == worker)
                 for worker in range(self.workers)]

@@ -89,7 +89,7 @@ class Partition(PipelineExperiment):
             except Impossible:  # more stages than layers can still be balanced
                 continue
             trace = simulate(plan, other.cost(memory=False))
-            told[name] = {"sizes": [last - first for first, last in other.slices], "step_time": trace.step_time, "idle": trace.bubble()}
+            told[name] = {"sizes": [last - first for first, last in other.slices], "step_time": trace.step_time, "idle": trace.shares().idle}
         return told
 
     @property
@@ -128,8 +128,8 @@ class Partition(PipelineExperiment):
         unit = "slot" if self.profile.textbook else "s"
         others = (Quantity(f"step time if cut {name}", unit, lambda t, cost=cost: cost["step_time"] if t.clock == "predicted" else None)
                   for name, cost in self.cuts.items() if name != self.partition)
-        step, idle, *rest = super().quantities
-        return (Quantity("slowest stage, a micro-batch", unit, lambda t: max(stage_times(t), default=None)), step, idle, *others, *rest)
+        step, *rest = super().quantities
+        return (Quantity("slowest stage, a micro-batch", unit, lambda t: max(stage_times(t), default=None)), step, *others, *rest)
 
     def describe(self) -> str:
         return f"{super().describe()}; stages of {', '.join(str(last - first) for first, last in self.slices)} pieces"

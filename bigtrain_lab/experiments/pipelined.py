@@ -139,7 +139,6 @@ class Pipelined(Experiment):
         unit = "slot" if self.profile.textbook else "s"
         return (
             Quantity("step time", unit, lambda t: t.step_time),
-            Quantity("idle share", "%", lambda t: 100 * t.bubble()),
             *(Quantity(f"peak memory, rank {r}", "B", lambda t, r=r: max((read.bytes for read in readings(t, r)), default=0)) for r in range(self.ranks)),
             Quantity("bytes sent, all ranks", "B", lambda t: sum(t.bytes_sent(r) for r in range(t.ranks))),
             Quantity("loss, last batch", "", self.last_loss, exact=False),

@@ -163,7 +163,7 @@ class Zero(Sharded):
         """That a rank has no room for the whole model, of which it then keeps a part."""
         if trace.clock != "predicted" or not self.capacity_bytes or not self.sharded:
             return []
-        most = self.dry(0).peak_bytes
+        most = self.dry(0).set_up_bytes
         if most <= self.capacity_bytes:
             return []
         return ["It does not fit: a rank makes the whole model before it keeps its part, and holds "
@@ -182,6 +182,9 @@ class Zero(Sharded):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
             said.append(f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
                         f"stage shares the other {size(most.bytes - model)}, such as activations.")
+        if self.sharded:
+            said.append(f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while it makes "
+                        "its model and its optimizer: no peak counts that.")
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"
             gradients = self.weights * (2 if half else self.config.dtype.itemsize)

@@ -5,8 +5,6 @@ import plotly.io
 
 from ..core import Impossible, Span, Trace, Transfer
 from ..core.waited import Waited, waited
-from ..plan import SLICES
-from ..rates import axes
 from ..words import duration, size
 from . import palette, words
 
@@ -39,9 +37,7 @@ def heading(trace: Trace) -> str:
     if collective := trace.settings.get("collective"):
         return f"{collective}, {trace.clock}: {duration(trace.makespan, trace.unit)}"
     schedule = trace.settings.get("schedule")
-    sums = next((axis.time for axis in axes(trace) if axis.name == SLICES), 0) / (trace.step_time or 1)
-    inside = f", {sums:.1%} in sums between slices" if sums else ""
-    return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {duration(trace.step_time, trace.unit)} a step, {trace.bubble():.1%} idle{inside}"
+    return f"{f'{schedule}, ' if schedule else ''}{trace.clock}: {duration(trace.step_time, trace.unit)} a step; {trace.shares()}"
 
 
 def look(title: str, height: int) -> dict:

@@ -28,7 +28,7 @@ class Bar(widgets.VBox):
 
     def __init__(self, choose, copy):
         self._copy, self._end = copy, None
-        self.run = button("Run", "play", "start the real processes", "138px")
+        self.run = button("Run", "play", "start the real processes", "150px")
         self.run.button_style = "success"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
         self.stop.disabled = True
@@ -48,9 +48,9 @@ class Bar(widgets.VBox):
                            layout=widgets.Layout(width="auto", overflow="hidden", margin="2px 0 0"))
         super().__init__([row, self.status, self.lines, self._list], layout=widgets.Layout(width="auto", overflow="hidden"))
 
-    def enable(self, impossible: bool, predicting: bool, running: bool) -> None:
+    def enable(self, impossible: bool, runs: bool, predicting: bool, running: bool) -> None:
         """Which buttons can be pressed now."""
-        self.run.disabled = impossible or predicting or running
+        self.run.disabled = impossible or predicting or running or not runs
         self.stop.disabled = not running
         self.pin.disabled = impossible or predicting
         self.past.disabled = running
@@ -60,11 +60,13 @@ class Bar(widgets.VBox):
         self._end = (text, title) if ended else None
         self._say(text, title, share)
 
-    def date(self, stale: str) -> None:
-        """Say of how a run ended what has changed since: "settings", "order", or nothing."""
-        if self._end:
-            text, title = self._end
-            self._say(f"the last run, {SINCE[stale]}: {text}" if stale else text, title)
+    def date(self, stale: str, only_predicted: str = "") -> None:
+        """Where nothing runs, say why these settings do not, and of how a run ended what has changed since: "settings", "order", or
+        nothing."""
+        if self.stop.disabled:
+            text, title = self._end or ("", "")
+            ended = f"the last run, {SINCE[stale]}: {text}" if stale and text else text
+            self._say(f"{only_predicted.rstrip('.')}; {ended}" if only_predicted and ended else only_predicted or ended, title)
 
     def _say(self, text: str, title: str, share: float | None = None) -> None:
         bar = f'<progress value="{share:.3f}" max="1"></progress>' if share is not None else ""

@@ -20,6 +20,7 @@ class Prediction(NamedTuple):
     description: str
     sentences: list[str]
     column: report.Column
+    only_predicted: str
 
 
 def attempt(first, settings: dict) -> Prediction | str:
@@ -27,7 +28,8 @@ def attempt(first, settings: dict) -> Prediction | str:
     try:
         experiment = first.replace(**settings)
         trace = experiment.predict()
-        return Prediction(experiment, trace, experiment.describe(), experiment.explain(trace), report.column(experiment.quantities, trace))
+        return Prediction(experiment, trace, experiment.describe(), experiment.explain(trace), report.column(experiment.quantities, trace),
+                          experiment.only_predicted)
     except Exception as error:  # a class typed by a student may raise anything
         return raised(error)
 

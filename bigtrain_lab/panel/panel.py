@@ -97,7 +97,7 @@ class Panel(widgets.VBox):
         self._enable()
         self._show_problem()
         self._write_commands()
-        self.bar.date(self._compared.changed)
+        self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._tabulate()  # first: other figures take long to draw
             self._draw("predicted" if changed else None)
@@ -108,6 +108,11 @@ class Panel(widgets.VBox):
         """Why the settings cannot be, else why the last run failed; the latter stays until settings change or a run starts."""
         return self._refusal or self._failure
 
+    @property
+    def _only_predicted(self) -> str:
+        """Why the settings of now do not run, where they can be predicted."""
+        return self._compared.prediction.only_predicted if self._compared.prediction and not self._refusal else ""
+
     def _show_problem(self) -> None:
         """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
         run = None if self._refusal else self._failed
@@ -116,7 +121,7 @@ class Panel(widgets.VBox):
         self._results.layout.display = "none" if self._refusal else None
 
     def _enable(self) -> None:
-        self.bar.enable(impossible=bool(self._refusal), predicting=self.settings.predicting, running=self._running)
+        self.bar.enable(impossible=bool(self._refusal), runs=not self._only_predicted, predicting=self.settings.predicting, running=self._running)
 
     # -- drawing ----------------------------------------------------------------------------------------------------------
 
@@ -151,7 +156,8 @@ class Panel(widgets.VBox):
             tab, trace, now = self.tabs.value, self._compared.of(self.tabs.value), None if self._refusal else self._compared.prediction
             note = self._compared.note if tab in CLOCKS[1:] else ""
             if trace is None and tab in CLOCKS[1:]:
-                note = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this. It shows {TABS[tab]}."
+                runs = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this."
+                note = f"{self._only_predicted or runs} It shows {TABS[tab]}."
             self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures,
                               shown=self._compared.made(tab).shown)
 
@@ -187,7 +193,7 @@ class Panel(widgets.VBox):
     def start(self, **options):
         """Press Run; options as for Experiment.run. Returns the Run, or None where it could not start."""
         with self._lock:
-            if self._running or self._refusal or self.settings.predicting:
+            if self._running or self._refusal or self._only_predicted or self.settings.predicting:
                 return None
             self._fail("")
             self.bar.tell("starting")
@@ -251,7 +257,7 @@ class Panel(widgets.VBox):
         """All that a run gave, once it has ended or was reopened."""
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(f"{run.state} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
+        self.bar.tell(f"{report.outcome(run)} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)
@@ -259,7 +265,7 @@ class Panel(widgets.VBox):
             broken = raised(error)
         if told := "\n".join(filter(None, (failure, damage, broken))):
             self._fail(told, run if failure else None)
-        self.bar.date(self._compared.changed)
+        self.bar.date(self._compared.changed, self._only_predicted)
         if not self._refusal:
             self._draw()
             self._tabulate()

@@ -112,7 +112,7 @@ class Picture(widgets.VBox):
             self._told.value = (f'<div class="btl-describe">steps {first} to {first + count - 1} of {trace.steps} are drawn, their time '
                                 "from 0; the table tells of all</div>")
         ends = trace.step_ends[first - 1:first - 1 + count]
-        self.player.show(window(trace, first - 1, count), self._note, self._live, ends)
+        self.player.show(window(trace, first - 1, count), self._note, self._live, ends, trace)
 
 
 def drawn(name: str, shown: Callable[[], object]) -> widgets.DOMWidget:

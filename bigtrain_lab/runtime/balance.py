@@ -24,7 +24,7 @@ class Balance:
     def __init__(self):
         self.levels: dict[str, int] = defaultdict(int)  # kind -> bytes now
         self.highest: dict[str, int] = defaultdict(int)  # kind -> the most that there ever was
-        self.total = self.peak_bytes = self.peak_wall = 0
+        self.total = self.peak_bytes = self.peak_wall = self.set_up_bytes = 0
         self._since: dict[object, tuple | None] = {}  # storage -> what it was at the peak
         self._told: list[tuple] | None = None
         self.before: dict[str, int] = {}  # levels when `listen` was called
@@ -58,6 +58,11 @@ class Balance:
                 self._told.append((wall, before[0], levels[before[0]], self.total))
             if state:
                 self._told.append((wall, state[0], levels[state[0]], self.total))
+
+    def steps_begin(self, wall: int) -> None:
+        """Set-up is over: its peak is told apart, and the peak is of steps from now on."""
+        self.set_up_bytes, self.peak_bytes, self.peak_wall = self.peak_bytes, self.total, wall
+        self._since.clear()
 
     def at_peak(self, alive) -> list[tuple[object, str, int]]:
         """(storage, kind, bytes) of all that the peak was made of, of `alive` now and of those that are gone since."""

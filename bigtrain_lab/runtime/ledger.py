@@ -78,7 +78,7 @@ class Ledger:
         self._held: set[Storage] = set()  # what was declared at the last look
         self._settling, self.looked, self._last = False, wall(), dict.fromkeys(MEMORY_KINDS, 0)
         self._active: ExitStack | None = None
-        self._ended = False
+        self._ended = self._stepping = False
         self.refused: list[Alive] = []
 
     # -- asking ---------------------------------------------------------------------------------------------
@@ -279,6 +279,9 @@ class Ledger:
     def begin(self, action: str = "", look: bool = True):
         """At an action's start: nothing more is to be active during it. `look`: whether what is declared may have changed."""
         self._settled(look)
+        if not self._stepping:
+            self._balance.steps_begin(self._wall())
+            self._stepping = True
         self._seen.action = action
         self._balance.listen()
         return nullcontext()

@@ -212,7 +212,7 @@ class Recorder:
         for kind, size in self.meter.changes() if self.meter else ():
             self._held[kind] = size
             self.log.note("memory", wall, self.rank, lane, kind, name, at, size)
-        if self.meter and (highest := self.meter.highest_bytes) > self._peak[0]:
+        if self.meter and name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]:  # set-up is no step
             self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
         if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
             self._alive(wall, self.meter.at_peak())

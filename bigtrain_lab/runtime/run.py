@@ -235,11 +235,11 @@ class Run:
             return ""
 
     def summary(self) -> dict:
-        """Step time, idle share, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
+        """Step time, shares of the time, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
         trace, watts = self.trace(), self.settings["watts"]
         hours = trace.makespan * trace.ranks / 3600 if trace.unit == "s" else None
         return {"clock": trace.clock, "unit": trace.unit, "steps": trace.steps, "step_time": trace.step_time,
-                "idle_share": trace.bubble(), "device_hours": hours,
+                "idle_share": trace.shares().idle, "shares": trace.shares(), "device_hours": hours,
                 "energy_wh": hours * watts if hours is not None and watts is not None else None}
 
 

@@ -16,6 +16,7 @@ import pytest
 from bigtrain_lab.recompute import Recompute
 from bigtrain_lab.schedule import Schedule
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET
+from tools.picture_panels import PICTURES, text_of, told
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -311,6 +312,32 @@ def test_names_files_that_exist(path):
         if cell.cell_type == "markdown":
             for name in re.findall(r"`((?:bigtrain_lab|docs|notebooks)/[\w./]+)`", cell.source):
                 assert (NOTEBOOKS.parent / name).exists(), f"{cell.id} names {name}"
+
+
+# -- it is not older than the code ------------------------------------------------------------------------------------------
+
+
+@each_lesson
+def test_its_source_cells_show_the_present_sources(path):
+    names = {}
+    for cell in code_cells(path):
+        *_, last = statements = ast.parse(cell.source).body
+        shows = isinstance(last, ast.Expr) and "getsource(" in cell.source or "getsource," in cell.source
+        wanted = statements[:-1] if shows else [each for each in statements if isinstance(each, (ast.Import, ast.ImportFrom))]
+        exec(compile(ast.Module(wanted, []), cell.id, "exec"), names)
+        if shows:
+            present = eval(compile(ast.Expression(last.value), cell.id, "eval"), names)
+            assert cell.outputs[0].data["text/plain"].strip() == repr(present).strip(), f"{cell.id} shows an earlier source: make notebooks"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_of_a_panel_shows_the_present_numbers(name):
+    shown = text_of((NOTEBOOKS.parent / f"{name}.png").read_bytes())
+    assert shown == told(*PICTURES[name]), f"{name}.png shows other numbers: python tools/picture_panels.py {Path(name).name}"
+
+
+def test_each_picture_of_a_panel_can_be_taken_again():
+    assert {*PICTURES} == {f"notebooks/pictures/{path.stem}" for path in (NOTEBOOKS / "pictures").glob("*.png")} | {"docs/lab"}
 
 
 # -- the tool -------------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp
     lines, head = report.commands(lab), f"127.0.0.1:{free_port()}"
     assert list(lines) == ["shell", "torchrun, one node", "torchrun, two nodes"]
     monkeypatch.chdir(tmp_path)
-    assert main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0 and "✓ equal" in capsys.readouterr().out
+    assert main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0 and "✓ modelled" in capsys.readouterr().out
     [(code, output)] = ended(typed(lines["torchrun, one node"], "one", tmp_path))
     assert code == 0 and output.count("The run is kept in") == 1
     two = lines["torchrun, two nodes"].replace("$HEAD_NODE:29400", head)

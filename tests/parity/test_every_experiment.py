@@ -1,13 +1,18 @@
 """Every experiment there is, also one added since: a run's clock and bytes are those of its prediction, and its numbers, on
-every rank, those of its reference. A wrong experiment does not pass."""
+every rank, those of its reference. A wrong experiment does not pass. What its panel says of its ranks' time is so."""
 
 import numpy as np
 import pytest
 
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Memory
+from bigtrain_lab.core import Memory, Trace
+from bigtrain_lab.core.cost import COLLECTIVES
+from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.staleness import Staleness
+from bigtrain_lab.panel import show
+from bigtrain_lab.plan import SLICES
+from bigtrain_lab.report import summary
 
 
 def exact(cls: type[Experiment]) -> Experiment:
@@ -25,6 +30,44 @@ def test_a_run_is_as_predicted_and_as_one_process(name, tmp_path):
     assert run.result and not findings, "\n".join(findings)
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert predicted.where(Memory).events == modelled.where(Memory).events  # inside actions too
+    assert [peak(predicted, rank) for rank in range(asked.ranks)] == [peak(modelled, rank) for rank in range(asked.ranks)]
+    for trace in run.traces().values():
+        assert trace.shares() == pytest.approx(recomputed(trace), abs=1e-12) and sum(trace.shares()) == pytest.approx(1, abs=1e-12)
+    assert "compute {:.1%}, waits {:.1%}, idle {:.1%}".format(*recomputed(modelled)) in summary(run.summary())
+
+
+@pytest.mark.parametrize("name", Experiment.all())
+def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(name):
+    """In the last three rows of its table; a rank alone waits for nobody."""
+    panel, names = show(name), ["compute share", "waits share", "idle share"]
+    shares, rows = recomputed(panel.traces["predicted"]), [row for row in panel.rows if row.quantity in names]
+    if panel.experiment.ranks == 1:
+        assert shares == (1, 0, 0) and not rows
+    else:
+        assert [row.quantity for row in panel.rows[-3:]] == names and all(f"<td>{name}</td>" in panel.children[-1].value for name in names)
+        assert [row.predicted.value / 100 for row in rows] == pytest.approx(shares, abs=1e-12)
+
+
+def recomputed(trace: Trace) -> tuple[float, float, float]:
+    """Compute, waits and idle of all ranks, each stretch between two ends of events looked at alone."""
+    events = [e for e in (*trace.spans(), *trace.transfers())]
+    begin, end = min(e.start for e in events), max(e.end for e in events)
+    spent = np.zeros(3)
+    for rank in range(trace.ranks):
+        spans, free = trace.spans(rank), {}
+        messages = sorted((e for e in trace.transfers() if e.rank == rank and e.kind not in COLLECTIVES), key=lambda e: (e.end, -e.start))
+        edges = np.unique([begin, end, *(at for e in (*spans, *messages) for at in (e.start, e.end))])
+        works, stands, going = np.zeros((3, len(edges) - 1), bool)
+        for span in spans:
+            inside = slice(*np.searchsorted(edges, (span.start, span.end)))
+            collective = span.kind in COLLECTIVES and span.lane in ("compute", f"comm:{SLICES}")
+            (stands if collective else works if span.lane == "compute" else going)[inside] = True
+        for message in messages:  # behind the one before at its port
+            going[slice(*np.searchsorted(edges, (max(message.start, free.get(message.lane, 0)), message.end)))] = True
+            free[message.lane] = message.end
+        long, computes, waits = np.diff(edges), works & ~stands, stands | going & ~works
+        spent += (long * computes).sum(), (long * waits).sum(), (long * ~(computes | waits)).sum()
+    return tuple(spent / ((end - begin) * trace.ranks))
 
 
 # -- wrong ones; they inherit their name, so they are on no menu ------------------------------------------------------

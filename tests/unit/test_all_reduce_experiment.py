@@ -11,12 +11,12 @@ from bigtrain_lab.core import Impossible, Scalar, Trace
 from bigtrain_lab.experiments.all_reduce import AllReduce
 from bigtrain_lab.holdings import holdings
 from bigtrain_lab.player import pack
-from bigtrain_lab.report import column
 
 
 def table(**settings) -> dict:
     asked = AllReduce(node_size=72, **settings)
-    return {name: amount.value for name, amount in column(asked.quantities, asked.predict()).items()}
+    trace = asked.predict()
+    return {quantity.name: quantity.of(trace) for quantity in asked.quantities}
 
 
 @pytest.mark.parametrize("collective, ranks, time_s, rounds, sent, port", [

@@ -17,6 +17,7 @@ from bigtrain_lab import report
 from bigtrain_lab.cli import labs, main
 from bigtrain_lab.collective import Collective
 from bigtrain_lab.core import CLOCKS, Hardware, Impossible, Scalar, Span, Trace, knob
+from bigtrain_lab.core.trace import Shares
 from bigtrain_lab.experiments import Experiment, Quantity
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.recompute import Recompute
@@ -205,19 +206,19 @@ def test_run_compares_the_three_clocks(cli):
     code, out, err = cli("run", "pipeline", "--ranks", "2", "--steps", "2", "--layers", "2", "--width", "16", "--sequence", "8")
     assert (code, err) == (0, "")
     predicted, modelled, measured, difference = row(out, "step time")
-    assert predicted == modelled == "27 slots" and re.fullmatch(r"[\d.,]+ (µs|ms|s)", measured) and difference == "✓ equal"
+    assert predicted == modelled == "27 slots" and re.fullmatch(r"[\d.,]+ (µs|ms|s)", measured) and difference == "✓ modelled"
     for quantity in ("peak memory, rank 0", "peak memory, rank 1", "bytes sent, all ranks"):
-        assert row(out, quantity)[-1] == "✓ equal, measured equal"
+        assert row(out, quantity)[-1] == "✓ modelled, measured equal"
     assert re.search(r"^loss [\d.]+ -> [\d.]+ \(16 values\)$", out, re.M)
-    assert "modelled: 27 slots a step, 11.1% idle.\n" in out
+    assert "modelled: 27 slots a step, compute 88.9%, waits 0.0%, idle 11.1%.\n" in out
     (directory,) = Path("runs").iterdir()
     assert str(directory) in out and Run.open(directory).state == "done"
 
 
 def test_run_tells_device_hours_and_energy_of_a_profile_that_states_watts(cli):
     out = cli("run", "pipeline", *SMALL, "--hardware", "a100-nvlink", "--directory", "here")[1]
-    assert re.search(r"^modelled: [\d.]+ µs a step, [\d.]+% idle, [\d.]+ ms of device time, [\d.]+ m?J\.$", out, re.M)
-    assert row(out, "step time")[-1] == "✓ equal", "an A100 and this CPU compare in no ratio"
+    assert re.search(r"^modelled: [\d.]+ µs a step, compute [\d.]+%, waits [\d.]+%, idle [\d.]+%, [\d.]+ ms of device time, [\d.]+ m?J\.$", out, re.M)
+    assert row(out, "step time")[-1] == "✓ modelled", "an A100 and this CPU compare in no ratio"
 
 
 def test_run_without_the_modelled_clock(cli):
@@ -563,24 +564,24 @@ def test_amounts_in_human_units(amount, text):
 
 
 @pytest.mark.parametrize("predicted, modelled, measured, text", [
-    (A(33, S), A(33, S), A(0.2, "s"), "✓ equal"),
+    (A(33, S), A(33, S), A(0.2, "s"), "✓ modelled"),
     (A(33, S), A(34, S), A(0.2, "s"), "≠ modelled +3.03%"),
     (A(33, S), None, A(0.2, "s"), ""),
     (A(33, S), None, None, ""),
     (None, A(33, S), A(33, S), ""),
-    (A(5000, "B"), A(5000, "B"), A(5000, "B"), "✓ equal, measured equal"),
-    (A(5_000_000, "B"), A(5_000_000, "B"), A(5_000_016, "B"), "✓ equal, measured +16 B"),
-    (A(7_190_016, "B"), A(7_190_016, "B"), A(5_450_240, "B"), "✓ equal, measured -1.74 MB"),
-    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_353_856, "B"), "✓ equal, measured +0.1638 MB"),  # in the unit of what stands beside it
-    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_200_015, "B"), "✓ equal, measured +9.999 kB"),  # unless nothing would be seen
-    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_200_016, "B"), "✓ equal, measured +0.01 MB"),
-    (A(5000, "B"), A(5000, "B"), A(12_000_000, "B"), "✓ equal, measured +11.99 MB"),
-    (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "✓ equal, measured +7.8 points"),
-    (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "✓ equal, measured +50%"),
-    (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "✓ equal, measured -25%"),
-    (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "✓ equal, measured x 33"),
-    (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "✓ equal, measured x 1,294"),
-    (A(0, "s"), A(0, "s"), A(2e-3, "s"), "✓ equal, measured +2 ms"),
+    (A(5000, "B"), A(5000, "B"), A(5000, "B"), "✓ modelled, measured equal"),
+    (A(5_000_000, "B"), A(5_000_000, "B"), A(5_000_016, "B"), "✓ modelled, measured +16 B"),
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(5_450_240, "B"), "✓ modelled, measured -1.74 MB"),
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_353_856, "B"), "✓ modelled, measured +0.1638 MB"),  # in the unit of what stands beside it
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_200_015, "B"), "✓ modelled, measured +9.999 kB"),  # unless nothing would be seen
+    (A(7_190_016, "B"), A(7_190_016, "B"), A(7_200_016, "B"), "✓ modelled, measured +0.01 MB"),
+    (A(5000, "B"), A(5000, "B"), A(12_000_000, "B"), "✓ modelled, measured +11.99 MB"),
+    (A(27.3, "%"), A(27.3, "%"), A(35.1, "%"), "✓ modelled, measured +7.8 points"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(1.5e-3, "s"), "✓ modelled, measured +50%"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(0.75e-3, "s"), "✓ modelled, measured -25%"),
+    (A(1e-3, "s"), A(1e-3, "s"), A(33e-3, "s"), "✓ modelled, measured x 33"),
+    (A(1e-6, "s"), A(1e-6, "s"), A(1.294e-3, "s"), "✓ modelled, measured x 1,294"),
+    (A(0, "s"), A(0, "s"), A(2e-3, "s"), "✓ modelled, measured +2 ms"),
 ])
 def test_the_difference_says_first_whether_the_model_holds(predicted, modelled, measured, text):
     told = report.Row("q", "", None, None, None, report.differences(predicted, modelled, measured)).difference
@@ -588,14 +589,14 @@ def test_the_difference_says_first_whether_the_model_holds(predicted, modelled, 
 
 
 def test_a_time_of_other_hardware_compares_with_no_wall_clock_here():
-    assert report.differences(A(1e-6, "s"), A(1e-6, "s"), A(2.0, "s"), here=False) == (report.Difference("✓ equal", True),)
+    assert report.differences(A(1e-6, "s"), A(1e-6, "s"), A(2.0, "s"), here=False) == (report.Difference("✓ modelled", True),)
     assert len(report.differences(A(5, "B"), A(5, "B"), A(6, "B"), here=False)) == 2
     assert report.THIS_MACHINE == calibrate.NAME
     lab = Experiment.named("memory")
     assert report.priced_here(lab(hardware=calibrate.NAME)) and not report.priced_here(lab(hardware="a100-nvlink"))
     times = [Quantity("step time", "s", lambda trace: trace.step_time)]
     traces = [Trace.of([Span(0, "compute", "F", "0F0", 0, 1000)], clock, unit="s", ticks_per_unit=10**9) for clock in CLOCKS]
-    assert [report.rows(times, *traces, here=here)[0].difference for here in (True, False)] == ["✓ equal, measured equal", "✓ equal"]
+    assert [report.rows(times, *traces, here=here)[0].difference for here in (True, False)] == ["✓ modelled, measured equal", "✓ modelled"]
 
 
 def test_a_quantity_that_need_not_be_equal_differs_softly():
@@ -612,7 +613,7 @@ def test_a_quantity_that_says_why_it_is_apart_is_no_failure():
     why = A(4, "B", "a step was skipped")
     assert report.differences(A(5, "B"), why, why) == (report.Difference("modelled -1 B (a step was skipped)"), report.Difference("measured -1 B"))
     same = A(5, "B", "a step was skipped")
-    assert report.differences(A(5, "B"), same, same) == (report.Difference("✓ equal", True), report.Difference("measured equal"))
+    assert report.differences(A(5, "B"), same, same) == (report.Difference("✓ modelled", True), report.Difference("measured equal"))
 
 
 def test_the_whole_is_told_first(cli):
@@ -641,12 +642,12 @@ def test_what_the_ranks_reported():
 @pytest.mark.parametrize("hours, watt_hours, text", [
     (0.5, 200.0, "0.5 device-hours, 200 Wh."), (1e-6, 0.0004, "3.6 ms of device time, 1.44 J."),
     (4.11e-7, 1e-7, "1.48 ms of device time, 0.36 mJ."), (0.1, 0.9999, "3,600 J."),
-    (1e-6, None, "energy unknown (no watts)."), (None, None, "modelled: 0.002 slots a step, 27.3% idle."),
+    (1e-6, None, "energy unknown (no watts)."), (None, None, "modelled: 0.002 slots a step, compute 70.0%, waits 2.7%, idle 27.3%."),
 ])
 def test_a_summary_says_what_a_run_cost(hours, watt_hours, text):
-    facts = {"clock": "modelled", "unit": "s" if hours else "slot", "steps": 1, "step_time": 0.002, "idle_share": 0.273,
+    facts = {"clock": "modelled", "unit": "s" if hours else "slot", "steps": 1, "step_time": 0.002, "idle_share": 0.273, "shares": Shares(0.7, 0.027, 0.273),
              "device_hours": hours, "energy_wh": watt_hours}
-    assert text in report.summary(facts) and "27.3% idle" in report.summary(facts)
+    assert text in report.summary(facts) and "idle 27.3%" in report.summary(facts)
 
 
 def test_the_command_repeats_an_experiment():

@@ -1,5 +1,6 @@
 """All axes at once: every product of data, pipeline and tensor parallel on 8 ranks is one training, as predicted."""
 
+import json
 from itertools import product
 
 import pytest
@@ -8,6 +9,7 @@ from bigtrain_lab import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Mesh, Span, Transfer
 from bigtrain_lab.experiments.combined import Combined
+from bigtrain_lab.panel import show
 from bigtrain_lab.rates import axes
 from bigtrain_lab.recipe import Recipe
 
@@ -59,7 +61,6 @@ def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes()
 
 
 @pytest.mark.parametrize("changes, told", [
-    ({"slices": 4}, "2 x 2 x 4 are 16 ranks, and this lab launches at most 8: take dp = 1 or pp = 1 or tp = 2."),
     ({"replicas": 1, "slices": 4, "heads": 2, "width": 16}, "take 4"),
     ({"replicas": 4, "pipeline": 1, "slices": 2, "micro_batches": 6}, "6 micro-batches cannot be shared equally by 4 replicas: take 8 micro-batches."),
     ({"zero_1": True, "optimizer": "lamb"}, "take adam, tp = 1, or no zero-1"),
@@ -67,6 +68,27 @@ def test_a_layer_calls_two_collectives_each_way_and_shards_move_the_same_bytes()
 def test_what_does_not_fit_is_one_sentence(changes, told):
     with pytest.raises(Impossible, match=told.replace("(", r"\(")):
         Combined(**changes)
+
+
+def test_more_ranks_than_run_here_are_predicted_and_run_is_grey_with_its_reason():
+    panel, why = show("combined", **SMALL), "16 ranks are predicted only: run at most 8."
+    for sizes in ({"slices": 4}, {"pipeline": 4, "layers": 4}, {"replicas": 4, "micro_batches": 4}):
+        panel.set(**sizes)
+        assert panel.problem == "" and panel.rows[0].predicted.value == panel.traces["predicted"].step_time and panel.traces["predicted"].ranks == 16
+        assert panel.run_button.disabled and panel.start() is None and not panel.bar.pin.disabled and f">{why}<" in panel.status.value
+        with pytest.raises(Impossible, match=why):
+            panel.experiment.run()
+        panel.tabs.value = "modelled"
+        assert panel.player.note.startswith(why)
+        panel.set(**{name: getattr(Combined(**SMALL), name) for name in sizes})
+        assert not panel.run_button.disabled and panel.status.value == ""
+    assert Combined(replicas=8, pipeline=8, slices=8, **SMALL | {"layers": 8, "micro_batches": 8}).predict().ranks == 512
+
+
+def test_the_mark_of_a_peak_is_that_of_the_table_where_some_steps_are_drawn():
+    panel = show("combined", micro_batches=16)
+    marked, row = json.loads(panel.player.data)["peaks"][0], next(row for row in panel.rows if row.quantity == "peak memory, rank 0")
+    assert panel.picture._steps.layout.display is None and sum(held for _, held in marked[2]) == row.predicted.value
 
 
 def test_a_recipe_says_how_its_layers_are_cut():

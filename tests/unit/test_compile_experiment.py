@@ -1,12 +1,13 @@
 """The lab compile: the lesson's numbers, every compiler's run as predicted, and what is told of graphs captured again."""
 
 import shutil
+from statistics import median
 
 import pytest
 
 from bigtrain_lab.checks import run_differs
-from bigtrain_lab.core import Impossible
-from bigtrain_lab.experiments.compilers import BYTES, FUNCTIONS, Compile
+from bigtrain_lab.core import Impossible, Scalar, Trace
+from bigtrain_lab.experiments.compilers import BYTES, COMPILED, EAGER, FIRST, FUNCTIONS, Compile, break_even
 from bigtrain_lab.figures import figure
 from bigtrain_lab.rates import last
 from bigtrain_lab.report import column
@@ -68,3 +69,19 @@ def test_xla_fuses_the_nine_operators_too():
     pytest.importorskip("jax")
     before, after = Compile(**SMALL).hlo()
     assert before.count("tanh(") == 1 and "fusion(" not in before and after.count("fusion(") == 1
+
+
+@pytest.mark.parametrize("eager, compiled, steps, said", [
+    ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0], 3, "earned back after 3 steps"), ([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], 0, "never earned back"),
+    ([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], None, "neither is faster within that spread")])
+def test_wall_clock_is_measured_a_median_and_no_winner_within_the_spread(eager, compiled, steps, said):
+    asked = Compile(**SMALL)
+    logged = [(FIRST, [10.0]), (EAGER, eager), (COMPILED, compiled), ("block 4096", eager), ("block 8192", compiled)]
+    events = [*asked.predict(), *(Scalar(0, "compute", "scalar", name, 0, value) for name, values in logged for value in values)]
+    modelled, measured = (Trace.of(events, **asked.predict().header() | {"clock": clock}) for clock in ("modelled", "measured"))
+    table = column(asked.quantities, measured)
+    assert (table["eager call, here, median"].value, table["compiled call, here, median"].value) == (median(eager), median(compiled))
+    assert not any("here" in name for name in column(asked.quantities, modelled)) and any("here" in name for name in table)
+    assert break_even(measured) == steps and said in " ".join(asked.explain(modelled))
+    title = figure("blocks", measured).layout.title.text
+    assert ("no winner among 2 sizes" in title) == (steps is None) and ("fastest" in title) == (steps is not None)

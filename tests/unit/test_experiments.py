@@ -11,7 +11,7 @@ from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.core.peak import peak
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models.theory import block_flops
-from bigtrain_lab.report import rows, strip
+from bigtrain_lab.report import column, rows, strip
 from bigtrain_lab.runtime import owned
 from bigtrain_lab.schedule import B, F, Schedule
 
@@ -105,7 +105,7 @@ def test_changed_settings_are_checked_again():
 def test_the_table_of_the_default_lab():
     asked = PipelineExperiment()
     trace = asked.predict()
-    table = {q.name: q.of(trace) for q in asked.quantities}
+    table = {name: amount.value for name, amount in column(asked.quantities, trace).items()}
     assert table["step time"] == 33 and round(table["idle share"], 1) == 27.3
     peaks = [table[f"peak memory, rank {r}"] for r in range(4)]
     assert peaks == [peak(trace, r).bytes for r in range(4)] and all(peaks[r] > trace.peak_bytes(r) for r in range(4))  # inside a backward

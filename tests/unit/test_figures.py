@@ -51,7 +51,7 @@ def test_timeline_has_a_box_for_each_span():
 
 def test_timeline_says_its_clock_and_numbers():
     title = figures.timeline(trace_of()).layout.title.text
-    assert title == "1f1b, predicted: 33 slots a step, 27.3% idle"
+    assert title == "1f1b, predicted: 33 slots a step; compute 72.7%, waits 0.0%, idle 27.3%"
 
 
 def test_idle_is_hatched_behind_all_rows():

@@ -6,14 +6,14 @@ from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.layouts import LAYOUTS, Layouts
 from bigtrain_lab.figures import figure
-from bigtrain_lab.report import column
 
 SMALL = dict(n=24, d=16, f=8, seed=3)
 
 
 def table(**settings) -> list:
     asked = Layouts(**settings)
-    return [amount.value for amount in column(asked.quantities, asked.predict()).values()]
+    trace = asked.predict()
+    return [quantity.of(trace) for quantity in asked.quantities]
 
 
 @pytest.mark.parametrize("layout, forward, backward, held", [

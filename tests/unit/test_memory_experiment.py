@@ -81,7 +81,7 @@ def test_the_table_tells_both_steps_and_every_kind(runs):
     asked = ASKED["adam"]
     table = rows(asked.quantities, asked.predict(), runs["adam"].trace("modelled"), runs["adam"].trace("measured"))
     told = {row.quantity: (row.predicted.value, row.measured.value) for row in table if row.unit == "B"}
-    assert all(row.difference == "✓ equal, measured equal" for row in table if row.unit == "B")
+    assert all(row.difference == "✓ modelled, measured equal" for row in table if row.unit == "B")
     assert list(told) == ["peak, step 1", "peak, step 2", *(f"{kind} at the peak" for kind in KINDS)]
     assert all(predicted == measured for predicted, measured in told.values())
     assert told["peak, step 2"][0] - told["peak, step 1"][0] == told["optimizer at the peak"][0]

@@ -86,7 +86,7 @@ def test_it_holds_every_clock_and_equal_ones_once(done):
 def test_it_tells_the_run_in_words(done):
     experiment, run = done
     said = Elements(page(traces_of(*done), *done)).said
-    for words in (experiment.question, "pipeline on 2 ranks", ": done.", "step time 9 slots 9 slots", "✓ equal", "In all,", "modelled: 9 slots a step",
+    for words in (experiment.question, "pipeline on 2 ranks", ": done.", "step time 9 slots 9 slots", "✓ modelled", "In all,", "modelled: 9 slots a step",
                   "bigtrain run pipeline --ranks 2", "micro-batches 2", "tied off", "fault none"):
         assert words in said, words
     assert not any(words in said for words in ("stashing", "chunks", "fault-rank", "fault-at")), "these have no effect here"

@@ -379,8 +379,16 @@ def test_run_fills_the_columns(panel):
     spans = panel.rows[1]
     assert (spans.predicted.value, spans.modelled.value, spans.measured.value) == (10, 4, 4)  # 4 forwards ran, 10 actions were planned
     assert set(panel.traces) == {"predicted", "modelled", "measured"} and not panel.run_button.disabled
-    assert re.search(r"done after [\d.]+ s; modelled: [\d.]+ slots a step, [\d.]+% idle\.</div>$", panel.status.value)
+    assert re.search(r"done after [\d.]+ s; modelled: [\d.]+ slots a step, compute [\d.]+%, waits 0.0%, idle [\d.]+%\.</div>$", panel.status.value)
     assert "≠ modelled x 0.4" in panel._results.value
+
+
+@pytest.mark.parametrize("trouble, words", [("nan", "ended with loss nan after"), ("nan once", "done after")])
+def test_a_run_whose_loss_is_no_number_at_its_end_is_not_called_done(panel, trouble, words):
+    panel.set(trouble=trouble)
+    panel.start()
+    panel.wait()
+    assert panel.run.state == "done" and f">{words} " in panel.status.value
 
 
 def test_a_move_after_a_run_greys_what_it_gave(panel):
@@ -532,7 +540,7 @@ def row(values, exact, unit="B"):
 
 
 @pytest.mark.parametrize("values,exact,has,has_not", [
-    ((5, 5, None), True, "✓ equal", "≠"),
+    ((5, 5, None), True, "✓ modelled", "≠"),
     ((5, 6, None), True, "≠ modelled +1 B", "✓"),
     ((5, 6, None), False, "modelled +1 B", "≠"),
     ((5, 5, 5), True, "measured equal", "≠"),
@@ -605,7 +613,7 @@ def test_a_run_of_a_class_that_was_typed_again_is_compared_with_nothing(family, 
     traces = {"modelled": replace(ran.predict(), clock="modelled")}
     shown._compared.end(traces, ran)
     shown.read_menus()
-    assert not shown.stale and shown.rows[0].difference.startswith("✓ equal")
+    assert not shown.stale and shown.rows[0].difference.startswith("✓ modelled")
     typed(second)
     shown.read_menus()
     told = [sentence for sentence in shown._compared.sentences if "earlier order" in sentence]

@@ -449,9 +449,9 @@ def test_the_steps_of_a_long_trace_can_be_chosen():
     shown = show("pipeline", steps=100)
     picture, trace = shown.picture, shown.traces["predicted"]
     count = steps_drawn(trace)
-    assert picture._steps.layout.display is None and picture.first.max == 101 - count and shown.player.data == pack(window(trace, 0, count))
+    assert picture._steps.layout.display is None and picture.first.max == 101 - count and shown.player.data == pack(window(trace, 0, count), whole=trace)
     picture.first.value = 50
-    assert shown.player.data == pack(window(trace, 49, count)) and f"steps 50 to {49 + count} of 100" in picture._told.value
+    assert shown.player.data == pack(window(trace, 49, count), whole=trace) and f"steps 50 to {49 + count} of 100" in picture._told.value
     shown.set(steps=3)
     assert picture._steps.layout.display == "none" and shown.player.data == pack(shown.traces["predicted"])
     assert shown.rows[0].predicted == report.Amount(33, "slot")
@@ -461,7 +461,7 @@ def test_a_run_that_goes_on_shows_its_last_steps():
     picture = Picture(lambda: None, lambda: None)
     trace = PipelineExperiment(steps=100).predict()
     picture.show(trace, live=True)
-    assert picture.player.data == pack(window(trace, 100 - steps_drawn(trace), steps_drawn(trace))) and picture._steps.layout.display == "none"
+    assert picture.player.data == pack(window(trace, 100 - steps_drawn(trace), steps_drawn(trace)), whole=trace) and picture._steps.layout.display == "none"
 
 
 def test_a_figure_that_a_trace_cannot_give_says_so():

@@ -217,7 +217,7 @@ def test_summary(tmp_path):
     cost = Cost({"F": [9, 18]}, unit="s", ticks_per_unit=10**12)
     run = launch(program, 2, cost=cost, watts=400, directory=tmp_path / "run")
     run.wait()
-    assert run.summary() == {"clock": "modelled", "unit": "s", "steps": 1, "step_time": 18.0, "idle_share": 0.25,
+    assert run.summary() == {"clock": "modelled", "unit": "s", "steps": 1, "step_time": 18.0, "idle_share": 0.25, "shares": (0.75, 0, 0.25),
                              "device_hours": 0.01, "energy_wh": 4.0}
     slots = launch(program, 2, cost={"F": 1}, watts=400, directory=tmp_path / "slots")
     slots.wait()

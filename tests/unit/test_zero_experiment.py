@@ -8,12 +8,13 @@ import pytest
 from bigtrain_lab import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Span, Transfer
-from bigtrain_lab.core.peak import peak, readings
+from bigtrain_lab.core.peak import over_step, peak, readings
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
 from bigtrain_lab.runtime import RankFailed
 from bigtrain_lab.techniques.shards import Flat
 from bigtrain_lab.techniques.zero import shards_of
+from bigtrain_lab.words import size
 
 SMALL = dict(layers=2, width=16, heads=2, vocabulary=256, sequence=8, steps=2, bucket_mb=0.02)
 
@@ -32,6 +33,15 @@ def test_the_numbers_of_the_paper():
     assert [zero_bytes(1, 4, stage) for stage in range(4)] == [16, 7, 5.5, 4]
     assert [zero_bytes(1, 4, stage, FLOAT32) for stage in range(4)] == [16, 10, 7, 4]
     assert [zero_sent_bytes(1, 4, stage) for stage in range(4)] == [1.5, 1.5, 1.5, 2.25]
+
+
+def test_peaks_are_of_steps_and_set_up_is_told_apart():
+    """While the optimizer is made a rank holds more than in any step."""
+    asked = Zero(stage=1)
+    trace, row = asked.predict(), next(q for q in asked.quantities if q.name == "peak memory, most on a rank")
+    tops = [max(over_step(trace, rank, step, 10**6), key=lambda read: read.bytes) for rank in range(4) for step in range(2)]
+    assert row.of(trace) == max(top.bytes for top in tops) < asked.dry(0).set_up_bytes and peak(trace, 0).action == "5B1"
+    assert f"Before the first step rank 0 holds up to {size(asked.dry(0).set_up_bytes)}" in " ".join(asked.explain(trace))
 
 
 @pytest.mark.parametrize("ranks, stage", [(2, 1), (3, 2), (3, 3), (4, 1), (4, 3)])

@@ -29,7 +29,7 @@ class Waves(Title, Experiment):
     micro_batches: int = knob(2, "pieces", low=1, high=8)
     steps: int = knob(1, "steps", low=1, high=4, more=True)
     gate: str = knob("", "file that lets the second forward end, once it exists", more=True)
-    trouble: str = knob("none", "what goes wrong", choices=("none", "raise"), more=True)
+    trouble: str = knob("none", "what goes wrong", choices=("none", "raise", "nan", "nan once"), more=True)
 
     def cost(self):
         return Cost({"F": 1, "B": 2})
@@ -46,6 +46,10 @@ class Waves(Title, Experiment):
                     time.sleep(0.01)
         if self.trouble == "raise" and rank.index == 1:
             raise ValueError("the wave broke")
+        if self.trouble.startswith("nan"):
+            rank.log("loss", float("nan"))
+        if self.trouble == "nan once":
+            rank.log("loss", 1.0)
         return {"done": np.ones(1)}
 
     def reference(self):
