@@ -85,10 +85,10 @@ class Recipe:
                    as vocab_parallel_cross_entropy
     precision      level of mixed precision; None: the model's own formats
     scaler         a loss scaler, in place of the level's default
-    recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all. A plan
-                   is for the layers of an nn.Sequential, or for those that a stage's
-                   `chained_layers` has, whose forward they are in that order; any other stage is one
-                   layer, which plans keep: give it `checkpoint`
+    recompute      a recompute plan, or (stage, x, *context) -> output; None: autograd keeps all.
+                   The layers of a plan are an nn.Sequential's, or a stage's `chained_layers`, which
+                   in that order are its forward; any other stage is one layer, which plans keep:
+                   give it `checkpoint`
     clip           largest norm of the gradient; None: it is not clipped
     tied           name -> {stage: parameter}: weights of which several stages hold copies
     whole_names    the stages name their parameters as the whole model does, and no two alike
@@ -145,9 +145,9 @@ class Recipe:
 
     def sample(self, number: int, device="cpu") -> Sample:
         """A micro-batch on a device."""
-        inputs, targets, *context = guard.sample(self, number)
-        parts = inputs, targets, *(context[0] if context else ())
-        x, y, *rest = (part.to(device) if isinstance(part, Tensor) else part for part in parts)
+        inputs, targets, context = Sample(*guard.sample(self, number))
+        x, y, *rest = (part.to(device) if isinstance(part, Tensor) else part
+                       for part in (inputs, targets, *context))
         return Sample(x, y, tuple(rest))
 
     def shares(self, window: Sequence[int], replica: int, own: Sequence[Sample]):
@@ -299,8 +299,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     if slices:
         stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
                   for stage, module in stages.items()}
-    if copies and copies.rank and rank.device.type != "meta":  # replicas drop other units: they have other samples
-        torch.manual_seed(rank.rng("dp").initial_seed())
+    if copies and copies.rank and rank.device.type != "meta":
+        torch.manual_seed(rank.rng("dp").initial_seed())  # dropout masks of its own
     holders = replica_ranks  # who have parts of one gradient
     if recipe.zero:
         holders = copies if recipe.mesh.size == recipe.replicas else rank.group()
@@ -320,8 +320,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             guard.refuse_optimizer(optimizer, order)
             with rank.aside():  # a trial of the optimizer is no part of what a training holds
                 if recipe.zero:
-                    holding = rank.group(("dp", "tp")) if slices else copies
-                    shared(optimizer, holding, counts(slices))
+                    shared(optimizer, rank.group(("dp", "tp")) if slices else copies,
+                           counts(slices))
                 elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
                     optimizer.among(slices)
                 before_step(optimizer)
@@ -333,7 +333,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             loss = recipe.sliced_loss(output, targets, slices)
         else:
             loss = recipe.loss(output, targets)
-        guard.refuse_loss(recipe, loss, number == 0 and pipeline.losses == [None] * len(pipeline.losses))
+        first = number == 0 and all(loss is None for loss in pipeline.losses)
+        guard.refuse_loss(recipe, loss, first)
         rank.log("loss", loss.item())
         return loss
 
@@ -369,7 +370,8 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             sum_duplicates(modules, slices, f"duplicates of batch {number}")
 
     def pipeline_of(order, after=None):
-        updates = {"optimizer": partial(guard.optimizer, recipe)} if order.asynchronous else {"update": update}
+        made = partial(guard.optimizer, recipe)
+        updates = {"optimizer": made} if order.asynchronous else {"update": update}
         return Pipeline(
             stages.values(), order, loss_fn, group, **updates,
             whole=whole,

@@ -7,8 +7,9 @@
 
 What is left out begins anew, and the two runs part at the next update. rename(2) replaces a name in
 one step, but only fsync before it makes sure that after a power failure the new name does not stand
-for an empty file. No zip reader heeds what stands behind the archive, and a digest in a file of its
-own would need a second rename: killed between, a whole file would have another's. A full disk shows in the write or in the fsync, so before the rename.
+for an empty file. A full disk shows in the write or in the fsync, so before the rename.
+No zip reader heeds what stands behind the archive. A digest in a file of its own would need a second
+rename: killed between the two, a whole file would have another's.
 The names of the weights are the model's own, without a wrapper's "module.": one process reads them.
 Cost: 12 bytes a parameter with Adam in float32, 14 where weights are half and have masters; twice
 that on the disk for a moment. One rank of those that hold the same writes, and all wait for it at

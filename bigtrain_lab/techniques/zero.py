@@ -177,6 +177,7 @@ class ShardedGradients(DistributedDataParallel):
                          allow_unused=allow_unused, alike=alike)
         for each in self.gradients:
             each.gone = each.home.detach().as_subclass(guard.Gone)
+            each.gone.what = f"{each.name} on {guard.who(self)}"
             self.module.get_parameter(each.name).register_hook(partial(self._comes, each))
         self.originals = {}
 

@@ -277,7 +277,7 @@ NAN, OTHER = float("nan"), nn.Parameter(torch.ones(2))
 NOTHING = {"None": None, "a float": 1.0, "numpy": np.ones(3), "text": "text"}
 RETURNED = [*((name, value) for name in ("model", "data", "loss", "optimizer", "weights", "recompute", "learning_rate")
               for kind, value in NOTHING.items() if (name, kind) != ("learning_rate", "a float")),
-            ("model", nn.Linear), ("data", ()), ("data", (torch.ones(1),)), ("data", (torch.ones(0, 8), torch.ones(0, 8))), ("data", (1, 2, 3)),
+            ("model", nn.Linear), ("data", ()), ("data", (torch.ones(1),)), ("data", (torch.ones(0, 8), torch.ones(0, 8))), ("data", (1, 2, 3)), ("data", (np.ones((4, 8)), np.ones((4, 8)))), ("data", (torch.ones(4, 8), torch.ones(4, 8), 3)),
             ("loss", torch.ones(2)), ("loss", torch.tensor(NAN)), ("optimizer", torch.optim.SGD([OTHER], 0.1)), ("learning_rate", NAN),
             ("learning_rate", -0.1), ("learning_rate", float("inf")), ("weights", [NAN] * 4), ("weights", [1.0]), ("weights", [None] * 4)]
 

@@ -12,6 +12,11 @@ def refuse(*cases: tuple[object, str]) -> None:
             raise Impossible(sentence)
 
 
+def who(model) -> str:
+    """This rank of a model's group, by its number in the world."""
+    return f"rank {model.group.world_rank(model.group.rank)}"
+
+
 def by_ranks(group, texts) -> str:
     """What each rank of the group says, with those together that say the same."""
     return "; ".join(f"{ranks(group.world_rank(r) for r, text in enumerate(texts) if text == one)}: "

@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape, as_bytes
-from . import by_ranks
+from . import by_ranks, who
 from . import refuse as refuse_any
 
 
@@ -65,45 +65,43 @@ def refuse_gradient(model, gradient) -> None:
     same = found is view and gradient.home.shape == view.shape
     if same and gradient.count < model.backwards:
         return
-    who = f"Parameter {gradient.name} on rank {model.group.world_rank(model.group.rank)}"
+    this = f"Parameter {gradient.name} on {who(model)}"
     if found is None:
-        raise Impossible(f"{who} has lost its gradient to a hook, as that of MixedPrecision's "
+        raise Impossible(f"{this} has lost its gradient to a hook, as that of MixedPrecision's "
                          "masters is: prepare the model before it is wrapped, and under ZeRO "
                          "without masters, by prepare(model, masters=False).")
     if found.layout != view.layout:
-        raise Impossible(f"{who} has a gradient that is {found.layout}: data parallel averages "
+        raise Impossible(f"{this} has a gradient that is {found.layout}: data parallel averages "
                          "dense gradients, so take sparse=False.")
     now = gradient.home if found is view else found
     if Shape.of(now) != Shape.of(view) or found.device != view.device:
-        raise Impossible(f"{who} is {Shape.of(now)} on {found.device} and was {Shape.of(view)} on "
+        raise Impossible(f"{this} is {Shape.of(now)} on {found.device} and was {Shape.of(view)} on "
                          f"{view.device} when it was wrapped: change the module before.")
     if model.syncing and gradient.count >= model.backwards:
-        raise Impossible(f"{who} got a gradient from backward {gradient.count + 1} of a batch of "
+        raise Impossible(f"{this} got a gradient from backward {gradient.count + 1} of a batch of "
                          f"{model.backwards}: call finish_gradient_synchronization() before, use "
                          "no_sync(), or set backwards.")
 
 
 def refuse_replaced(model) -> None:
     """What the ranks average would not be what the optimizer reads."""
-    rank = model.group.world_rank(model.group.rank)
     for each in model.gradients:
         if each.used and each.view is not None and each.home.grad is not each.view:
-            raise Impossible(f"The gradient of {each.name} on rank {rank} was replaced after its "
+            raise Impossible(f"The gradient of {each.name} on {who(model)} was replaced after its "
                              "backward, so its mean would be lost: call "
                              "finish_gradient_synchronization() before what replaces it, such as "
                              "the sum of a tied weight's copies.")
     for name, parameter in model.frozen.items():
         if parameter.grad is not None:
-            raise Impossible(f"Parameter {name} on rank {rank} was frozen when it was wrapped and "
+            raise Impossible(f"Parameter {name} on {who(model)} was frozen when it was wrapped and "
                              "has a gradient now, which nobody averages: wrap the module anew.")
 
 
 def refuse_written(model) -> None:
     """A gradient that may be on its way was changed by somebody else."""
-    rank = model.group.world_rank(model.group.rank)
     for each, writes in model.writes.items():
         if each.view is not None and each.view._version != writes:
-            raise Impossible(f"The gradient of {each.name} on rank {rank} was changed after its "
+            raise Impossible(f"The gradient of {each.name} on {who(model)} was changed after its "
                              "backward, as torch's clip_grad_norm_ does by this rank's own norm: "
                              "change it after finish_gradient_synchronization(); with a "
                              "ZeroOptimizer call its clip_grad_norm_(), or change the pieces'.")

@@ -14,7 +14,7 @@ from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape
 from ..prepared_model import masters_of
-from . import by_ranks
+from . import by_ranks, who
 from . import refuse as refuse_any
 from .optimizers import SHARDED, TRIED
 
@@ -66,10 +66,6 @@ def refuse_formats(units: list[tuple[list, dict]]) -> None:
                                 for (dtype, device), name in kinds.items())
             raise Impossible(f"{told}, and they are gathered together: give them one format and "
                              "device, or units= that keep them apart.")
-
-
-def who(model) -> str:
-    return f"rank {model.group.world_rank(model.group.rank)}"
 
 
 def refuse_changed(model) -> None:

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...core import Impossible
 from ..shards import keeping_dim
 from ..tensor_parallel import cut_of
+from . import who
 
 # Torch's hook is global, and has to find what it is about.
 AVERAGING = WeakSet()  # data parallel models
@@ -32,8 +33,7 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     for model in AVERAGING:
         for each in model.gradients:
             if each.used and id(each.home) in held:
-                rank = model.group.world_rank(model.group.rank)
-                raise Impossible(f"The gradient of {each.name} on rank {rank} is not the ranks' "
+                raise Impossible(f"The gradient of {each.name} on {who(model)} is not the ranks' "
                                  "mean yet: call finish_gradient_synchronization() before the "
                                  "optimizer's step().")
 

@@ -51,8 +51,8 @@ def written(path: Path, partial: Path):
         with suppress(OSError):
             partial.unlink()
         if isinstance(error, (AttributeError, TypeError, PickleError)):
-            raise Impossible(f"The checkpoint {path} was not saved ({error}): keep tensors, numbers "
-                             "and texts.") from error
+            raise Impossible(f"The checkpoint {path} was not saved ({error}): keep tensors, "
+                             "numbers and texts.") from error
         cause = error
         while cause and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -66,12 +66,13 @@ def written(path: Path, partial: Path):
 
 
 def refuse_unreadable(partial: Path) -> None:
-    """Reading executes nothing, so it takes tensors, numbers and texts; their values stay on the disk."""
+    """Reading executes nothing, so it takes tensors, numbers and texts."""
     try:
         torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
     except PickleError as error:
-        raise Impossible("The checkpoint was not saved, since reading it would execute code: keep tensors, numbers and texts of "
-                         "Python, such as float(x) of a number of NumPy.") from error
+        raise Impossible("The checkpoint was not saved, since reading it would execute code: keep "
+                         "tensors, numbers and texts of Python, such as float(x) of a number of "
+                         "NumPy.") from error
 
 
 @contextmanager

@@ -66,8 +66,8 @@ def opened(folder: Path, digests: Mapping[str, bytes], rank: int, ranks: int) ->
     found = []
     for number, (name, stated) in enumerate(digests.items()):
         with read(at := folder / name):
-            refuse((stated_digest(at) != stated, f"{at} is of another save, or is damaged: copy the "
-                    "files of one save, or name another checkpoint."))
+            refuse((stated_digest(at) != stated, f"{at} is of another save, or is damaged: copy "
+                    "the files of one save, or name another checkpoint."))
             if number % ranks == rank:
                 refuse_damaged(at)
             found.append(torch.load(at, map_location="cpu", weights_only=True, mmap=True))
@@ -92,7 +92,8 @@ def refuse_holes(found, path) -> None:
 def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]],
                  path) -> None:
     here = {name: tuple(each.shape) for name, each in (owned | apart).items()}
-    saved = found.shapes | {name: tuple(each.shape) for name, each in found.manifest["apart"].items()}
+    saved = {name: tuple(each.shape) for name, each in found.manifest["apart"].items()}
+    saved |= found.shapes
     for name in dict.fromkeys((*saved, *here)):
         there, own = (shapes.get(name, "missing") for shapes in (saved, here))
         refuse((there != own, f"{path} is of another model, {name} is {there} there and {own} "

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ...core import Impossible
-from . import data_parallel
+from . import data_parallel, who
 from .optimizers import refuse_across
 
 
@@ -49,7 +50,7 @@ def refuse_optimizer(optimizer) -> None:
 def refuse_kept(shards, gradient) -> None:
     """A new gradient comes while the last one's mean is there still."""
     if gradient.count == 0 and shards.pieces[gradient.home].grad is not None:
-        raise Impossible(f"Parameter {gradient.name} on rank {who(shards)} gets a gradient before the "
+        raise Impossible(f"Parameter {gradient.name} on {who(shards)} gets a gradient before the "
                          "last one was dropped: call the optimizer's zero_grad() after its step.")
 
 
@@ -58,7 +59,7 @@ def refuse_moved(shards) -> None:
         for parameter, view in zip(shard.layout.tensors, shard.layout.views(shard.weights)):
             if parameter.data_ptr() != view.data_ptr() or parameter.shape != view.shape:
                 name = next(each.name for each in shards.gradients if each.home is parameter)
-                raise Impossible(f"Parameter {name} on rank {who(shards)} has other memory or another "
+                raise Impossible(f"Parameter {name} on {who(shards)} has other memory or another "
                                  "shape than when its pieces were made: change the module before.")
 
 
@@ -66,7 +67,7 @@ def refuse_written(shards) -> None:
     """A gradient that may be on its way was changed, or made, by somebody else."""
     for each in shards.gradients:
         if not (each.used or each.home.grad is None or each.home.grad is each.gone):
-            raise Impossible(f"Parameter {each.name} on rank {who(shards)} has a gradient that no "
+            raise Impossible(f"Parameter {each.name} on {who(shards)} has a gradient that no "
                              "backward brought, as a master of MixedPrecision has: prepare(model, "
                              "masters=False), and give model.parameters(), of which ZeRO keeps "
                              "masters in parts.")
@@ -78,16 +79,17 @@ class Gone(Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        raise Impossible("The gradient of a parameter was used after it had left for the ranks' "
-                         "pieces: clip by the optimizer's clip_grad_norm_(), and drop gradients "
-                         "by its zero_grad().")
+        what = next(each.what for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+        raise Impossible(f"The gradient of parameter {what} was used after it had left for the "
+                         "ranks' pieces: clip by the optimizer's clip_grad_norm_(), and drop "
+                         "gradients by its zero_grad().")
 
     __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
 
 
 def refuse_scaler(optimizer) -> None:
     if hasattr(optimizer, "found_inf"):  # which torch's GradScaler sets while it steps
-        raise Impossible(f"torch's GradScaler on rank {who(optimizer.shards)} sees the part of this rank "
+        raise Impossible(f"torch's GradScaler on {who(optimizer.shards)} sees the part of this rank "
                          "alone, so ranks would skip different steps: take a "
                          "DynamicLossScaler(group=...).")
 
@@ -109,7 +111,3 @@ def refuse_no_sync(stage: int) -> None:
     if stage == 2:
         raise Impossible("Stage 2 keeps no gradients of others, so it has none to add up: leave "
                          "no_sync() out, or take stage 1.")
-
-
-def who(shards) -> int:
-    return shards.group.world_rank(shards.group.rank)
