@@ -1,7 +1,6 @@
 """What data parallel ranks cannot average, or would average wrongly: refused on every rank in one
 sentence, before anything hangs."""
 
-from itertools import zip_longest
 from zlib import crc32
 
 from torch import nn
@@ -10,7 +9,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape, as_bytes
-from . import by_ranks, who
+from . import by_ranks, refuse_unlike_modules, who
 from . import refuse as refuse_any
 
 
@@ -34,15 +33,7 @@ def refuse(module: nn.Module, group: Group, bucket_bytes, backwards, strategy) -
                 and len(own & set(map(slices.world_rank, range(slices.size)))) > 1:
             raise Impossible(f"{path} is sliced over ranks that this group has too, and their weights "
                              "are parts, not copies: give the group of the replicas.")
-    lines = [f"buckets of {bucket_bytes} bytes by {strategy}",
-             *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
-               for name, p in parameters.items()),
-             *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers())]
-    if every := group.differing("\n".join(lines)):
-        each = next(row for row in zip_longest(*(text.split("\n") for text in every),
-                                               fillvalue="nothing more") if len(set(row)) > 1)
-        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
-                         "module with the same settings on every rank.")
+    refuse_unlike_modules(module, group, f"buckets of {bucket_bytes} bytes by {strategy}")
 
 
 def refuse_unlike(module: nn.Module, group: Group) -> None:

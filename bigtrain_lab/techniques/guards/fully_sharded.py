@@ -2,7 +2,7 @@
 elsewhere: refused in one sentence."""
 
 from dataclasses import fields, is_dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape
 from ..prepared_model import masters_of
-from . import by_ranks, who
+from . import refuse_unlike_modules, who
 from . import refuse as refuse_any
 from .optimizers import SHARDED, TRIED
 
@@ -45,15 +45,7 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
         (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with stage 1 of ZeRO."),
         (masters_of([module]), "The module's weights have masters or pieces already: wrap a module "
                                "that nothing has prepared, with compute_dtype= the half format."))
-    lines = [f"compute_dtype {compute_dtype}",
-             *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
-               for name, p in parameters.items()),
-             *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers())]
-    if every := group.differing("\n".join(lines), "the modules to shard"):
-        each = next(row for row in zip_longest(*(text.split("\n") for text in every),
-                                               fillvalue="nothing more") if len(set(row)) > 1)
-        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
-                         "module with the same settings on every rank.")
+    refuse_unlike_modules(module, group, f"compute_dtype {compute_dtype}")
 
 
 def refuse_formats(units: list[tuple[list, dict]]) -> None:
