@@ -298,6 +298,21 @@ def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
         torch.autograd.grad(model(x), x, create_graph=True)
 
 
+class Either(nn.ModuleList):
+    def forward(self, x, number):
+        return self[number](x)
+
+
+def test_a_gradient_stays_as_it_is_where_the_next_backward_uses_nothing_of_it():
+    model, x = FullyShardedDataParallel(Either([nn.Linear(4, 4), nn.Linear(4, 4)]), Alone(), allow_unused=True), torch.ones(1, 4)
+    there = []
+    for number in range(2):
+        model(x, number).sum().backward()
+        model.finish_gradient_synchronization()
+        there.append([piece.grad is not None and bool(piece.grad.all()) for piece in model.parameters()])
+    assert there == [[True, True, False, False], [True] * 4]
+
+
 class Position(nn.Module):
     def __init__(self):
         super().__init__()
