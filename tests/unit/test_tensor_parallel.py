@@ -403,6 +403,7 @@ REFUSED = {
     "module hooks": (lambda: sliced(hooked(gpt()), BLOCK, Many(2)), "has hooks or parametrizations"),
     "head width": (lambda: sliced(attention_of(4, 16, 24), {"qkv": "heads"}, Many(2)), "makes 24 features of 16"),
     "a forward of its own": (lambda: sliced(nn.Sequential(Scaled(16, 16)), {"0": "row"}, Many(2)), "this Scaled has a forward of its own"),
+    "an instance's own": (lambda: sliced(patched(nn.Sequential(nn.Linear(16, 16))), {"0": "row"}, Many(2)), "this Linear has a forward of its own"),
     "a table's own": (lambda: sliced(nn.Sequential(Positions(16, 16)), {"0": "vocabulary"}, Many(2)), "Positions has .* take a plain Embedding"),
     "grouped in one": (lambda: sliced(attention_of(8, 32, 64), {"qkv": "heads"}, Many(2)), "makes 64 features of 32.* cut by 'kv heads'"),
     "grouped, wide": (lambda: sliced(attention_of(8, 32, 96, 4), {"qkv": "heads"}, Many(2)), "makes 96 features of 32.* cut by 'kv heads'"),
@@ -414,6 +415,11 @@ REFUSED = {
 def hooked(model):
     model.get_submodule("layers.1.mlp.up").register_forward_hook(lambda *_: None)
     return model
+
+
+def patched(module):
+    module[0].forward = lambda x, plain=module[0].forward: 2 * plain(x)
+    return module
 
 
 class Scaled(nn.Linear):
