@@ -122,8 +122,12 @@ function paintLayer(c, v) {
   c.fillStyle = theme.bg; c.fillRect(0, 0, L.width, L.height);
   c.font = `11px ${theme.font}`; c.textBaseline = "middle"; c.textAlign = "right"; c.fillStyle = theme.ink;
   const tall = L.row + L.gap >= 11;
+  let free = -Infinity;  // from where a name does not meet the one above
   scene.rows.forEach(([rank, lane], i) => {
-    if (tall || rank % 8 === 0) c.fillText(lane === "compute" ? `rank ${rank}` : lane, LEFT - 8, L.rowY(i) + L.row / 2);
+    const y = L.rowY(i) + L.row / 2;
+    if (!tall && (lane !== "compute" || y < free)) return;
+    c.fillText(lane === "compute" ? `rank ${rank}` : lane, LEFT - 8, y);
+    free = y + 11;
   });
   paintAxis(c, v);
   c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom + 1); c.clip();

@@ -56,17 +56,19 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
         if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
     for (number, _, cut), p in ways.items():
-        cause = None
+        fault, error = "", None
         with torch.random.fork_rng([p.device] if p.is_cuda else []):
             try:
-                across = looks_across(optimizer, number, p, cut)
-            except Exception as error:  # whatever a stranger's class raises
-                across, cause = True, error
-        if across:
-            raise Impossible(f"{type(optimizer).__name__} looks across the elements of a tensor, "
-                             "of which a rank has only some: take one that steps each element by "
-                             "itself, such as AdamW, or LAMB or LARS with group= (and pieces="
-                             "lambda p: True over FullyShardedDataParallel).") from cause
+                if looks_across(optimizer, number, p, cut):
+                    fault = "looks across"
+            except Exception as cause:  # whatever a stranger's class raises
+                fault, error = f"could not be tried ({cause}) on", cause
+        if fault:
+            raise Impossible(f"{type(optimizer).__name__} {fault} the elements of a tensor, of "
+                             "which a rank has only some: take one that steps each element by "
+                             "itself, such as AdamW, or that says so by element_wise = True, or "
+                             "LAMB or LARS with group= (and pieces=lambda p: True over "
+                             "FullyShardedDataParallel).") from error
     TRIED[optimizer] = len({id(p) for _, p in every})
 
 
