@@ -92,8 +92,8 @@ def refuse_holes(found, path) -> None:
 def refuse_other(found, owned, apart, optimizers, numbers: list[dict[str, int]],
                  path) -> None:
     here = {name: tuple(each.shape) for name, each in (owned | apart).items()}
-    saved = {name: tuple(each.shape) for name, each in found.manifest["apart"].items()}
-    saved |= found.shapes
+    beside = found.manifest["apart"].items()
+    saved = found.shapes | {name: tuple(each.shape) for name, each in beside}
     for name in dict.fromkeys((*saved, *here)):
         there, own = (shapes.get(name, "missing") for shapes in (saved, here))
         refuse((there != own, f"{path} is of another model, {name} is {there} there and {own} "
