@@ -85,16 +85,17 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
              "tied": recipe.tied, "replicas": recipe.replicas > 1, "slices": recipe.slices > 1,
              "learning_rate": recipe.learning_rate, "precision": masters}
     one = next((name for name, value in given.items() if value), None)
-    refuse_any((order.asynchronous and one, f"{order.name} updates each stage at times of its own, "
-                f"with no gradient of a whole window for {one}: leave {one} out, or take a "
-                "synchronous schedule."))
+    if order.asynchronous and one:
+        raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of "
+                         f"a whole window for {one}: leave {one} out, or take a synchronous "
+                         "schedule.")
     whole = {"clip": recipe.clip, "a loss scale": precision.scaler,
              "the mean of replicas": recipe.replicas > 1}
     needs = next((name for name, value in whole.items() if value), None)
     for rank, steps in enumerate(order.over(1) if needs else ()):
-        refuse_any((backward_after_update(steps, range(order.stages)),
-                    f"{order.name} updates on rank {rank} before its last backward, and {needs} "
-                    "needs the whole gradient: put its updates at the end."))
+        if backward_after_update(steps, range(order.stages)):
+            raise Impossible(f"{order.name} updates on rank {rank} before its last backward, and "
+                             f"{needs} needs the whole gradient: put its updates at the end.")
     last = [recipe.windows[-1][replica::recipe.replicas] for replica in range(recipe.replicas)]
     for rest in {max(1, len(own)) for own in last} - {order.micro_batches}:
         try:
