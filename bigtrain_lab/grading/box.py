@@ -375,6 +375,8 @@ def raised(error: BaseException) -> str:
         return f"Your answer called sys.exit{at}: let it return."
     if isinstance(error, MemoryError) or "allocate memory" in what:
         return f"Your answer needs more than {MEMORY_BYTES / 1e9:.1f} GB{at}."
+    if not own and isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got) ", what):
+        return f"Your answer could not be called as the exercise does ({what.partition(': ')[2]}): take what it names."
     if not own:
         return f"What your answer gave cannot be used ({what})."
     return f"Your answer raised {what}{at}."

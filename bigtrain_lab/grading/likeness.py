@@ -203,8 +203,8 @@ def same(a: Row, b: Row) -> bool:
 
 
 def kind_of(told: str) -> str:
-    """An error's sentence without the answer's line."""
-    return re.sub(r", at your line.*", "", told)
+    """An error's sentence without the answer's line, nor the names that it used for what was missing."""
+    return re.sub(r", at your line.*|(?<=IndexError).*|(?<=object has no attribute).*", "", told)
 
 
 def alike(a, b, near: float) -> bool:

@@ -145,6 +145,8 @@ class DataParallel(Topic):
         ("no_overlap", LATE + "launch in the hook.", but(FULL, "pass")),
         ("one flat bucket", "One bucket of all leaves at the very end: begin a new one when full.",
          but(SPLIT, "> 1e9")),
+        ("elements", "Buckets hold bucket_bytes numbers, and a number has several bytes: add up "
+         "nbytes.", but("q.nbytes", "q.numel()")),
         ("one each", "Each parameter travels alone and pays latency: fill buckets to bucket_bytes.",
          but(SPLIT, "> 0")),
         ("forward order", "The first bucket fills last: take the parameters in reverse.",
@@ -165,6 +167,10 @@ class DataParallel(Topic):
          but("yield\n        self.syncing = True", "yield")),
         ("unused_hangs", "A rank did not use a parameter, and its bucket waits for ever: launch "
          "the rest in finish.", but(REST, "pass")),
+        ("none_fails", "A rank did not use a parameter, so its grad is None: send zeros for it.",
+         but("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for")),
+        ("stays None", "A parameter that this rank did not use keeps None: it gets the others' "
+         "sum too.", but("                p.grad = part", "                if p.grad is not None: p.grad = part")),
         ("bucket_order_by_rank", "Ranks launch buckets as they fill, which is another order on "
          "another rank: keep one.",
          but("in self.buckets[len(self.launched):]:", "in self.buckets:\n"
@@ -180,7 +186,7 @@ class DataParallel(Topic):
         many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
         unequal = [[draw.randint(1, 6) + rank] for rank in range(4)]
         for who, batches, uses, bucket_bytes in (
-                ("2 ranks, 4 samples each", [[4]] * 2, "ab", 600),
+                ("2 ranks, 4 samples each", [[4]] * 2, "ab", 170),
                 ("4 ranks, unequal samples", unequal, "ab", most),
                 (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
                 ("3 ranks, of which one uses one head", [[3]] * 3, "a", 300),

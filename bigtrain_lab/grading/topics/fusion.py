@@ -294,8 +294,8 @@ class FusionTopic(Topic):
 
         yield scene("a chain of two", [("a", "x", True), ("b", "a", True)], ["b"])
         yield scene("a value that is a result too", [("a", "x", True), ("b", "a", True)], ["a", "b"])
-        yield scene("two readers of one input", [("a", "x", True), ("b", "x", True)], ["a", "b"])
         yield scene("one value read twice inside", [("a", "x", True), ("b", "a x", True), ("c", "a b x", True)], ["c"])
+        yield scene("two readers of one input", [("a", "x", True), ("b", "x", True)], ["a", "b"])
         yield scene("two readers of an inner value", [("a", "x", True), ("b", "a", True), ("c", "a y", True), ("d", "b c", True)], ["d"])
         yield scene("a reduction at the end", [("a", "x", True), ("b", "a", True), ("s", "b", False)], ["s"])
         yield scene("a result that a reduction reads", [("a", "x", True), ("s", "a", False)], ["a", "s"])

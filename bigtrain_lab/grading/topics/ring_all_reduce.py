@@ -117,6 +117,9 @@ class RingAllReduce(Topic):
          but(ROUNDS + PASS, f"():\n        {PASS}")),
         ("a round more", "There is a round too many: N - 1 rounds a phase are enough.",
          but(ROUNDS + SEND, f"range(size):\n        {SEND}")),
+        *((f"a round short, {which}", "There is a round too few: each phase needs N - 1 rounds.",
+           but(rounds, rounds.replace("size - 1", "size - 2"))) for which, rounds in (
+               ("first", ROUNDS + SEND), ("second", ROUNDS + PASS), ("both", ROUNDS))),
         ("to itself", "A rank alone has nobody to talk to: with N = 1 send nothing.",
          but(ROUNDS + SEND, f"range(max(1, size - 1)):\n        {SEND}")),
         ("of four", "Your ring has another size than the group: take group.size.",
@@ -125,7 +128,8 @@ class RingAllReduce(Topic):
          but(SEND, f"{SEND}; group.isend(1 * chunks[0], after, 'x'); group.recv(before, 'x')")),
         ("returns another", "You return another tensor: return the one given, with the sum in it.",
          but(RETURN, "return tensor.clone()")),
-        ("few chunks", "There can be fewer numbers than ranks: let some chunks be empty.",
+        ("few chunks", "tensor.chunk(N) can make fewer than N chunks: take tensor_split, "
+         "of which some are empty.",
          but(CUT, "tensor.chunk(size)")),
         ("odd ranks receive first", "Ranks take turns, so there are more rounds: isend does not "
          "wait, so let all send, then receive.", but(

@@ -18,7 +18,7 @@ from ..likeness import Scene, Topic, Wrong
 from ..ranks import Ranks
 
 NEAR = 1e-12
-NORMS_OF = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0}  # 10 lies between
+NORMS_OF = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0, "small": 0.3}  # 10 lies between
 RIGHT = """
 import torch
 
@@ -180,6 +180,9 @@ class SlicedLamb(Topic):
         ("not_clipped", "|x| above 10 counts in full: phi(z) is at most 10.", but("min(x_norm, 10.0)", "x_norm")),
         ("ratio_clipped", "The ratio is at most 10: it is |x| that phi cuts off there.",
          but("min(x_norm, 10.0) / u_norm", "min(x_norm / u_norm, torch.tensor(10.0))")),
+        *((f"{x} by u, below {top}", "The ratio itself is cut off: phi bounds |x| alone, by 10.",
+           but("min(x_norm, 10.0) / u_norm", f"min({x} / u_norm, {top})"))
+          for top in (1.0, 2.0, 5.0) for x in ("min(x_norm, 10.0)", "x_norm")),
         ("gradient_norm", "|u| is the gradient's norm, as in LARS: take that of Adam's step.", but("u.square()", "g.square()")),
         ("no_root", "m is divided by v: divide by the root of v.", but("(v / c2).sqrt()", "(v / c2)")),
         ("eps_in_root", "eps is inside the root: add it after.", but("(v / c2).sqrt() + self.eps", "(v / c2 + self.eps).sqrt()")),
@@ -194,6 +197,9 @@ class SlicedLamb(Topic):
         ("decay_outside_norm", "|u| lacks the decay: it is the norm of all of u.", but("u.square()", "r.square()")),
         ("decay_without_ratio", "The ratio scales Adam's part alone: decay is a part of u.",
          but(U, "u = r", STEP, STEP + "\n            p -= self.lr * self.decay * p")),
+        *((f"decay_without_ratio, {when}", "The ratio scales Adam's part alone: decay is a part of u.",
+           but(U, "u = r", at, at.replace(what, f"p *= 1 - self.lr * self.decay\n            {what}")))
+          for when, at, what in (("before the step", STEP, STEP), ("before the norms", G, "g = "))),
         ("decay_without_rate", "Decay is added whatever the rate is: it is a part of u.", but(U, "u = r + self.decay * p / self.lr")),
         ("forgets", "m is this step's gradient alone: keep b1 of the last m.", but(M, "g")),
         ("v_sums", "v adds up: keep b2 of the last v only.", but(V, "v + (1 - self.b2) * g**2")),
@@ -244,7 +250,7 @@ class SlicedLamb(Topic):
                 yield Scene(who, lambda: show(run()), NEAR)
 
         decay, many, both = draw.choice((0.02, 0.1, 0.3)), draw.choice((3, 4)), (Training.weights, Training.traffic)
-        yield from plays("one rank, one step, no decay", 1, ("rows", "large"))
+        yield from plays("one rank, one step, no decay", 1, ("rows", "large", "small"))
         yield from plays("one rank, one step", 1, ("rows", "norm"), 1, decay)
         yield from plays("one rank, three steps", 1, ("rows", "norm"), 3, decay)
         yield from plays("one rank, zeros", 1, ("rows", "zeros"), 2, decay)

@@ -95,6 +95,7 @@ MLP, LOSS = (RIGHT[RIGHT.index(first):RIGHT.index(last) + len(last)] for first, 
     ("        x = Copy", "drop(y + b, 0)\n"), ("        width =", ".mean()\n")))
 GELU, DROP, Y = "x @ self.own(A, 1) + self.own(a)", "hidden = drop(hidden, 1 + self.rank)", "hidden @ self.own(B)"
 TOP, BACK = 'self.group.all_reduce(logits.detach().amax(-1), "max")', "return gradient, None"
+SUBTRACTED = "        logits = logits - top[..., None]\n"
 SUMMED, FOUND, TOTAL = "ctx.group.all_reduce(gradient.clone())", "found * mine", "logits.exp().sum(-1)"
 JOIN = """
         parts = torch.zeros(self.size, *{0}.shape, dtype={0}.dtype)
@@ -176,15 +177,19 @@ class TensorSlicing(Topic):
          but(TOP, "logits.detach().amax(-1)")),
         ("no_max", "A large logit overflows: subtract the largest of all ranks before exp.",
          but(TOP, "0 * logits.detach().amax(-1)")),
+        ("max_unused", "A large logit overflows: subtract the largest of all ranks before exp.",
+         but(SUBTRACTED, "")),
         ("sums_maxima", "The maxima are added up, so exponentials vanish: all-reduce them with max.",
          but('"max"', '"sum"')),
         ("means_maxima", "The maxima are averaged, so an exponential overflows: all-reduce them with max.",
          but('"max"', '"mean"')),
         ("one_max", "One maximum for all tokens: a token of small logits underflows, so take each token's own.",
          but("logits.detach().amax(-1)", "logits.detach().amax().expand(targets.shape).clone()")),
-        ("local_ids", "Targets are ids of the whole vocabulary: subtract the first id of your slice.",
+        ("local_ids", "Targets are ids of the whole vocabulary: only the rank whose slice has one adds its logit.",
          but(" - self.rank * width", " % width")),
         ("no_mask", "Every rank adds a logit for each target: only the one that has the id adds.", but(FOUND, "found")),
+        ("ids_beyond", "Targets of other ranks have no place in your slice: clamp the place, and mask what it found.",
+         but("place.clamp(0, width - 1)", "place")),
         ("off_by_one", "A slice's first id is nobody's: count it in.", but("(place >= 0)", "(place > 0)")),
         ("unshifted", "The target's logit lacks the maximum that you subtracted elsewhere: subtract it from both.",
          but(FOUND, "(found + top) * mine")),
@@ -203,13 +208,13 @@ class TensorSlicing(Topic):
     @staticmethod
     def probe(answer, draw):
         for played, runs in ((mlp, ((2, 0), (4, 0), (3, 0), (draw.choice((2, 3, 4)), 0.3), (1, 0))),
-                             (loss, ((2, 0), (4, 0), (3, 2000), (1, 0)))):
+                             (loss, ((2, 0), (4, 0), (1, 2000), (3, 2000), (1, 0)))):
             for t, more in runs:
                 of = t, more, draw.choice((13, 17, 19)), draw.choice((12, 24)), draw.randrange(2**31)
                 run = cache(lambda of=of, played=played: played(answer, *of))
                 who = f"the {played.__name__} on {t} rank{'s' * (t > 1)}"
                 who += "" if not more else ", dropout" if played is mlp else ", large logits"
-                for shown in (*[Sliced.masks] * (played is mlp), *[Sliced.outputs, Sliced.gradients] * (more != 0.3),
+                for shown in (*[Sliced.outputs, Sliced.gradients] * (more != 0.3), *[Sliced.masks] * (played is mlp),
                               *[Sliced.traffic] * (t > 1), Sliced.unlike):
                     yield Scene(who, lambda shown=shown, run=run: shown(run()), NEAR)
 

@@ -301,6 +301,9 @@ class ZeroThree(Topic):
          but(WHOLE, IN_ROOMS, INIT, INIT + ROOMS)),
         ("two_ahead", "Three layers are alive, since two are gathered ahead: gather one ahead.",
          but(NEXT, NEXT + "        self.launch(2 * following - i)\n", text=LANE)),
+        ("three_ahead", "Four layers are alive, since three are gathered ahead: gather one ahead.",
+         but(NEXT, NEXT + "        self.launch(2 * following - i)\n        self.launch(3 * following - 2 * i)\n",
+             text=LANE)),
         ("wrong_neighbour",
          "The backward gathers the next layer ahead, which it has done with: the one before "
          "comes next.", but("self.whole(i, i - 1)", "self.whole(i, i + 1)", text=LANE)),
@@ -333,8 +336,8 @@ class ZeroThree(Topic):
         for who, ranks, layers, widths, shows, of in (
                 ("2 ranks, 2 layers", 2, 2, (6, 8), right, {"steps": 2}),
                 ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), right, {}),
-                ("2 ranks, 4 layers", 2, 4, (6, 7), every, {"lanes_first": True}),
                 ("4 ranks, 5 layers", 4, 5, (6, 7), every, {"lanes_first": True}),
+                ("2 ranks, 4 layers", 2, 4, (6, 7), every, {"lanes_first": True}),
                 ("3 ranks, a layer of one number", 3, 4, (5, 7), every, {"small": 1}),
                 ("1 rank", 1, 3, (5, 6), right, {})):
             width, seed = draw.choice(widths), draw.randrange(2**31)
