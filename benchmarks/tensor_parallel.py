@@ -22,7 +22,7 @@ from .measure import row
 
 SIZES = [(GPTConfig(layers=1, width=width, heads=width // 64, sequence=64), samples) for width, samples in ((256, 2), (256, 4), (512, 4))]
 TURNS, RATE = 25, 1e-3
-SMALLEST = {"SIZES": [(GPTConfig(layers=1, width=64, heads=2, sequence=4), 1)], "TURNS": 1}
+SMALLEST = {"SIZES": [(GPTConfig(layers=1, width=64, heads=4, sequence=4), 1)], "TURNS": 1}
 
 
 def block(config):
