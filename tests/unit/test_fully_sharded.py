@@ -437,8 +437,14 @@ class Tied(nn.Sequential):
         return nn.functional.linear(super().forward(x), self[1].weight)
 
 
-def test_a_weight_outside_its_unit_s_forward_is_refused_and_a_larger_unit_helps():
-    model = Tied(nn.Linear(3, 3), nn.Linear(3, 3))
+class Turned(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) @ self[1].weight.mT
+
+
+@pytest.mark.parametrize("kind", [Tied, Turned])
+def test_a_weight_outside_its_unit_s_forward_is_refused_and_a_larger_unit_helps(kind):
+    model = kind(nn.Linear(3, 3), nn.Linear(3, 3))
     with pytest.raises(Impossible, match="^1.weight on rank 0 is used outside the forward of its unit, where it is empty: call the module"):
         FullyShardedDataParallel(copy.deepcopy(model), Alone())(torch.ones(1, 3))
     x = torch.ones(1, 3)

@@ -294,7 +294,8 @@ def test_what_a_function_returned_wrongly_is_told_with_its_place(name, value):
 
 
 def test_an_optimizer_s_rate_is_a_number_and_its_parameters_are_those_given():
-    for made in (lambda weights: torch.optim.SGD(weights, NAN), lambda weights: torch.optim.SGD([*weights, OTHER], 0.1)):
+    for made in (lambda weights: torch.optim.SGD(weights, NAN), lambda weights: torch.optim.SGD(weights, torch.tensor(NAN)),
+                 lambda weights: torch.optim.SGD(weights, 0.1, weight_decay=NAN), lambda weights: torch.optim.SGD([*weights, OTHER], 0.1)):
         with pytest.raises(Impossible, match="of no other parameters than it is given, at a finite rate"):
             here(replace(PLAIN, optimizer=made))
 

@@ -407,6 +407,8 @@ REFUSED = {
     "a table's own": (lambda: sliced(nn.Sequential(Positions(16, 16)), {"0": "vocabulary"}, Many(2)), "Positions has .* take a plain Embedding"),
     "grouped in one": (lambda: sliced(attention_of(8, 32, 64), {"qkv": "heads"}, Many(2)), "makes 64 features of 32.* cut by 'kv heads'"),
     "grouped, wide": (lambda: sliced(attention_of(8, 32, 96, 4), {"qkv": "heads"}, Many(2)), "makes 96 features of 32.* cut by 'kv heads'"),
+    "grouped, as wide": (lambda: sliced(attention_of(4, 16, 16, 2), {"qkv": "heads"}, Many(2)), "queries alone, and nothing beside it"),
+    "a gate of its own": (lambda: sliced(nn.Sequential(Gated(16, 16)), {"0": "column"}, Many(2)), "this Gated has a gain and a gate of its own"),
     "replicas": (lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)), "parts, not copies: give the group of the replicas"),
     "shape": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)), "when it is whole: load"),
 }
@@ -425,6 +427,12 @@ def patched(module):
 class Scaled(nn.Linear):
     def forward(self, x):
         return 3 * super().forward(x)
+
+
+class Gated(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.gain, self.gate = 1.5, nn.Parameter(torch.ones(1))
 
 
 def attention_of(heads: int, width: int, features: int, kv_heads: int | None = None):

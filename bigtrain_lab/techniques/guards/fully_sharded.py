@@ -136,7 +136,9 @@ class Watch(TorchFunctionMode):
         given = {id(each) for each in tree_leaves((args, kwargs))}
         empty = [name for unit in self.model.units if not unit.there
                  for name, p in zip(unit.names, unit.parameters) if id(p) in given]
-        refuse_any((empty and function.__name__ not in ("__get__", "__set__"),  # as of p.device
+        asked = getattr(getattr(function, "__self__", None), "__name__", None)  # p.device, p.T
+        reads = function.__name__ in ("__get__", "__set__") and asked not in ("T", "mT", "H", "mH")
+        refuse_any((empty and not reads,
                     f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
                     "unit, where it is empty: call the module that has it, or name in units= one "
                     "whose forward uses it."))

@@ -170,9 +170,11 @@ def optimizer(recipe, weights: Sequence):
     made = recipe.optimizer(weights)
     groups = getattr(made, "param_groups", [{"params": [None]}])
     fits = {p for group in groups for p in group["params"]} <= set(weights)
-    rates = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]
-    return require(fits and all(map(finite, rates)), recipe.optimizer, "optimizer", made,
-                   "a torch optimizer of no other parameters than it is given, at a finite rate")
+    rates = [group["lr"] for group in groups if isinstance(group.get("lr"), (float, Tensor))]
+    nan = any(isinstance(each, float) and isnan(each) for group in groups for each in group.values())
+    return require(fits and not nan and all(map(finite, rates)), recipe.optimizer, "optimizer", made,
+                   "a torch optimizer of no other parameters than it is given, at a finite rate and "
+                   "without a nan")
 
 
 def output(recipe, stage: nn.Module, x, *context):

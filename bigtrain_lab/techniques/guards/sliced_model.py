@@ -59,6 +59,7 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
          "the sequence is cut first: name the module that adds the positions as 'sequence'."))
     for path, way in ways.items():
         refuse_way(module, path, way, group, sequence)
+        refuse_alone(module, path, ways)
     for path, part in module.named_modules():
         refuse_any(
             (isinstance(part, nn.Dropout) and part.p and group.size > 1,
@@ -109,9 +110,9 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
              or whole._backward_hooks or whole._backward_pre_hooks,
              f"{cut}, and it has hooks or parametrizations, which its slices "
              "would not have: add them to the sliced model."),
-            (type(whole).forward is not kind.forward or "forward" in vars(whole),
-             f"{cut}, and this {type(whole).__name__} has a forward of its own, which its slices would "
-             f"not run: take a plain {kind.__name__}, with what is added in a module around it."))
+            (own := own_names(whole, kind),
+             f"{cut}, and this {type(whole).__name__} has a {own} of its own, which its slices would "
+             f"not have: take a plain {kind.__name__}, with what is added in a module around it."))
     if way.endswith("heads"):
         heads = getattr(parent, field := way.replace(" ", "_"), None)
         refuse_any((not isinstance(heads, int), f"{cut}, and {type(parent).__name__} does not say "
@@ -130,6 +131,27 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
                 "in_features" if way.endswith("row") else "out_features")
         what = f"{'The vocabulary' if way == 'vocabulary' else size} of {path}"
         refuse_uneven(what, getattr(whole, size), group.size)
+
+
+def own_names(whole: nn.Module, kind: type) -> str:
+    """What a layer has that a plain one has not."""
+    plain = kind(1, 1, device="meta")
+    methods = [name for name in ("forward", "__call__")
+               if getattr(type(whole), name) is not getattr(kind, name)]
+    held = [*vars(whole), *whole._parameters, *whole._buffers, *whole._modules]
+    return " and a ".join(methods + [name for name in held if not hasattr(plain, name)
+                                     or name in ("forward", "__call__")])
+
+
+def refuse_alone(module: nn.Module, path: str, ways: Mapping[str, str]) -> None:
+    """As many features as inputs are queries; or queries with fewer keys and values side by side."""
+    whole, above = module.get_submodule(path), path.rpartition(".")[0]
+    beside = [other for other, way in ways.items() if way.endswith("heads") and other != path
+              and other.rpartition(".")[0] == above]
+    if ways[path] == "heads" and whole.out_features == whole.in_features and not beside:
+        raise Impossible(f"The plan cuts {path} by 'heads', which are queries alone, and nothing "
+                         "beside it: take a Linear for the queries and one for keys and values, "
+                         "and cut both.")
 
 
 def refuse_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], cut: Mapping,

@@ -81,8 +81,8 @@ class Gone(Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         what = next(each.what for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
         raise Impossible(f"The gradient of parameter {what} was used after it had left for the "
-                         "ranks' pieces: clip by the optimizer's clip_grad_norm_(), and drop "
-                         "gradients by its zero_grad().")
+                         "ranks' pieces: read it in the optimizer's param_groups, clip by its "
+                         "clip_grad_norm_(), and drop it by its zero_grad().")
 
     __tensor_flatten__ = staticmethod(lambda: ([], None))  # it has no bytes of its own
 
