@@ -334,7 +334,7 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         else:
             loss = recipe.loss(output, targets)
         first = number == 0 and all(loss is None for loss in pipeline.losses)
-        guard.refuse_loss(recipe, loss, first)
+        guard.refuse_loss(recipe, loss, output if first else None)
         rank.log("loss", loss.item())
         return loss
 

@@ -283,8 +283,9 @@ class FullyShardedDataParallel(nn.Module):
         self._take()
         self._discard()
         self.order.end()
-        unused = {name for unit in self.units for name in unit.unused()}
+        unused = [name for unit in self.units for name in unit.unused()]
         guard.refuse_unused(self, unused)
+        unused = set(unused)
         if self.allow_unused:
             by_rank = self.group.differing("\n".join(sorted(unused)), "the unused parameters")
             unused.intersection_update(*(text.split("\n") for text in by_rank))

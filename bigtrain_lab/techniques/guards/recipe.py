@@ -183,10 +183,11 @@ def output(recipe, stage: nn.Module, x, *context):
     return require(fits, recipe.recompute, "recompute", result, "the stage's output")
 
 
-def refuse_loss(recipe, loss, first: bool) -> None:
-    """A loss that is no scalar, or is nan `first`, where no training has made it so."""
+def refuse_loss(recipe, loss, output) -> None:
+    """A loss that is no scalar, or nan of a finite `output`, which is that of the first sample."""
     name = "sliced_loss" if recipe.slices > 1 else "loss"
     scalar = isinstance(loss, Tensor) and loss.numel() == 1
-    wrong = scalar and first and not loss.is_meta and isnan(loss.item())
+    wrong = (scalar and isinstance(output, Tensor) and not loss.is_meta and isnan(loss.item())
+             and output.isfinite().all())
     require(scalar and not wrong, getattr(recipe, name), name, loss, "a scalar tensor with its "
             "graph, which is no nan before the first update: look for one in data, too")
