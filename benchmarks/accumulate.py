@@ -23,7 +23,7 @@ T1 = GPTConfig(layers=4, width=128, heads=4, sequence=128)
 WIDE = ((1, 16), (1, 32), (1, 64), (2, 128))  # sequences and their length: 16, 32, 64 and 256 tokens
 NEAR = ((2, 96), (2, 101), (2, 107), (2, 112))
 STEPS, DRAWS = 300, 9
-SMALLEST = dict(steps=1, draws=1, rounds=1)
+SMALLEST = dict(T1=GPTConfig(layers=1, width=8, heads=1, sequence=128), steps=1, draws=1, rounds=1)
 
 
 def rows(steps: int = STEPS, draws: int = DRAWS, rounds: int = 5):

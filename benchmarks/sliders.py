@@ -21,7 +21,7 @@ from .measure import row
 CACHES = one_device.dried, pipeline.run_slice, staleness.layer_run, chains.gpt_weights, chains.mlp_weights
 LABS = ()  # all
 ROUNDS = 2  # every move is made twice: the second time its shapes are known
-SMALLEST = {"ROUNDS": 1, "LABS": ("memory",)}
+SMALLEST = {"ROUNDS": 1, "LABS": ("combined",)}
 
 
 def seconds(asked: Experiment, player: Player) -> float:
@@ -41,36 +41,40 @@ def misses() -> int:
     return sum(cache.cache_info().misses for cache in CACHES)
 
 
-def moves(first: Experiment):
+def moves(first: Experiment, refused: dict[str, str]):
+    """Each setting's next values. Those that the lab refuses are skipped and noted, with its sentence."""
     for name, knob in first.knobs().items():
         if name in first.idle_settings(first.model_dump()) or name in ("text", "seed", "hardware") or name.startswith("fault"):
             continue
         menu = knob.menu()
         for value in menu or nearby(knob, type(first).model_fields[name].annotation, getattr(first, name))[:2]:
             try:
-                yield name, first.replace(**{name: value})
-            except Impossible:
-                pass
+                yield f"{name} {value}", first.replace(**{name: value})
+            except Impossible as error:
+                refused[f"{name} {value}"] = str(error)
 
 
 def rows():
     found = []
     for name in LABS or Experiment.all():
-        first, player, known, new = Experiment.named(name)(), Player(), [], []
+        first, player, known, new, refused = Experiment.named(name)(), Player(), [], [], {}
         seconds(first, player)
         for _ in range(ROUNDS):
-            for moved, asked in moves(first):
+            for move, asked in moves(first, refused):
                 before = misses()
                 try:
                     took = 1000 * seconds(asked, player)
                 except Impossible as error:
-                    print(f"{name}, {moved} {getattr(asked, moved)} is refused: {error}", flush=True)
+                    refused[move] = str(error)
                     continue
                 (new if misses() > before else known).append(took)
         for what, times, most in (("shapes known", known, 150), ("shapes new", new, 400)):
             if times:
                 times.sort()
                 found.append(row(f"{name}, {what}: 95th percentile of {len(times)} moves", times[min(len(times) - 1, int(0.95 * len(times)))], "ms", at_most=most))
+        if refused:
+            told = " ".join(f"{move}: {sentence}" for move, sentence in refused.items()).replace("|", "/")
+            found.append(row(f"{name}, moves that the lab refuses, not timed: {told}", len(refused), "moves"))
     return [*found, *first_time()]
 
 
