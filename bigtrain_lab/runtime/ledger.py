@@ -209,8 +209,7 @@ class Ledger:
                 self._held = now
             self.looked = self._wall()
             for storage, kind, name in moved:
-                balance.name(storage, name)
-                self._rename(storage, kind)
+                self._rename(storage, kind, name)
                 if storage.counted:
                     balance.change(storage, (storage.kind, storage.counted[1]), self.looked)
         finally:
@@ -237,15 +236,14 @@ class Ledger:
         """It is found declared: at once, for all that has happened since the last look too, unless it was of another declared kind."""
         if storage.declared and storage.declared != kind:
             moved.append((storage, kind, name))  # from one to another: from now on
-        elif not storage.declared:
-            self._rename(storage, kind)
-        if storage.declared == kind:
-            self._balance.name(storage, name)
+        else:
+            self._rename(storage, kind, name)
         if storage.counted and storage.declared == kind != storage.counted[0]:
             self._balance.change(storage, (kind, storage.counted[1]), self.looked)
 
-    def _rename(self, storage: Storage, kind: str) -> None:
-        """Its declared kind ("": its own again), and with it the running sum, of which kinds APART are no part."""
+    def _rename(self, storage: Storage, kind: str, name: str) -> None:
+        """Its declared kind ("": its own again) and name, and with it the running sum, of which kinds APART are no part."""
+        self._balance.name(storage, name)
         was_apart, storage.declared = storage.kind in APART, kind
         if self._seen.known.get(storage.key) is storage:
             self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))
@@ -260,8 +258,7 @@ class Ledger:
         for part in owned.plain(gradient):
             known = self._seen.known.get(part.untyped_storage()._cdata)
             if known is not None and not known.declared:
-                self._balance.name(known, f"{name} gradient")
-                self._rename(known, "gradients")
+                self._rename(known, "gradients", f"{name} gradient")
                 self._held.add(known)
 
     def _update_begins(self) -> None:
