@@ -3,8 +3,8 @@
     total(t) = sum over kinds of level(t, kind);    peak = max over t of total(t)
 
 A change says: from now on this storage has so many bytes of that kind (or is gone). Who was alive at the peak is known at
-any later time from an undo log: for each storage that has changed since the peak, what it was at the peak. A new peak
-empties the log, so a rise costs nothing and memory stays that of what is alive.
+any later time from an undo log: for each storage that has changed since the peak, what it was at the peak, and what it was
+called then. A new peak empties the log, so a rise costs nothing and memory stays that of what is alive.
 """
 
 from collections import defaultdict
@@ -26,6 +26,7 @@ class Balance:
         self.highest: dict[str, int] = defaultdict(int)  # kind -> the most that there ever was
         self.total = self.peak_bytes = self.peak_wall = self.set_up_bytes = 0
         self._since: dict[object, tuple | None] = {}  # storage -> what it was at the peak
+        self.names: dict[object, object] = {}  # storage -> its name at the peak, if it has another since
         self._told: list[tuple] | None = None
         self.before: dict[str, int] = {}  # levels when `listen` was called
 
@@ -48,9 +49,10 @@ class Balance:
                 self.total += size
         if self.total > self.peak_bytes:
             self.peak_bytes, self.peak_wall = self.total, wall
-            self._since.clear()
+            self._forget()
         elif state is None and self._since.get(storage, self) is None:
             del self._since[storage]  # it came and went since the peak
+            self.names.pop(storage, None)
         else:
             self._since.setdefault(storage, before)
         if self._told is not None:
@@ -62,7 +64,17 @@ class Balance:
     def steps_begin(self, wall: int) -> None:
         """Set-up is over: its peak is told apart, and the peak is of steps from now on."""
         self.set_up_bytes, self.peak_bytes, self.peak_wall = self.peak_bytes, self.total, wall
+        self._forget()
+
+    def _forget(self) -> None:
         self._since.clear()
+        self.names.clear()
+
+    def name(self, storage, name: str) -> None:
+        """It is called so from now on ("": as it was)."""
+        if name and name != storage.maker:
+            self.names.setdefault(storage, storage.maker)
+            storage.maker = name
 
     def at_peak(self, alive) -> list[tuple[object, str, int]]:
         """(storage, kind, bytes) of all that the peak was made of, of `alive` now and of those that are gone since."""

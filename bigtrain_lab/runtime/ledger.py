@@ -105,10 +105,10 @@ class Ledger:
     def at_peak(self) -> list[Alive]:
         """All that was alive when the most was held, the largest first; `start` is that moment on the wall clock (ns)."""
         balance = self._settled()
-        return self._told(balance.at_peak(list(self._seen.known.values())), balance.peak_wall)
+        return self._told(balance.at_peak(list(self._seen.known.values())), balance.peak_wall, balance.names)
 
-    def _told(self, rows: list[tuple[Storage, str, int]], wall: int) -> list[Alive]:
-        alive = [Alive(self._rank or 0, "compute", kind, words(s.maker), wall, count, tuple(s.shape),
+    def _told(self, rows: list[tuple[Storage, str, int]], wall: int, names: dict) -> list[Alive]:
+        alive = [Alive(self._rank or 0, "compute", kind, words(names.get(s, s.maker)), wall, count, tuple(s.shape),
                        str(s.dtype).removeprefix("torch."), s.module, s.made) for s, kind, count in rows]
         if self._allocated and alive:
             alive = self._allocated.told(dict(zip((s.address for s, _, _ in rows), alive)), alive[0])
@@ -179,7 +179,7 @@ class Ledger:
         if self._limit is not None and more > 0 and storage.kind not in APART and self._seen.total + more > self._limit:
             levels = self._levels()
             held = [(s, s.kind, s.bytes + more * (s is storage)) for s in list(self._seen.known.values()) if s.kind not in APART]
-            self.refused = self._told(held, self._wall())
+            self.refused = self._told(held, self._wall(), {})
             raise out_of_memory(self._limit, levels, rank=self._rank, action=storage.made, asked_bytes=more, name=words(storage.maker),
                                 module=storage.module, relief=self._relief)
         self.refused = []
@@ -205,11 +205,11 @@ class Ledger:
                 balance.change(storage, None if count is None else (storage.declared or own, count), wall)
             if look:
                 now = {storage for storage, _, _ in declared} | (set() if ended else self._held)
-                moved += [(storage, "") for storage in self._held - now]
+                moved += [(storage, "", "") for storage in self._held - now]
                 self._held = now
             self.looked = self._wall()
-            for storage, kind in moved:
-                self._rename(storage, kind)
+            for storage, kind, name in moved:
+                self._rename(storage, kind, name)
                 if storage.counted:
                     balance.change(storage, (storage.kind, storage.counted[1]), self.looked)
         finally:
@@ -224,7 +224,7 @@ class Ledger:
                 storage = part.untyped_storage()
                 known = self._seen.known.get(storage._cdata)
                 if known is None and self._seen.counts(storage):
-                    known = self._seen.record(storage, part, kind)
+                    known = self._seen.record(storage, part, name or kind)
                     known.declared, known.bytes = kind, storage.nbytes()
                     self._seen.total += known.bytes * (kind not in APART)
                     self._balance.change(known, (kind, known.bytes), self.looked)
@@ -234,16 +234,16 @@ class Ledger:
 
     def _declare(self, storage: Storage, kind: str, name: str, moved: list) -> None:
         """It is found declared: at once, for all that has happened since the last look too, unless it was of another declared kind."""
-        storage.maker = name or storage.maker
         if storage.declared and storage.declared != kind:
-            moved.append((storage, kind))  # from one to another: from now on
-        elif not storage.declared:
-            self._rename(storage, kind)
+            moved.append((storage, kind, name))  # from one to another: from now on
+        else:
+            self._rename(storage, kind, name)
         if storage.counted and storage.declared == kind != storage.counted[0]:
             self._balance.change(storage, (kind, storage.counted[1]), self.looked)
 
-    def _rename(self, storage: Storage, kind: str) -> None:
-        """Its declared kind ("": its own again), and with it the running sum, of which kinds APART are no part."""
+    def _rename(self, storage: Storage, kind: str, name: str) -> None:
+        """Its declared kind ("": its own again) and name, and with it the running sum, of which kinds APART are no part."""
+        self._balance.name(storage, name)
         was_apart, storage.declared = storage.kind in APART, kind
         if self._seen.known.get(storage.key) is storage:
             self._seen.total += storage.bytes * (was_apart - (storage.kind in APART))
@@ -258,8 +258,7 @@ class Ledger:
         for part in owned.plain(gradient):
             known = self._seen.known.get(part.untyped_storage()._cdata)
             if known is not None and not known.declared:
-                known.maker = f"{name} gradient"
-                self._rename(known, "gradients")
+                self._rename(known, "gradients", f"{name} gradient")
                 self._held.add(known)
 
     def _update_begins(self) -> None:

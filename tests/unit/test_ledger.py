@@ -821,6 +821,25 @@ def test_what_came_and_went_since_the_peak_is_forgotten():
     assert len(balance._since) == 1 and balance.at_peak([first]) == [(first, "a", 10)]
 
 
+@pytest.mark.parametrize("kind", ["stashed", "weights"])
+def test_the_peak_keeps_the_names_of_its_moment(kind):
+    """What is alive then may be called something else when its list is written, which is at no fixed moment."""
+    weight, holdings = torch.zeros(10), {"stashed": {}}
+    ledger = Ledger()
+    ledger.holdings = lambda: holdings
+    with ledger:
+        holdings["stashed"]["w"] = weight
+        high = torch.zeros(100)
+        at_once = ledger.at_peak()
+        del high
+        holdings[kind] = {"w, version 3": weight}
+        holdings["stashed"].pop("w", None)
+        assert [a.name for a in at_once] == ["zeros", "w"] and ledger.at_peak() == at_once
+        higher = torch.zeros(200)
+        assert {a.name for a in ledger.at_peak()} == {"zeros", "w, version 3"} and not ledger._balance.names
+    del higher
+
+
 def test_few_rows_keep_the_sum():
     with Ledger() as ledger:
         kept = [torch.zeros(n) for n in range(1, 50)]
