@@ -242,7 +242,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
                       facts=lambda: self.facts, fault=self.misfortune,
                       informed=lambda facts: self.replace(facts=facts).program,
                       capacity_bytes=lambda: self.capacity_bytes, relief=self.relief,
-                      needed_bytes=self.needed_bytes, **options)
+                      needed_bytes=self.needed_bytes, least_bytes=self.least_bytes, **options)
+
+    def least_bytes(self) -> list[int]:
+        """Of each rank's peak, without a prediction; empty where a prediction is as fast."""
+        return []
 
     def needed_bytes(self) -> list[int]:
         """What each rank would hold at its peak, as predicted of two steps: Adam's state is there after one."""

@@ -75,6 +75,14 @@ class Sharded(Layered):
 
     # -- what a rank holds -------------------------------------------------------------------------
 
+    def least_bytes(self) -> list[int]:
+        """Its weights and one micro-batch's activations, which it holds when that one's last
+        forward ends; of one layer of each kind, without a dry run of each rank."""
+        copies, least = self.replicas if self.sharded == 3 else 1, [0] * self.pipeline
+        for at, each in enumerate(self.stage_bytes if self.sharded else []):
+            least[self.order.rank_of(at, 0)] += each.weights // copies + each.activations
+        return [least[self.place(rank)] for rank in range(self.ranks)]
+
     def dry(self, rank: int, steps: int = 0) -> DryRun:
         """A rank's whole training without values, of at most two steps: the first, and one like all
         others. `steps`: another number of them. Slices of a layer hold alike."""

@@ -50,7 +50,8 @@ def out_of_memory(capacity_bytes: int, held: Mapping[str, int], *, rank: int | N
                        + (f". {relief}" if relief else f": {remedy}."))
 
 
-def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], devices: Sequence[str], relief: str = "") -> None:
+def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], devices: Sequence[str], relief: str = "",
+                         how: str = "") -> None:
     """Impossible where the ranks of this machine would hold more bytes of its memory than it has
     available.
 
@@ -58,10 +59,11 @@ def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], device
     hosts     the machines of the run, this one first, with their "ranks"; none: all ranks are here.
               The memory of others is not seen from here
     devices   each rank's: what is on a GPU takes none of the machine's memory
+    how       "at least " where the peak is higher
     """
     ours = [rank for rank in (hosts[0]["ranks"] if hosts else range(len(needed))) if devices[rank] == "cpu"]
     together, available = sum(needed[rank] for rank in ours), available_bytes()
     if together > available:
         who = f"The {len(ours)} ranks{' on this machine' if len(hosts) > 1 else ''} would hold" if len(ours) > 1 else "The rank would hold"
-        raise Impossible(f"{who} {size(together)} of memory at the peak, and this machine has {size(available, together)} available: "
+        raise Impossible(f"{who} {how}{size(together)} of memory at the peak, and this machine has {size(available, together)} available: "
                          f"take fewer or narrower layers, or less in a batch, or close other programs. {relief}".rstrip())

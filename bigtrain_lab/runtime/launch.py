@@ -45,7 +45,7 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
            steps: int = 1, directory=None, seed: int = 0, clock: bool = True, record: bool = True,
            stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
            informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "",
-           needed_bytes=None, ledger: bool = False) -> Run:
+           needed_bytes=None, least_bytes=None, ledger: bool = False) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -66,11 +66,12 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     relief     what would need less memory, a sentence; such a failure ends with it
     needed_bytes  the predicted peak of each rank: no rank is started where those of this machine
                   need more than it has available
+    least_bytes   a smaller number that is found sooner: where these are too many, the peak is not asked for
     ledger     count every storage that an operator returns or autograd saves (ledger.py), not only at actions (meter.py): slower
 
     Under torchrun the program runs here, as the rank that torchrun says, and launch returns when it is
     done. Each rank runs its own program, whose code must be the same on all. Cost, facts and directory
-    are rank 0's, and travel as values. `cost`, `facts`, `watts`, `capacity_bytes` and `needed_bytes`
+    are rank 0's, and travel as values. `cost`, `facts`, `watts`, `capacity_bytes`, `needed_bytes`, `least_bytes`
     may be functions: of all ranks of torchrun, only rank 0 calls them.
     Impossible where the arguments cannot be, the directory cannot be written, or, without torchrun, the
     program cannot travel.
@@ -102,8 +103,9 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
 
     def settle(hosts: list[dict], devices: Devices) -> Callable[[], Job]:
         """All that is asked for only once it is needed; then what makes the run's directory."""
-        if needed := needed_bytes() if callable(needed_bytes) else needed_bytes:
-            refuse_beyond_memory(needed, hosts, devices.of, relief)
+        for bytes_of, how in ((least_bytes, "at least "), (needed_bytes, "")):
+            if needed := bytes_of() if callable(bytes_of) else bytes_of:
+                refuse_beyond_memory(needed, hosts, devices.of, relief, how)
         found = cost() if callable(cost) and clock else cost
         priced = Cost.of(found) if clock and found is not None else None
         priced = fault.priced(priced) if fault and priced else priced

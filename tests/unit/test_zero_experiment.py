@@ -9,6 +9,7 @@ from bigtrain_lab import figures
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Memory, Span, Transfer
 from bigtrain_lab.core.peak import over_step, peak, readings
+from bigtrain_lab.experiments import sharded
 from bigtrain_lab.experiments.zero import Zero
 from bigtrain_lab.models.theory import FLOAT32, zero_bytes, zero_sent_bytes
 from bigtrain_lab.runtime import RankFailed
@@ -105,6 +106,23 @@ def test_a_model_that_no_device_holds_trains_on_four_at_stage_3(tmp_path):
     with pytest.raises(RankFailed, match=re.escape("runs out of memory at ")):
         run.wait()
     assert "A higher stage (1) or more ranks (replicas)" in run.diagnosis
+
+
+def test_what_no_machine_holds_is_refused_without_a_dry_run(monkeypatch, tmp_path):
+    """By the activations of one layer of each kind; a rank's dry run takes seconds."""
+    monkeypatch.setattr(sharded, "dry_run", lambda *_, **__: pytest.fail("a dry run"))
+    ends = {name: knob.high for name, knob in Zero.knobs().items()
+            if name in ("stage", "replicas", "micro_batches", "layers", "width", "heads", "vocabulary", "sequence", "rows")}
+    with pytest.raises(Impossible, match=r"^The 8 ranks would hold at least 2.495 TB of memory at the peak, .*: take fewer or narrower layers"):
+        Zero(**ends).run(directory=tmp_path / "run")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("settings", [{}, dict(precision="bf16", steps=1), dict(recompute=True), dict(micro_batches=2, clip=0.5)])
+def test_what_is_refused_early_is_no_more_than_the_peak(stage, settings):
+    asked = Zero(stage=stage, replicas=2, **SMALL | settings)
+    least, needed = asked.least_bytes(), asked.needed_bytes()
+    assert all(0 < less <= most for less, most in zip(least, needed, strict=True))
 
 
 def test_what_it_says_and_shows():
