@@ -17,6 +17,7 @@ from .tensor_parallel import refuse_uneven
 
 TABLE = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")  # of an nn.Embedding
 ALONE = ("split row", "column gather")
+PLAIN = {kind: kind(1, 1, device="meta") for kind in (nn.Linear, nn.Embedding)}
 WAYS = ("column", "row", "heads", "kv heads", "vocabulary", "sequence", *ALONE)
 
 
@@ -135,11 +136,10 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
 
 def own_names(whole: nn.Module, kind: type) -> str:
     """What a layer has that a plain one has not."""
-    plain = kind(1, 1, device="meta")
     methods = [name for name in ("forward", "__call__")
                if getattr(type(whole), name) is not getattr(kind, name)]
     held = [*vars(whole), *whole._parameters, *whole._buffers, *whole._modules]
-    return " and a ".join(methods + [name for name in held if not hasattr(plain, name)
+    return " and a ".join(methods + [name for name in held if not hasattr(PLAIN[kind], name)
                                      or name in ("forward", "__call__")])
 
 
