@@ -107,7 +107,7 @@ def test_a_schedule_a_collective_and_two_experiments_in_new_files(tmp_path):
     printed = done.stdout.splitlines()
     assert printed[:1] == [RIGHT], done.stdout + done.stderr
     assert all(name in done.stdout for name in ("last-first", "right-sum", "wrong-sum"))
-    assert "rank 1: sum is off by" in done.stdout and printed[-1].startswith("1 failed, 1 passed"), done.stdout
+    assert "rank 1: sum is off by" in done.stdout and printed[-1].startswith("1 failed, 3 passed"), done.stdout
 
 
 SCRIPT = '''
