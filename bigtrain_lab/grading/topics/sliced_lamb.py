@@ -182,7 +182,7 @@ class SlicedLamb(Topic):
          but("min(x_norm, 10.0) / u_norm", "min(x_norm / u_norm, torch.tensor(10.0))")),
         *((f"{x} by u, below {top}", "The ratio itself is cut off: phi bounds |x| alone, by 10.",
            but("min(x_norm, 10.0) / u_norm", f"min({x} / u_norm, {top})"))
-          for top in (1.0, 2.0, 5.0) for x in ("min(x_norm, 10.0)", "x_norm")),
+          for top in (1.0, 2.0) for x in ("min(x_norm, 10.0)", "x_norm")),
         ("gradient_norm", "|u| is the gradient's norm, as in LARS: take that of Adam's step.", but("u.square()", "g.square()")),
         ("no_root", "m is divided by v: divide by the root of v.", but("(v / c2).sqrt()", "(v / c2)")),
         ("eps_in_root", "eps is inside the root: add it after.", but("(v / c2).sqrt() + self.eps", "(v / c2 + self.eps).sqrt()")),
