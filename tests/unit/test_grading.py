@@ -112,8 +112,8 @@ def test_an_error_is_told_with_the_student_s_line():
     assert told("y = x\nreturn y / 0")[0] == "Your answer raised ZeroDivisionError: division by zero, at your line 3."
     assert told("return 2 * y") == ["There is no y: use x.", "Your answer raised NameError: name 'y' is not defined, at your line 2.",
                                     told("return 2 * y")[2]]
-    assert Double.findings(typed("def answer(): return 1"), 1)[0] == "Your answer could not be called as the exercise does " \
-        "(answer() takes 0 positional arguments but 1 was given): take what it names."
+    assert TOPICS["timing"].findings(typed("def answer(): return 1"), 1)[0] == "Your answer could not be called as the exercise does " \
+        "(answer() takes 0 positional arguments but 4 were given): take what it names."
     assert told("import sys\nsys.exit(0)")[0] == "Your answer called sys.exit, at your line 3: let it return."
     assert told("import ctypes\nctypes.string_at(0)")[0].startswith("Your answer ended the process that it ran in, by SIGSEGV: it was at your line 3")
     assert told("import os\nos._exit(0)")[0].startswith("Your answer ended the process that it ran in, with exit code 0.")
