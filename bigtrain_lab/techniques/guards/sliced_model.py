@@ -138,9 +138,9 @@ def own_names(whole: nn.Module, kind: type) -> str:
     """What a layer has that a plain one has not."""
     methods = [name for name in ("forward", "__call__")
                if getattr(type(whole), name) is not getattr(kind, name)]
-    held = [*vars(whole), *whole._parameters, *whole._buffers, *whole._modules]
-    return " and a ".join(methods + [name for name in held if not hasattr(PLAIN[kind], name)
-                                     or name in ("forward", "__call__")])
+    found, plain = ([*vars(layer), *layer._parameters, *layer._buffers, *layer._modules]
+                    for layer in (whole, PLAIN[kind]))
+    return " and a ".join(methods + [name for name in found if name not in plain])
 
 
 def refuse_alone(module: nn.Module, path: str, ways: Mapping[str, str]) -> None:
