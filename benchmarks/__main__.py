@@ -9,7 +9,11 @@ from pathlib import Path
 
 from .measure import write
 
-NAMES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "__main__", "measure"))
+NAMES = sorted(
+    p.stem
+    for p in Path(__file__).parent.glob("*.py")
+    if p.stem not in ("__init__", "__main__", "measure")
+)
 
 
 def main(chosen: list[str]) -> None:
@@ -25,7 +29,14 @@ def main(chosen: list[str]) -> None:
             continue
         sizes = getattr(module, "SMALLEST", {})
         vars(module).update({key: value for key, value in sizes.items() if key.isupper()})
-        print(name, len([*module.rows(**{key: value for key, value in sizes.items() if not key.isupper()})]), "rows", flush=True)
+        print(
+            name,
+            len(
+                [*module.rows(**{key: value for key, value in sizes.items() if not key.isupper()})]
+            ),
+            "rows",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -65,15 +65,28 @@ def frames(lab: Lab) -> list[float]:
 def rows() -> list[dict]:
     browser_path = find_browser()
     if browser_path is None:
-        raise SystemExit("There is no Chromium to measure in: install your system's `chromium` package or set BROWSER_PATH.")
-    with tempfile.TemporaryDirectory() as folder, lab_server(Path(folder)) as server, chromium(browser_path) as browser:
+        raise SystemExit(
+            "There is no Chromium to measure in: install your system's `chromium` package or set BROWSER_PATH."
+        )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lab_server(Path(folder)) as server,
+        chromium(browser_path) as browser,
+    ):
         found = []
         for measure in (delays, frames):
             lab = Lab(browser, *server)
             found.append(sorted(measure(lab)))
             lab.close()
     slow, fps = found
-    return [row("slider to redrawn prediction at 8 x 32, median", slow[len(slow) // 2], "ms"),
-            row("slider to redrawn prediction at 8 x 32, 95th percentile", slow[int(0.95 * len(slow))], "ms", at_most=150),
-            row(f"player at {SPANS} spans, median", fps[len(fps) // 2], "frames/s", at_least=30),
-            row(f"player at {SPANS} spans, lowest half second", fps[0], "frames/s", at_least=30)]
+    return [
+        row("slider to redrawn prediction at 8 x 32, median", slow[len(slow) // 2], "ms"),
+        row(
+            "slider to redrawn prediction at 8 x 32, 95th percentile",
+            slow[int(0.95 * len(slow))],
+            "ms",
+            at_most=150,
+        ),
+        row(f"player at {SPANS} spans, median", fps[len(fps) // 2], "frames/s", at_least=30),
+        row(f"player at {SPANS} spans, lowest half second", fps[0], "frames/s", at_least=30),
+    ]

@@ -24,10 +24,27 @@ def rows():
                 modelled, predicted = run.wait(), asked.predict()
                 off = max(relative_errors(run.result, asked.reference()).values())
                 wrong = run_differs(asked, run) + run.replicas
-            if wrong or predicted.step_time != modelled.step_time or predicted.where(Memory).events != modelled.where(Memory).events:
+            if (
+                wrong
+                or predicted.step_time != modelled.step_time
+                or predicted.where(Memory).events != modelled.where(Memory).events
+            ):
                 sys.exit(f"{product}: {wrong or 'not as predicted'}")
             worst = max(worst, off)
-            print(f"{product}: {modelled.step_time * 1e3:.3f} ms as predicted, off by {off:.1e}", flush=True)
-            lines.append(row(f"{product}: step, predicted = modelled", modelled.step_time * 1e3, "ms"))
-    return [row("products and schedules that are as predicted, event for event", len(lines), "runs", at_least=20),
-            row("weights and losses, furthest from one process", worst, "relative", at_most=1e-9), *lines]
+            print(
+                f"{product}: {modelled.step_time * 1e3:.3f} ms as predicted, off by {off:.1e}",
+                flush=True,
+            )
+            lines.append(
+                row(f"{product}: step, predicted = modelled", modelled.step_time * 1e3, "ms")
+            )
+    return [
+        row(
+            "products and schedules that are as predicted, event for event",
+            len(lines),
+            "runs",
+            at_least=20,
+        ),
+        row("weights and losses, furthest from one process", worst, "relative", at_most=1e-9),
+        *lines,
+    ]

@@ -27,5 +27,9 @@ def rows():
     print(table())
     made = Counter(map(verdict, pairs()))
     exact = made.pop("equal"), made.pop("refused")
-    return [row("pairs equal to one process bit for bit", exact[0], "pairs"), row("pairs equal to rounding", sum(made.values()), "pairs"),
-            row("pairs refused in a sentence", exact[1], "pairs"), row("time of all on two ranks", took, "s")]
+    return [
+        row("pairs equal to one process bit for bit", exact[0], "pairs"),
+        row("pairs equal to rounding", sum(made.values()), "pairs"),
+        row("pairs refused in a sentence", exact[1], "pairs"),
+        row("time of all on two ranks", took, "s"),
+    ]

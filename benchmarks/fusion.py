@@ -1,6 +1,6 @@
 """Our compiler against eager and against torch's inductor, on the GELU of lesson 15 and on larger graphs.
 
-    python -m benchmarks fusion        one thread, about 4 minutes; inductor needs a C++ compiler, and is left out without
+python -m benchmarks fusion        one thread, about 4 minutes; inductor needs a C++ compiler, and is left out without
 """
 
 import shutil
@@ -79,9 +79,17 @@ def forward():
     yield row("ours over eager", taken["ours"] / taken["eager"], "", at_most=0.3)
     for name in ("ours", *PEERS):
         yield row(f"first call, {name}", first[name], "s")
-        yield row(f"calls until {name} has earned its first call", (first[name] - taken["eager"]) / (taken["eager"] - taken[name]) + 1, "calls")
+        yield row(
+            f"calls until {name} has earned its first call",
+            (first[name] - taken["eager"]) / (taken["eager"] - taken[name]) + 1,
+            "calls",
+        )
     for k, each in edge.items():
-        yield row(f"ours, blocks of 2^{k} elements, over the block chosen", each / edge[BLOCK.bit_length() - 1], "")
+        yield row(
+            f"ours, blocks of 2^{k} elements, over the block chosen",
+            each / edge[BLOCK.bit_length() - 1],
+            "",
+        )
 
 
 def both():
@@ -93,7 +101,9 @@ def both():
     taken = cpu_seconds(contenders, 5)
     for peer in PEERS:
         yield row(f"forward and backward, ours over {peer}", taken["ours"] / taken[peer], "")
-    yield row("forward and backward, ours over eager", taken["ours"] / taken["eager"], "", at_most=0.3)
+    yield row(
+        "forward and backward, ours over eager", taken["ours"] / taken["eager"], "", at_most=0.3
+    )
 
 
 def searched():
@@ -102,9 +112,16 @@ def searched():
     found = [moved_bytes(*graph, best_groups(*graph)) for graph in graphs]
     taken = time.perf_counter() - start
     apart = sum(one != fewest(*graph) for graph, one in zip(graphs, found))
-    yield row(f"of {len(graphs)} random graphs of up to 10 pointwise operators, those not at the brute-force minimum", apart, "", at_most=0)
+    yield row(
+        f"of {len(graphs)} random graphs of up to 10 pointwise operators, those not at the brute-force minimum",
+        apart,
+        "",
+        at_most=0,
+    )
     yield row("grouping such a graph", taken / len(graphs) * 1e3, "ms")
     large = drawn(0, 500)
     start = time.perf_counter()
     best_groups(*large)
-    yield row("grouping a random graph of 500 pointwise operators", time.perf_counter() - start, "s")
+    yield row(
+        "grouping a random graph of 500 pointwise operators", time.perf_counter() - start, "s"
+    )

@@ -24,9 +24,19 @@ from .measure import row
 
 KILLS, RANKS, SEED = 20, 3, 0
 SETTLED_S, IMPORTING_S = 5.0, 10.0
-LONGEST_S = {"rank": 1.0, "server": 5.0, "launcher": 6.0}  # the kill comes within so long of the victim's first moment
-NAMED = {"rank": ("was killed by signal 9",), "server": ("server that ranks are forked from has ended", "server that it is forked from has ended"),
-         "launcher": ("Whatever started this run ended before its ranks did",)}
+LONGEST_S = {
+    "rank": 1.0,
+    "server": 5.0,
+    "launcher": 6.0,
+}  # the kill comes within so long of the victim's first moment
+NAMED = {
+    "rank": ("was killed by signal 9",),
+    "server": (
+        "server that ranks are forked from has ended",
+        "server that it is forked from has ended",
+    ),
+    "launcher": ("Whatever started this run ended before its ranks did",),
+}
 LAUNCH = "from benchmarks.kills import {0}; {0}({1!r}, {2!r})"
 SMALLEST = {"KILLS": 1}
 
@@ -67,10 +77,24 @@ def victims(kind: str, folder: str) -> None:
         except (RankFailed, TimeoutError) as error:
             told = str(error)
         took_s = time.monotonic() - began
-        kept = {os.getpid(), resource_tracker._resource_tracker._pid, *([server] if kind == "rank" else [])}
+        kept = {
+            os.getpid(),
+            resource_tracker._resource_tracker._pid,
+            *([server] if kind == "rank" else []),
+        }
         left = settle(os.getpid(), kept, IMPORTING_S)
-        print(json.dumps({"told": told.splitlines()[0], "took_s": took_s, "left_s": left, "state": Run.open(run.directory).state,
-                          "after_s": after_s}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "told": told.splitlines()[0],
+                    "took_s": took_s,
+                    "left_s": left,
+                    "state": Run.open(run.directory).state,
+                    "after_s": after_s,
+                }
+            ),
+            flush=True,
+        )
 
 
 def launcher(folder: str, number: int) -> None:
@@ -90,7 +114,13 @@ def normal(folder: str, number: int) -> None:
 
 def started(text: str, temporary: str) -> subprocess.Popen:
     environment = {**os.environ, "TMPDIR": temporary}
-    return subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def session(leader: int) -> set[int]:
@@ -127,8 +157,13 @@ def killed_launchers(folder: str, temporary: str):
         process.wait()
         left, place = settle(process.pid, set(), IMPORTING_S), Path(folder) / f"launcher-{number}"
         run = Run.open(place) if (place / "settings.json").exists() else None
-        yield {"told": run.diagnosis if run else "killed before there was a run", "took_s": 0.0, "left_s": left, "after_s": after_s,
-               "state": run.state if run else "stopped"}
+        yield {
+            "told": run.diagnosis if run else "killed before there was a run",
+            "took_s": 0.0,
+            "left_s": left,
+            "after_s": after_s,
+            "state": run.state if run else "stopped",
+        }
 
 
 def rows():
@@ -141,20 +176,61 @@ def rows():
                 process = started(LAUNCH.format("victims", kind, folder), temporary)
                 found = [json.loads(line) for line in process.stdout]
                 process.wait()
-            named = Counter("named" if any(words in each["told"] for words in NAMED[kind]) else each["told"] for each in found)
+            named = Counter(
+                "named" if any(words in each["told"] for words in NAMED[kind]) else each["told"]
+                for each in found
+            )
             for told, count in named.items():
                 if told != "named":
                     print(f"{kind}: {count} times: {told}", flush=True)
             none = named["killed before there was a run"]
             what = f"{KILLS} kills of the {kind}" if kind != "rank" else f"{KILLS} kills of a rank"
-            table.append(row(f"{what}: runs whose end names the cause" + (f" ({none} more were killed before there was a run)" if none else ""),
-                             named["named"], "", at_least=KILLS - none))
+            table.append(
+                row(
+                    f"{what}: runs whose end names the cause"
+                    + (f" ({none} more were killed before there was a run)" if none else ""),
+                    named["named"],
+                    "",
+                    at_least=KILLS - none,
+                )
+            )
             if kind != "launcher":  # whoever opens the run later is told
-                table.append(row(f"{what}: seconds until the cause is told, at most", max(each["took_s"] for each in found), "s", at_most=10))
-            table.append(row(f"{what}: seconds until no process is left, at most", max(each["left_s"] for each in found), "s",
-                             at_most=SETTLED_S if kind == "rank" else IMPORTING_S))
-            table.append(row(f"{what}: directories that say \"running\"", sum(each["state"] == "running" for each in found), "", at_most=0))
+                table.append(
+                    row(
+                        f"{what}: seconds until the cause is told, at most",
+                        max(each["took_s"] for each in found),
+                        "s",
+                        at_most=10,
+                    )
+                )
+            table.append(
+                row(
+                    f"{what}: seconds until no process is left, at most",
+                    max(each["left_s"] for each in found),
+                    "s",
+                    at_most=SETTLED_S if kind == "rank" else IMPORTING_S,
+                )
+            )
+            table.append(
+                row(
+                    f'{what}: directories that say "running"',
+                    sum(each["state"] == "running" for each in found),
+                    "",
+                    at_most=0,
+                )
+            )
         started(LAUNCH.format("normal", folder, 0), temporary).wait()
-        left = [path.name for path in Path(temporary).iterdir() if path.name.startswith(("bigtrain-", "pymp-"))]
-        table.append(row("folders of killed launchers that are left after the next one", len(left), "", at_most=0))
+        left = [
+            path.name
+            for path in Path(temporary).iterdir()
+            if path.name.startswith(("bigtrain-", "pymp-"))
+        ]
+        table.append(
+            row(
+                "folders of killed launchers that are left after the next one",
+                len(left),
+                "",
+                at_most=0,
+            )
+        )
     return table

@@ -29,7 +29,12 @@ from bigtrain_lab.runtime import Rank
 
 from .measure import row
 
-BASES = {"momentum": (3e-3, 1e-2, 3e-2, 1e-1), "adam": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "lars": (0.3, 1, 3, 10), "lamb": (1e-3, 2e-3, 4e-3, 8e-3)}
+BASES = {
+    "momentum": (3e-3, 1e-2, 3e-2, 1e-1),
+    "adam": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
+    "lars": (0.3, 1, 3, 10),
+    "lamb": (1e-3, 2e-3, 4e-3, 8e-3),
+}
 SCALING = {"momentum": "linear"}  # else the square root
 BATCHES, TARGET = (512, 2048, 4096, 8192), 0.9
 SEEDS, TUNED_ON = (0, 1, 2, 3), (100, 101, 102)
@@ -54,7 +59,9 @@ def trained(settings: dict) -> tuple[float, int | None]:
     lab, rank = LargeBatch(at_once=8192, **settings), Noted()
     train(lab.recipe, rank, Looks(lab, rank))
     accuracy = rank.found[ACCURACY]
-    return accuracy[-1], next((update for update, value in zip(lab.evaluated, accuracy) if value >= TARGET), None)
+    return accuracy[-1], next(
+        (update for update, value in zip(lab.evaluated, accuracy) if value >= TARGET), None
+    )
 
 
 class UntilTarget(Looks):
@@ -80,29 +87,68 @@ def rows(*settings, **others) -> list[dict]:
     return [*measured(*settings, **others)]
 
 
-def measured(bases=BASES, batches=BATCHES, seeds=SEEDS, tuned_on=TUNED_ON, samples: int = 2**18, workers: int | None = None):
+def measured(
+    bases=BASES,
+    batches=BATCHES,
+    seeds=SEEDS,
+    tuned_on=TUNED_ON,
+    samples: int = 2**18,
+    workers: int | None = None,
+):
     tried = [(optimizer, rate) for optimizer, rates in bases.items() for rate in rates]
     cells = [*product(batches, bases)]
     with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn")) as pool:
-        counts = pool.map(updates_to_target, (
-            {"samples": samples, "optimizer": name, "learning_rate": rate, "seed": seed} for name, rate in tried for seed in tuned_on))
+        counts = pool.map(
+            updates_to_target,
+            (
+                {"samples": samples, "optimizer": name, "learning_rate": rate, "seed": seed}
+                for name, rate in tried
+                for seed in tuned_on
+            ),
+        )
         updates = {each: mean(next(counts) for _ in tuned_on) for each in tried}
-        chosen = {name: min(rates, key=lambda rate, name=name: updates[name, rate]) for name, rates in bases.items()}
+        chosen = {
+            name: min(rates, key=lambda rate, name=name: updates[name, rate])
+            for name, rates in bases.items()
+        }
         for (name, rate), count in updates.items():
-            yield row(f"tuning at batch 32, {name}, base {rate:g}{' (chosen)' * (rate == chosen[name])}: updates to {TARGET:.0%}, mean", count, "")
-        found = pool.map(trained, (
-            {"samples": samples, "optimizer": name, "learning_rate": chosen[name], "scaling": SCALING.get(name, "square-root"), "batch": batch, "seed": seed}
-            for batch, name in cells for seed in seeds))
+            yield row(
+                f"tuning at batch 32, {name}, base {rate:g}{' (chosen)' * (rate == chosen[name])}: updates to {TARGET:.0%}, mean",
+                count,
+                "",
+            )
+        found = pool.map(
+            trained,
+            (
+                {
+                    "samples": samples,
+                    "optimizer": name,
+                    "learning_rate": chosen[name],
+                    "scaling": SCALING.get(name, "square-root"),
+                    "batch": batch,
+                    "seed": seed,
+                }
+                for batch, name in cells
+                for seed in seeds
+            ),
+        )
         for batch, name in cells:
             yield from cell_rows(batch, name, [next(found) for _ in seeds])
 
 
 def cell_rows(batch: int, name: str, runs: list[tuple]):
-    values, reached = sorted(100 * accuracy for accuracy, _ in runs), [each for _, each in runs if each]
+    values, reached = (
+        sorted(100 * accuracy for accuracy, _ in runs),
+        [each for _, each in runs if each],
+    )
     told, targets = f"batch {batch:,}, {name}", {}
     if batch == HELD_AT:
         targets = {"lamb": {"at_least": len(runs)}, "adam": {"at_most": 0}}.get(name, {})
-    yield row(f"{told}: accuracy at the end, median; {values[0]:.1f} to {values[-1]:.1f}", median(values), "%")
+    yield row(
+        f"{told}: accuracy at the end, median; {values[0]:.1f} to {values[-1]:.1f}",
+        median(values),
+        "%",
+    )
     yield row(f"{told}: seeds of {len(runs)} that meet {TARGET:.0%}", len(reached), "", **targets)
     if len(reached) == len(runs):
         yield row(f"{told}: updates to {TARGET:.0%}, median", median(reached), "")

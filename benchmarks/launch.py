@@ -21,11 +21,14 @@ def one_step():
         dist.all_reduce(p.grad)
     optimizer.step()
 """
-SCRIPT = STEP + """
+SCRIPT = (
+    STEP
+    + """
 dist.init_process_group("gloo")
 one_step()
 dist.destroy_process_group()
 """
+)
 
 
 def program(rank):
@@ -48,13 +51,24 @@ def torchrun():
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "step.py"
         script.write_text(SCRIPT)
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", "--standalone", script],
-                       check=True, capture_output=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node=4",
+                "--standalone",
+                script,
+            ],
+            check=True,
+            capture_output=True,
+        )
 
 
 def pipeline_step():
     """Four ranks, a real transformer cut into four stages, one training step with Adam."""
     from bigtrain_lab.experiments.pipeline import PipelineExperiment
+
     with tempfile.TemporaryDirectory() as folder:
         PipelineExperiment(steps=1, micro_batches=4).run(directory=Path(folder) / "run").wait()
 
@@ -65,8 +79,17 @@ def rows():
     times = alternating(5, ours=ours, pipeline=pipeline_step, torchrun=torchrun)
     return [
         row("first launch of all, cold", cold, "s"),
-        row("launch of 4 ranks, warm: optimizer built and one step done", times["ours"], "s", at_most=0.3),
+        row(
+            "launch of 4 ranks, warm: optimizer built and one step done",
+            times["ours"],
+            "s",
+            at_most=0.3,
+        ),
         row("the same by torchrun", times["torchrun"], "s"),
         row("torchrun over ours", times["torchrun"] / times["ours"], "times", at_least=10),
-        row("launch of the pipeline lab, 4 ranks, one step of 4 micro-batches", times["pipeline"], "s"),
+        row(
+            "launch of the pipeline lab, 4 ranks, one step of 4 micro-batches",
+            times["pipeline"],
+            "s",
+        ),
     ]

@@ -17,11 +17,18 @@ from bigtrain_lab.runtime import Ledger
 from .measure import row, seconds
 
 SIZES = {  # name -> config, batch, rounds, what the ratio may be
-    "0.1 M weights (2 layers of width 64)": (GPTConfig(layers=2, width=64, heads=4, sequence=32), 4, 61, None),
+    "0.1 M weights (2 layers of width 64)": (
+        GPTConfig(layers=2, width=64, heads=4, sequence=32),
+        4,
+        61,
+        None,
+    ),
     "4 layers of width 128": (GPTConfig(layers=4, width=128, heads=4, sequence=128), 16, 15, 1.5),
     "4 layers of width 512": (GPTConfig(layers=4, width=512, heads=8, sequence=128), 16, 5, 1.1),
 }
-SMALLEST = {"SIZES": {"1 layer of width 8": (GPTConfig(layers=1, width=8, heads=1, sequence=4), 1, 1, None)}}
+SMALLEST = {
+    "SIZES": {"1 layer of width 8": (GPTConfig(layers=1, width=8, heads=1, sequence=4), 1, 1, None)}
+}
 
 
 class Counting(TorchDispatchMode):
@@ -36,7 +43,9 @@ def contenders(config: GPTConfig, batch: int):
     """A step, and what to be inside of while it is timed: nothing, a ledger, torch's tracker."""
     model = GPT(config)
     optimizer = torch.optim.Adam(model.parameters())
-    ids = torch.randint(config.vocabulary, (batch, config.sequence), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        config.vocabulary, (batch, config.sequence), generator=torch.Generator().manual_seed(0)
+    )
 
     def step():
         cross_entropy(model(ids), ids).backward()
@@ -73,10 +82,23 @@ def rows():
             took = alternating(rounds, step, inside)
             extra = took["ledger"] - took["plain"]
             table += [
-                row(f"{name}: a step with the ledger over one without", took["ledger"] / took["plain"], "times", at_most=at_most),
-                row(f"{name}: a step with torch's MemTracker over one without", took["tracker"] / took["plain"], "times"),
+                row(
+                    f"{name}: a step with the ledger over one without",
+                    took["ledger"] / took["plain"],
+                    "times",
+                    at_most=at_most,
+                ),
+                row(
+                    f"{name}: a step with torch's MemTracker over one without",
+                    took["tracker"] / took["plain"],
+                    "times",
+                ),
                 row(f"{name}: a step without", 1000 * took["plain"], "ms"),
-                row(f"{name}: what the ledger adds, each of {counting.operators} operators", 1e6 * extra / counting.operators, "us"),
+                row(
+                    f"{name}: what the ledger adds, each of {counting.operators} operators",
+                    1e6 * extra / counting.operators,
+                    "us",
+                ),
             ]
     finally:
         torch.set_num_threads(threads)

@@ -24,6 +24,13 @@ def rows():
         delays = [time.monotonic() - e.value for e in run.events() if isinstance(e, Scalar)]
         run.wait()
     delays = sorted(delays)
-    return [row("event to notebook, median", 1000 * statistics.median(delays), "ms"),
-            row("event to notebook, 95th percentile", 1000 * delays[int(0.95 * len(delays))], "ms", at_most=200),
-            row("events seen of 400", len(delays), "", at_least=400)]
+    return [
+        row("event to notebook, median", 1000 * statistics.median(delays), "ms"),
+        row(
+            "event to notebook, 95th percentile",
+            1000 * delays[int(0.95 * len(delays))],
+            "ms",
+            at_most=200,
+        ),
+        row("events seen of 400", len(delays), "", at_least=400),
+    ]

@@ -23,7 +23,11 @@ from bigtrain_lab.techniques.pipeline import Pipeline
 
 from .measure import row
 
-THEIRS = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B, "interleaved": pipelining.ScheduleInterleaved1F1B}
+THEIRS = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+}
 CONFIG = GPTConfig(layers=8, width=128, heads=4, sequence=64)
 MICRO_BATCHES, ROWS, ROUNDS, WARM_UP = 8, 2, 15, 3
 SMALLEST = {"ROUNDS": 1, "WARM_UP": 0, "CONFIG": GPTConfig(layers=8, width=8, heads=1, sequence=4)}
@@ -46,24 +50,39 @@ def program(rank, name):
     schedule = Schedule.named(name)(rank.size, MICRO_BATCHES)
     own = [s for s in range(schedule.stages) if schedule.rank_of(s, 0) == rank.index]
     first, last = 0 in own, schedule.stages - 1 in own
-    ids = torch.randint(256, (MICRO_BATCHES * ROWS, CONFIG.sequence + 1), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        256, (MICRO_BATCHES * ROWS, CONFIG.sequence + 1), generator=torch.Generator().manual_seed(0)
+    )
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     parts = split(CONFIG, schedule.stages)
-    stages = {who: [GPTStage(CONFIG, *parts[s]) for s in own] for who in ("ours", "modelled", "theirs", "alone")}
+    stages = {
+        who: [GPTStage(CONFIG, *parts[s]) for s in own]
+        for who in ("ours", "modelled", "theirs", "alone")
+    }
     ours = Pipeline(stages["ours"], schedule, cross_entropy)
     modelled = Pipeline(stages["modelled"], schedule, cross_entropy, rank.group())
     rank.watch(modelled.holdings)
-    wrapped = [pipelining.PipelineStage(m, s, schedule.stages, torch.device("cpu")) for m, s in zip(stages["theirs"], own)]
-    theirs = THEIRS[name](wrapped if name == "interleaved" else wrapped[0], MICRO_BATCHES, cross_entropy)
+    wrapped = [
+        pipelining.PipelineStage(m, s, schedule.stages, torch.device("cpu"))
+        for m, s in zip(stages["theirs"], own)
+    ]
+    theirs = THEIRS[name](
+        wrapped if name == "interleaved" else wrapped[0], MICRO_BATCHES, cross_entropy
+    )
     steps = {
-        "ours": partial(ours.step, inputs, targets), "modelled": partial(modelled.step, inputs, targets),
-        "theirs": partial(theirs.step, *([inputs] if first else []), **({"target": targets} if last else {})),
+        "ours": partial(ours.step, inputs, targets),
+        "modelled": partial(modelled.step, inputs, targets),
+        "theirs": partial(
+            theirs.step, *([inputs] if first else []), **({"target": targets} if last else {})
+        ),
         "alone": partial(work_alone, stages["alone"], first, last, inputs, targets),
     }
     wall, cpu, order = {who: [] for who in steps}, {who: [] for who in steps}, list(steps)
     for turn in range(WARM_UP + ROUNDS):
-        for who in order[turn % len(order):] + order[:turn % len(order)]:  # each goes first in turn
+        for who in (
+            order[turn % len(order) :] + order[: turn % len(order)]
+        ):  # each goes first in turn
             for stage in stages[who]:
                 stage.zero_grad()
             torch.distributed.barrier()
@@ -76,12 +95,16 @@ def program(rank, name):
                 cpu[who].append(spent)
     for a, b in zip(stages["ours"], stages["theirs"]):
         for (parameter, p), (_, q) in zip(a.named_parameters(), b.named_parameters()):
-            assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-4 * q.grad.abs().max()), f"{name}: {parameter} differs"
+            assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-4 * q.grad.abs().max()), (
+                f"{name}: {parameter} differs"
+            )
     of_all = torch.tensor([statistics.median(taken) for taken in cpu.values()])
     torch.distributed.all_reduce(of_all)
     if rank.index:
         return {}
-    return {who: statistics.median(taken) for who, taken in wall.items()} | {f"{who} cpu": n for who, n in zip(cpu, of_all.tolist())}
+    return {who: statistics.median(taken) for who, taken in wall.items()} | {
+        f"{who} cpu": n for who, n in zip(cpu, of_all.tolist())
+    }
 
 
 def rows():
@@ -90,17 +113,39 @@ def rows():
     for ranks in (2, 4):
         for name in THEIRS:
             with tempfile.TemporaryDirectory() as folder:
-                run = launch(partial(program, name=name), ranks=ranks, cost={"F": 1, "B": 2}, directory=Path(folder) / "run",
-                             name="pipelining")
+                run = launch(
+                    partial(program, name=name),
+                    ranks=ranks,
+                    cost={"F": 1, "B": 2},
+                    directory=Path(folder) / "run",
+                    name="pipelining",
+                )
                 run.wait(timeout=300)
                 took = {who: float(seconds) for who, seconds in run.result.items()}
             what = f"{name} on {ranks} ranks: "
             table += [
-                row(f"{what}our step over torch.distributed.pipelining's", took["ours"] / took["theirs"], "times", at_most=1.0),
-                row(f"{what}our CPU time over torch.distributed.pipelining's", took["ours cpu"] / took["theirs cpu"], "times"),
-                row(f"{what}the stages' work alone over torch.distributed.pipelining's step", took["alone"] / took["theirs"], "times"),
+                row(
+                    f"{what}our step over torch.distributed.pipelining's",
+                    took["ours"] / took["theirs"],
+                    "times",
+                    at_most=1.0,
+                ),
+                row(
+                    f"{what}our CPU time over torch.distributed.pipelining's",
+                    took["ours cpu"] / took["theirs cpu"],
+                    "times",
+                ),
+                row(
+                    f"{what}the stages' work alone over torch.distributed.pipelining's step",
+                    took["alone"] / took["theirs"],
+                    "times",
+                ),
                 row(f"{what}our step", 1000 * took["ours"], "ms"),
                 row(f"{what}our CPU time, all ranks", 1000 * took["ours cpu"], "ms"),
-                row(f"{what}what the modelled clock adds to our step", 100 * (took["modelled"] / took["ours"] - 1), "%"),
+                row(
+                    f"{what}what the modelled clock adds to our step",
+                    100 * (took["modelled"] / took["ours"] - 1),
+                    "%",
+                ),
             ]
     return table

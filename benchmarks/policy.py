@@ -31,11 +31,22 @@ def operators(rounds: int = 15):
             for _ in range(OPERATORS):
                 x + x
 
-    times = alternating(rounds, plain=lambda: many(nullcontext()), ours=lambda: many(Policy(torch.bfloat16)),
-                        autocast=lambda: many(torch.autocast("cpu", torch.bfloat16)))
+    times = alternating(
+        rounds,
+        plain=lambda: many(nullcontext()),
+        ours=lambda: many(Policy(torch.bfloat16)),
+        autocast=lambda: many(torch.autocast("cpu", torch.bfloat16)),
+    )
     each = {name: taken / OPERATORS * 1e6 for name, taken in times.items()}
-    return [row("an operator that no table names: ours adds", each["ours"] - each["plain"], "us", at_most=2.5),
-            row("torch.autocast adds", each["autocast"] - each["plain"], "us")]
+    return [
+        row(
+            "an operator that no table names: ours adds",
+            each["ours"] - each["plain"],
+            "us",
+            at_most=2.5,
+        ),
+        row("torch.autocast adds", each["autocast"] - each["plain"], "us"),
+    ]
 
 
 def steps(rounds: int = 21):
@@ -61,13 +72,25 @@ def steps(rounds: int = 21):
         for run in contenders.values():
             run()
         times = alternating(rounds, **contenders)
-        found += [row(f"forward and backward at width {width}: ours over autocast", times["ours"] / times["autocast"], "times", at_most=1.25),
-                  row(f"forward and backward at width {width}: ours over fp32 on this CPU", times["ours"] / times["fp32"], "times")]
+        found += [
+            row(
+                f"forward and backward at width {width}: ours over autocast",
+                times["ours"] / times["autocast"],
+                "times",
+                at_most=1.25,
+            ),
+            row(
+                f"forward and backward at width {width}: ours over fp32 on this CPU",
+                times["ours"] / times["fp32"],
+                "times",
+            ),
+        ]
     return found
 
 
 def scalers(rounds: int = 15):
     """Unscale, look for inf and nan, and update 10 million weights in 40 tensors by SGD. torch's kernel looks and divides in one pass."""
+
     def contender(scaler):
         weights = [torch.nn.Parameter(torch.zeros(500, 500)) for _ in range(40)]
         optimizer = torch.optim.SGD(weights, lr=1e-3)
@@ -78,7 +101,17 @@ def scalers(rounds: int = 15):
         def step():
             scaler.step(optimizer)
             scaler.update()
+
         return step
 
-    times = alternating(rounds, ours=contender(DynamicLossScaler()), torchs=contender(torch.amp.GradScaler("cpu")))
-    return [row("scaler's step on 10 M weights: ours over torch's", times["ours"] / times["torchs"], "times", at_most=2)]
+    times = alternating(
+        rounds, ours=contender(DynamicLossScaler()), torchs=contender(torch.amp.GradScaler("cpu"))
+    )
+    return [
+        row(
+            "scaler's step on 10 M weights: ours over torch's",
+            times["ours"] / times["torchs"],
+            "times",
+            at_most=2,
+        )
+    ]

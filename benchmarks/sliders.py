@@ -18,7 +18,13 @@ from bigtrain_lab.player import Player
 
 from .measure import row
 
-CACHES = one_device.dried, pipeline.run_slice, staleness.layer_run, chains.gpt_weights, chains.mlp_weights
+CACHES = (
+    one_device.dried,
+    pipeline.run_slice,
+    staleness.layer_run,
+    chains.gpt_weights,
+    chains.mlp_weights,
+)
 LABS = ()  # all
 ROUNDS = 2  # every move is made twice: the second time its shapes are known
 SMALLEST = {"ROUNDS": 1, "LABS": ("combined",)}
@@ -44,10 +50,17 @@ def misses() -> int:
 def moves(first: Experiment, refused: dict[str, str]):
     """Each setting's next values. Those that the lab refuses are skipped and noted, with its sentence."""
     for name, knob in first.knobs().items():
-        if name in first.idle_settings(first.model_dump()) or name in ("text", "seed", "hardware") or name.startswith("fault"):
+        if (
+            name in first.idle_settings(first.model_dump())
+            or name in ("text", "seed", "hardware")
+            or name.startswith("fault")
+        ):
             continue
         menu = knob.menu()
-        for value in menu or nearby(knob, type(first).model_fields[name].annotation, getattr(first, name))[:2]:
+        for value in (
+            menu
+            or nearby(knob, type(first).model_fields[name].annotation, getattr(first, name))[:2]
+        ):
             try:
                 yield f"{name} {value}", first.replace(**{name: value})
             except Impossible as error:
@@ -71,10 +84,21 @@ def rows():
         for what, times, most in (("shapes known", known, 150), ("shapes new", new, 400)):
             if times:
                 times.sort()
-                found.append(row(f"{name}, {what}: 95th percentile of {len(times)} moves", times[min(len(times) - 1, int(0.95 * len(times)))], "ms", at_most=most))
+                found.append(
+                    row(
+                        f"{name}, {what}: 95th percentile of {len(times)} moves",
+                        times[min(len(times) - 1, int(0.95 * len(times)))],
+                        "ms",
+                        at_most=most,
+                    )
+                )
         if refused:
-            told = " ".join(f"{move}: {sentence}" for move, sentence in refused.items()).replace("|", "/")
-            found.append(row(f"{name}, moves that the lab refuses, not timed: {told}", len(refused), "moves"))
+            told = " ".join(f"{move}: {sentence}" for move, sentence in refused.items()).replace(
+                "|", "/"
+            )
+            found.append(
+                row(f"{name}, moves that the lab refuses, not timed: {told}", len(refused), "moves")
+            )
     return [*found, *first_time()]
 
 
@@ -87,4 +111,11 @@ def first_time():
         begin = time.process_time()
         lab(layers=layers, width=1024, heads=16, rows=8, sequence=512).dry
         times.append(time.process_time() - begin)
-    return [row("dry run of two steps of 24 layers of width 1,024, CPU time", sorted(times)[1], "s", at_most=0.3)]
+    return [
+        row(
+            "dry run of two steps of 24 layers of width 1,024, CPU time",
+            sorted(times)[1],
+            "s",
+            at_most=0.3,
+        )
+    ]

@@ -18,7 +18,15 @@ from tests.unit.strangers import crafted, damaged, opened
 
 from .measure import row
 
-SMALL = {"ranks": 2, "micro_batches": 2, "layers": 2, "width": 16, "heads": 2, "sequence": 8, "steps": 2}
+SMALL = {
+    "ranks": 2,
+    "micro_batches": 2,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "sequence": 8,
+    "steps": 2,
+}
 COUNT, SECONDS, MB, PATIENCE_S = 200, 2.0, 500, 60
 ROOM_MB = 1000  # of address space: what takes more ends by a MemoryError, and not with this machine
 SMALLEST = {"COUNT": 1}
@@ -40,7 +48,10 @@ def judged(make, number: int, source: Path, folder: Path) -> dict:
             before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
             wrong = opened(place, source, folder)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
-            report.write_text(json.dumps({"wrong": wrong, "seconds": time.process_time() - began, "mb": grown}), encoding="utf-8")
+            report.write_text(
+                json.dumps({"wrong": wrong, "seconds": time.process_time() - began, "mb": grown}),
+                encoding="utf-8",
+            )
         finally:
             os._exit(0)
     until = time.monotonic() + PATIENCE_S
@@ -69,8 +80,25 @@ def rows():
             for each in wrong:
                 print(f"{make.__name__}: {each['what']}: {'; '.join(each['wrong'])}")
             slowest, largest = (max(found, key=lambda each: each[of]) for of in ("seconds", "mb"))
-            table += [row(f"{make.__name__}: directories", COUNT, ""),
-                      row(f"{make.__name__}: neither a clean output nor one sentence", len(wrong), "", at_most=0),
-                      row(f"{make.__name__}: the slowest ({slowest['what']})", slowest["seconds"], "s", at_most=SECONDS),
-                      row(f"{make.__name__}: the largest ({largest['what']})", largest["mb"], "MB", at_most=MB)]
+            table += [
+                row(f"{make.__name__}: directories", COUNT, ""),
+                row(
+                    f"{make.__name__}: neither a clean output nor one sentence",
+                    len(wrong),
+                    "",
+                    at_most=0,
+                ),
+                row(
+                    f"{make.__name__}: the slowest ({slowest['what']})",
+                    slowest["seconds"],
+                    "s",
+                    at_most=SECONDS,
+                ),
+                row(
+                    f"{make.__name__}: the largest ({largest['what']})",
+                    largest["mb"],
+                    "MB",
+                    at_most=MB,
+                ),
+            ]
     return table

@@ -20,7 +20,10 @@ from bigtrain_lab.techniques.sliced_model import sliced, sum_duplicates, whole_s
 from .data_parallel import in_turns, measured
 from .measure import row
 
-SIZES = [(GPTConfig(layers=1, width=width, heads=width // 64, sequence=64), samples) for width, samples in ((256, 2), (256, 4), (512, 4))]
+SIZES = [
+    (GPTConfig(layers=1, width=width, heads=width // 64, sequence=64), samples)
+    for width, samples in ((256, 2), (256, 4), (512, 4))
+]
 TURNS, RATE = 25, 1e-3
 SMALLEST = {"SIZES": [(GPTConfig(layers=1, width=64, heads=4, sequence=4), 1)], "TURNS": 1}
 
@@ -34,9 +37,18 @@ def by_dtensor(config, ranks: int):
     attention = module.layers["1"].attention
     with torch.no_grad():
         for parameter in (attention.qkv.weight, attention.qkv.bias):
-            parameter.copy_(torch.cat([part.chunk(ranks)[r] for r in range(ranks) for part in parameter.chunk(3)]))
+            parameter.copy_(
+                torch.cat(
+                    [part.chunk(ranks)[r] for r in range(ranks) for part in parameter.chunk(3)]
+                )
+            )
     attention.heads //= ranks
-    way = {"attention.qkv": ColwiseParallel(), "attention.out": RowwiseParallel(), "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
+    way = {
+        "attention.qkv": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
     parallelize_module(module.layers["1"], mesh, way)
     return module
 
@@ -45,8 +57,12 @@ def steps(rank, config, samples: int):
     group, ranks = Group.of(dist.new_group()), rank.size
     draw = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(samples, config.sequence, config.width, generator=draw) for _ in range(2))
-    models = {"ours": sliced(block(config), gpt_slices(config), group), "sequence": sliced(block(config), gpt_slices(config), group, True),
-              "DTensor": by_dtensor(config, ranks), "alone": block(config)}
+    models = {
+        "ours": sliced(block(config), gpt_slices(config), group),
+        "sequence": sliced(block(config), gpt_slices(config), group, True),
+        "DTensor": by_dtensor(config, ranks),
+        "alone": block(config),
+    }
 
     def step(who, model, optimizer):
         optimizer.zero_grad()
@@ -58,13 +74,25 @@ def steps(rank, config, samples: int):
             sum_duplicates(model, group)
         optimizer.step()
 
-    took = in_turns(rank, TURNS, {who: partial(step, who, model, torch.optim.SGD(model.parameters(), RATE)) for who, model in models.items()})
+    took = in_turns(
+        rank,
+        TURNS,
+        {
+            who: partial(step, who, model, torch.optim.SGD(model.parameters(), RATE))
+            for who, model in models.items()
+        },
+    )
     for who in ("ours", "sequence"):
         ours = whole_state_dict(models[who], group)
-        assert all(torch.allclose(p, ours[name], rtol=1e-4, atol=1e-5) for name, p in models["alone"].named_parameters()), f"{who} differs"
+        assert all(
+            torch.allclose(p, ours[name], rtol=1e-4, atol=1e-5)
+            for name, p in models["alone"].named_parameters()
+        ), f"{who} differs"
     for name, p in models["DTensor"].named_parameters():
         whole = p.full_tensor() if hasattr(p, "full_tensor") else p
-        assert "qkv" in name or torch.allclose(whole, ours[name], rtol=1e-4, atol=1e-5), f"DTensor's {name} differs"
+        assert "qkv" in name or torch.allclose(whole, ours[name], rtol=1e-4, atol=1e-5), (
+            f"DTensor's {name} differs"
+        )
     return took
 
 
@@ -75,8 +103,19 @@ def rows():
         for ranks in (2, 4):
             took = measured(partial(steps, config=config, samples=samples), ranks)
             what = f"a block of width {config.width}, {samples} x {config.sequence} tokens, on {ranks} ranks: "
-            table += [row(f"{what}our step over DTensor's", took["ours"] / took["DTensor"], "times", at_most=0.9),
-                      row(f"{what}our step with sequence parallelism over without", took["sequence"] / took["ours"], "times"),
-                      row(f"{what}our step over one process'", took["ours"] / took["alone"], "times"),
-                      row(f"{what}DTensor's step", 1000 * took["DTensor"], "ms")]
+            table += [
+                row(
+                    f"{what}our step over DTensor's",
+                    took["ours"] / took["DTensor"],
+                    "times",
+                    at_most=0.9,
+                ),
+                row(
+                    f"{what}our step with sequence parallelism over without",
+                    took["sequence"] / took["ours"],
+                    "times",
+                ),
+                row(f"{what}our step over one process'", took["ours"] / took["alone"], "times"),
+                row(f"{what}DTensor's step", 1000 * took["DTensor"], "ms"),
+            ]
     return table

@@ -21,8 +21,26 @@ from bigtrain_lab.translation import SMALL, Translation
 
 from .measure import row
 
-TRAINED = Translation(pairs=generated(pairs=20_000), learning_rate=noam(64, 200, 0.25), replicas=2, epochs=8, patience=3)
-LARGE = dict(layers=6, width=512, heads=8, vocabulary=32_000, pairs=8000, digits=8, held_out=768, held_out_rows=32, steps=4, evaluate_every=0, workers=2)
+TRAINED = Translation(
+    pairs=generated(pairs=20_000),
+    learning_rate=noam(64, 200, 0.25),
+    replicas=2,
+    epochs=8,
+    patience=3,
+)
+LARGE = dict(
+    layers=6,
+    width=512,
+    heads=8,
+    vocabulary=32_000,
+    pairs=8000,
+    digits=8,
+    held_out=768,
+    held_out_rows=32,
+    steps=4,
+    evaluate_every=0,
+    workers=2,
+)
 
 
 def rows():
@@ -37,13 +55,23 @@ def learnt():
         scores = [event.value for event in trace.where(Scalar, name="BLEU", rank=0)]
         best = scores.index(max(scores))
         spans = trace.spans(0)
-        spent = {name: trace.units(sum(s.end - s.start for s in spans if s.kind in kinds))
-                 for name, kinds in (("training", "FBU"), ("held-out loss", "L"), ("BLEU", "T"))}
+        spent = {
+            name: trace.units(sum(s.end - s.start for s in spans if s.kind in kinds))
+            for name, kinds in (("training", "FBU"), ("held-out loss", "L"), ("BLEU", "T"))
+        }
         ends = [event.start for event in trace.where(Scalar, name="BLEU", rank=0)]
-        return [row("BLEU on held-out numbers and dates, best", max(scores), "", at_least=90), row("evaluations until then", best + 1, ""),
-                row("until then, on two ranks", trace.units(ends[best] - spans[0].start), "s", at_most=300),
-                row("the whole run", trace.makespan, "s"),
-                *(row(f"of it {name}, rank 0", seconds, "s") for name, seconds in spent.items())]
+        return [
+            row("BLEU on held-out numbers and dates, best", max(scores), "", at_least=90),
+            row("evaluations until then", best + 1, ""),
+            row(
+                "until then, on two ranks",
+                trace.units(ends[best] - spans[0].start),
+                "s",
+                at_most=300,
+            ),
+            row("the whole run", trace.makespan, "s"),
+            *(row(f"of it {name}, rank 0", seconds, "s") for name, seconds in spent.items()),
+        ]
 
 
 def one_training():
@@ -55,8 +83,13 @@ def one_training():
             run = lab.run(directory=Path(folder) / "run")
             run.wait()
             batches = lab.training.batches
-            losses = [run.result["loss" if ranks == 1 else f"loss of replica {rank}"] for rank in range(ranks)]
-            words = np.array([[batches.words(n) for n in lab.training.own(rank)] for rank in range(ranks)])
+            losses = [
+                run.result["loss" if ranks == 1 else f"loss of replica {rank}"]
+                for rank in range(ranks)
+            ]
+            words = np.array(
+                [[batches.words(n) for n in lab.training.own(rank)] for rank in range(ranks)]
+            )
             curves[ranks] = (np.array(losses) * words).sum(0) / words.sum(0)
     for ranks in (2, 3):
         off = np.abs(curves[ranks] / curves[1] - 1).max()
@@ -67,12 +100,24 @@ def sped_up():
     for tokens in (6144, 12288, 24576, 49152):
         lab = Translate(batch_tokens=tokens, **LARGE)
         trace = lab.predict()
-        yield row(f"93 M on three RTX 3090, {tokens:,} tokens of an update: the run", trace.makespan, "s")
-        yield row(f"93 M on three RTX 3090, {tokens:,} tokens of an update: speed-up", lab.alone_s / trace.makespan, "times")
+        yield row(
+            f"93 M on three RTX 3090, {tokens:,} tokens of an update: the run", trace.makespan, "s"
+        )
+        yield row(
+            f"93 M on three RTX 3090, {tokens:,} tokens of an update: speed-up",
+            lab.alone_s / trace.makespan,
+            "times",
+        )
     for ranks in (1, 3):
-        lab = Translate(**LARGE | dict(replicas=ranks, batch_tokens=256, steps=2, held_out=3, held_out_rows=1))
+        lab = Translate(
+            **LARGE | dict(replicas=ranks, batch_tokens=256, steps=2, held_out=3, held_out_rows=1)
+        )
         with tempfile.TemporaryDirectory() as folder:
             run = lab.run(directory=Path(folder) / "run", stall_s=300)
             run.wait()
-            yield row(f"93 M, two updates run on {ranks} ranks: lanes that are not as predicted", len(clocks_differ(lab.predict(), run.trace("modelled"))), "",
-                      at_most=0)
+            yield row(
+                f"93 M, two updates run on {ranks} ranks: lanes that are not as predicted",
+                len(clocks_differ(lab.predict(), run.trace("modelled"))),
+                "",
+                at_most=0,
+            )

@@ -22,24 +22,59 @@ from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
 from .data_parallel import in_turns, measured
 from .measure import row
 
-CONFIG, ROWS, BUCKET_MB, TURNS, RATE = GPTConfig(layers=4, width=256, heads=4, sequence=64), 4, 4, 25, 1e-3
+CONFIG, ROWS, BUCKET_MB, TURNS, RATE = (
+    GPTConfig(layers=4, width=256, heads=4, sequence=64),
+    4,
+    4,
+    25,
+    1e-3,
+)
 SMALLEST = {"TURNS": 1, "CONFIG": GPTConfig(layers=1, width=16, heads=1, sequence=4)}
 
 
 def steps(rank):
-    ids = torch.randint(256, (ROWS, CONFIG.sequence + 1), generator=torch.Generator().manual_seed(rank.index))
+    ids = torch.randint(
+        256, (ROWS, CONFIG.sequence + 1), generator=torch.Generator().manual_seed(rank.index)
+    )
     mesh = DeviceMesh("cpu", list(range(rank.size)), mesh_dim_names=("dp",))
     theirs = GPT(CONFIG)
     for layer in theirs.layers.values():
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(theirs, mesh=mesh)
-    replica = TorchDDP(GPT(CONFIG), process_group=dist.new_group(), bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
-    ours, adam = FullyShardedDataParallel(GPT(CONFIG), dist.new_group()), partial(torch.optim.AdamW, lr=RATE)
+    replica = TorchDDP(
+        GPT(CONFIG),
+        process_group=dist.new_group(),
+        bucket_cap_mb=BUCKET_MB,
+        gradient_as_bucket_view=True,
+    )
+    ours, adam = (
+        FullyShardedDataParallel(GPT(CONFIG), dist.new_group()),
+        partial(torch.optim.AdamW, lr=RATE),
+    )
     one, two = GPT(CONFIG), GPT(CONFIG)
-    sharded = {stage: ZeroOptimizer(model.parameters(), torch.optim.AdamW, stage, dist.new_group(), bucket_bytes=BUCKET_MB * 2**20, lr=RATE)
-               for stage, model in ((1, one), (2, two))}
-    trained = {"stage 3": (ours, adam(ours.parameters())), "FSDP2": (theirs, adam(theirs.parameters())), "stage 1": (one, sharded[1]), "stage 2": (two, sharded[2]),
-               "torch's ZeRO": (replica, ZeroRedundancyOptimizer(replica.parameters(), torch.optim.AdamW, process_group=dist.new_group(), lr=RATE))}
+    sharded = {
+        stage: ZeroOptimizer(
+            model.parameters(),
+            torch.optim.AdamW,
+            stage,
+            dist.new_group(),
+            bucket_bytes=BUCKET_MB * 2**20,
+            lr=RATE,
+        )
+        for stage, model in ((1, one), (2, two))
+    }
+    trained = {
+        "stage 3": (ours, adam(ours.parameters())),
+        "FSDP2": (theirs, adam(theirs.parameters())),
+        "stage 1": (one, sharded[1]),
+        "stage 2": (two, sharded[2]),
+        "torch's ZeRO": (
+            replica,
+            ZeroRedundancyOptimizer(
+                replica.parameters(), torch.optim.AdamW, process_group=dist.new_group(), lr=RATE
+            ),
+        ),
+    }
 
     def step(model, optimizer):
         optimizer.zero_grad()
@@ -50,8 +85,12 @@ def steps(rank):
 
     took = in_turns(rank, TURNS, {who: partial(step, *each) for who, each in trained.items()})
     with torch.no_grad():
-        losses = [cross_entropy(model(ids[:, :-1]), ids[:, 1:]).item() for model, _ in trained.values()]
-    assert max(losses) - min(losses) < 1e-3 * max(losses), f"the contenders' losses differ: {losses}"
+        losses = [
+            cross_entropy(model(ids[:, :-1]), ids[:, 1:]).item() for model, _ in trained.values()
+        ]
+    assert max(losses) - min(losses) < 1e-3 * max(losses), (
+        f"the contenders' losses differ: {losses}"
+    )
     return took
 
 
@@ -61,8 +100,25 @@ def rows():
     for ranks in (2, 4):
         took = measured(steps, ranks)
         what = f"{parameters / 1e6:.1f} million parameters on {ranks} ranks: "
-        table += [row(f"{what}our stage 3 over FSDP2", took["stage 3"] / took["FSDP2"], "times", at_most=1.0),
-                  row(f"{what}our stage 1 over torch's DDP with ZeroRedundancyOptimizer", took["stage 1"] / took["torch's ZeRO"], "times", at_most=1.0),
-                  row(f"{what}our stage 2 over torch's DDP with ZeroRedundancyOptimizer", took["stage 2"] / took["torch's ZeRO"], "times", at_most=1.0),
-                  *(row(f"{what}{who}", 1000 * seconds, "ms") for who, seconds in took.items())]
+        table += [
+            row(
+                f"{what}our stage 3 over FSDP2",
+                took["stage 3"] / took["FSDP2"],
+                "times",
+                at_most=1.0,
+            ),
+            row(
+                f"{what}our stage 1 over torch's DDP with ZeroRedundancyOptimizer",
+                took["stage 1"] / took["torch's ZeRO"],
+                "times",
+                at_most=1.0,
+            ),
+            row(
+                f"{what}our stage 2 over torch's DDP with ZeroRedundancyOptimizer",
+                took["stage 2"] / took["torch's ZeRO"],
+                "times",
+                at_most=1.0,
+            ),
+            *(row(f"{what}{who}", 1000 * seconds, "ms") for who, seconds in took.items()),
+        ]
     return table

@@ -40,8 +40,10 @@ class Collective(Family, ABC, family="bigtrain_lab.collectives"):
         for each in fields(self):
             value = getattr(self, each.name)
             if not isinstance(value, int) or value < 1:
-                raise Impossible(f"{each.name.replace('_', '-')} is {value!r}: "
-                                 "a collective needs a whole number of at least 1.")
+                raise Impossible(
+                    f"{each.name.replace('_', '-')} is {value!r}: "
+                    "a collective needs a whole number of at least 1."
+                )
 
     @property
     def chunks(self) -> int:
@@ -94,26 +96,36 @@ def provenance(collective: Collective) -> Iterator[Held]:
     twice, or a chunk's sum does not come home.
     """
     ranks, chunks = range(collective.ranks), range(collective.chunks)
-    held = [[1 << rank if collective.brings(rank, chunk) else 0 for chunk in chunks] for rank in ranks]
+    held = [
+        [1 << rank if collective.brings(rank, chunk) else 0 for chunk in chunks] for rank in ranks
+    ]
     yield held
     for number, moves in enumerate(collective.checked, 1):
         before, held = held, [list(own) for own in held]
         for src, dst, chunk, reduce in moves:
             coming = before[src][chunk]
             if not coming:
-                raise Impossible(f"In round {number} rank {src} sends chunk {chunk} to rank {dst} and has "
-                                 "nothing of it: let it receive the chunk first.")
+                raise Impossible(
+                    f"In round {number} rank {src} sends chunk {chunk} to rank {dst} and has "
+                    "nothing of it: let it receive the chunk first."
+                )
             if reduce and (twice := ranks_in(held[dst][chunk] & coming)):
-                raise Impossible(f"After round {number} rank {dst}'s chunk {chunk} holds rank {twice[0]}'s gradient "
-                                 "twice: replace the chunk instead of adding, or send another.")
+                raise Impossible(
+                    f"After round {number} rank {dst}'s chunk {chunk} holds rank {twice[0]}'s gradient "
+                    "twice: replace the chunk instead of adding, or send another."
+                )
             held[dst][chunk] = held[dst][chunk] | coming if reduce else coming
         yield held
-    wholes = [sum(1 << rank for rank in ranks if collective.brings(rank, chunk)) for chunk in chunks]
+    wholes = [
+        sum(1 << rank for rank in ranks if collective.brings(rank, chunk)) for chunk in chunks
+    ]
     for rank in ranks:
         for chunk, whole in enumerate(wholes):
             if collective.wants(rank, chunk) and (missing := ranks_in(whole & ~held[rank][chunk])):
-                raise Impossible(f"After the last round rank {rank}'s chunk {chunk} lacks rank {missing[0]}'s gradient: "
-                                 "add a move that brings it there.")
+                raise Impossible(
+                    f"After the last round rank {rank}'s chunk {chunk} lacks rank {missing[0]}'s gradient: "
+                    "add a move that brings it there."
+                )
 
 
 def checked_rounds(collective: Collective) -> Rounds:
@@ -123,19 +135,32 @@ def checked_rounds(collective: Collective) -> Rounds:
     except Impossible:
         raise
     except Exception as error:
-        raise Impossible(f"{who} failed with {type(error).__name__}: {error}; "
-                         "let it return lists of Move(src, dst, chunk, reduce).") from error
+        raise Impossible(
+            f"{who} failed with {type(error).__name__}: {error}; "
+            "let it return lists of Move(src, dst, chunk, reduce)."
+        ) from error
     for number, moves in enumerate(rounds, 1):
         seen = set()
         for src, dst, chunk, _ in moves:
-            if not all(isinstance(rank, int) and 0 <= rank < collective.ranks for rank in (src, dst)) or src == dst:
-                raise Impossible(f"In round {number} rank {src} sends to rank {dst}: "
-                                 f"name two different ranks of 0 to {collective.ranks - 1}.")
+            if (
+                not all(
+                    isinstance(rank, int) and 0 <= rank < collective.ranks for rank in (src, dst)
+                )
+                or src == dst
+            ):
+                raise Impossible(
+                    f"In round {number} rank {src} sends to rank {dst}: "
+                    f"name two different ranks of 0 to {collective.ranks - 1}."
+                )
             if not isinstance(chunk, int) or not 0 <= chunk < collective.chunks:
-                raise Impossible(f"In round {number} rank {src} sends chunk {chunk}, and there are "
-                                 f"chunks 0 to {collective.chunks - 1}: send one of them.")
+                raise Impossible(
+                    f"In round {number} rank {src} sends chunk {chunk}, and there are "
+                    f"chunks 0 to {collective.chunks - 1}: send one of them."
+                )
             if (src, dst, chunk) in seen:
-                raise Impossible(f"In round {number} rank {src} sends chunk {chunk} to rank {dst} twice: send it once.")
+                raise Impossible(
+                    f"In round {number} rank {src} sends chunk {chunk} to rank {dst} twice: send it once."
+                )
             seen.add((src, dst, chunk))
     return rounds
 

@@ -20,7 +20,9 @@ from .core.hardware import Constant
 from .words import counted, device_size, duration, size
 
 TORCH_BYTES = 600 * 10**6  # a notebook and the ranks' server, each with torch
-RANK_BYTES = 100 * 10**6  # a rank of a small lab: measured 40 MB beyond what it shares with the server
+RANK_BYTES = (
+    100 * 10**6
+)  # a rank of a small lab: measured 40 MB beyond what it shares with the server
 SPARE_BYTES = 10**9
 WIDGETS = ("ipywidgets", "anywidget", "jupyterlab", "ipykernel")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -39,8 +41,13 @@ def findings(ranks: int) -> Iterator[Finding]:
         try:
             level, *words = check(ranks)
         except Exception as error:  # noqa: B902  (a broken part may raise anything)
-            level, words = "fail", [f"could not be checked: {type(error).__name__}: {error}".partition("\n")[0],
-                                    "install the project again (make setup)."]
+            level, words = (
+                "fail",
+                [
+                    f"could not be checked: {type(error).__name__}: {error}".partition("\n")[0],
+                    "install the project again (make setup).",
+                ],
+            )
         yield Finding(level, name, *words)
 
 
@@ -51,28 +58,52 @@ def peer_findings(peer) -> Iterator[Finding]:
     mend = "let this machine's name service or /etc/hosts know it, or use its address."
     try:
         address = peers.resolve(peer)
-        yield Finding("ok", "name", f"{peer.host} is {address}" if address != peer.host else f"{address} is an address")
+        yield Finding(
+            "ok",
+            "name",
+            f"{peer.host} is {address}" if address != peer.host else f"{address} is an address",
+        )
         mend = "connect this machine to the peer's network."
         own = peers.own_address(address)
     except peers.Unreachable as error:
-        yield Finding("fail", "name" if "name service" in mend else "route", f"{peer.host}: {error}", mend)
+        yield Finding(
+            "fail", "name" if "name service" in mend else "route", f"{peer.host}: {error}", mend
+        )
         return
     name, chosen = peers.interface_of(own), border.interface()
     says = f"{name or 'an interface without a name'} with address {own} reaches {address}"
     if peers.loopback(own):
-        yield Finding("ok", "route", f"{address} is this machine itself, by its loopback interface {name}")
+        yield Finding(
+            "ok", "route", f"{address} is this machine itself, by its loopback interface {name}"
+        )
     elif name and chosen not in (None, name):
-        yield Finding("warn", "route", f"{says}, but GLOO_SOCKET_IFNAME is {chosen}", f"export GLOO_SOCKET_IFNAME={name} on this node.")
+        yield Finding(
+            "warn",
+            "route",
+            f"{says}, but GLOO_SOCKET_IFNAME is {chosen}",
+            f"export GLOO_SOCKET_IFNAME={name} on this node.",
+        )
     else:
-        yield Finding("ok", "route", f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}" if name else says)
+        yield Finding(
+            "ok",
+            "route",
+            f"{says}; to insist on it: export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}"
+            if name
+            else says,
+        )
     try:
         peers.connect(address, peer.port)
         yield Finding("ok", "port", f"{peer} takes connections")
     except peers.Unreachable as error:
         refused = "refused" in str(error)
-        yield Finding("fail", "port", f"{peer} does not answer: {error}",
-                      "start torchrun there first, or look up the port: the machine is there, but nothing listens." if refused
-                      else "open the port in the firewalls on the way, or look up the address.")
+        yield Finding(
+            "fail",
+            "port",
+            f"{peer} does not answer: {error}",
+            "start torchrun there first, or look up the port: the machine is there, but nothing listens."
+            if refused
+            else "open the port in the firewalls on the way, or look up the address.",
+        )
 
 
 def constants() -> list[Constant]:
@@ -80,8 +111,13 @@ def constants() -> list[Constant]:
     from .runtime import this_machine
 
     profiles = [*Hardware.all().values(), *filter(None, [this_machine(measure=False)])]
-    counts = [("collectives", f"{name}: passes, (n - 1) / n, wholes", tuple(counts), told) for name, (*counts, told) in COLLECTIVES.items()]
-    return [row for each in profiles for row in each.constants()] + [Constant(*row, *told.split(": ", 1)) for *row, told in counts]
+    counts = [
+        ("collectives", f"{name}: passes, (n - 1) / n, wholes", tuple(counts), told)
+        for name, (*counts, told) in COLLECTIVES.items()
+    ]
+    return [row for each in profiles for row in each.constants()] + [
+        Constant(*row, *told.split(": ", 1)) for *row, told in counts
+    ]
 
 
 def worth(name: str, value) -> str:
@@ -92,13 +128,24 @@ def worth(name: str, value) -> str:
         return ", ".join(f"{size(rate)}/s on {counted(nodes, 'node')}" for nodes, rate in value)
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
-    units = {"memory_bytes": device_size, "bytes_per_s": lambda rate: f"{size(rate)}/s", "_s": lambda time: duration(time, "s")}
-    show = next((show for ending, show in units.items() if name.endswith(ending)), lambda number: f"{number:g}")
+    units = {
+        "memory_bytes": device_size,
+        "bytes_per_s": lambda rate: f"{size(rate)}/s",
+        "_s": lambda time: duration(time, "s"),
+    }
+    show = next(
+        (show for ending, show in units.items() if name.endswith(ending)),
+        lambda number: f"{number:g}",
+    )
     return "" if value is None else show(value)
 
 
 def python(ranks):
-    return version_finding("Python", "{}.{}.{}".format(*sys.version_info[:3]), metadata.metadata("bigtrain_lab")["Requires-Python"])
+    return version_finding(
+        "Python",
+        "{}.{}.{}".format(*sys.version_info[:3]),
+        metadata.metadata("bigtrain_lab")["Requires-Python"],
+    )
 
 
 def torch(ranks):
@@ -107,7 +154,11 @@ def torch(ranks):
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
     level, says, *mend = version_finding("torch", torch.__version__, needed()["torch"])
     if level == "ok" and not torch.version.cuda and nvidia_driver():
-        return "warn", f"{says}, {build}, yet this machine has an NVIDIA GPU", "make setup TORCH=cuda."
+        return (
+            "warn",
+            f"{says}, {build}, yet this machine has an NVIDIA GPU",
+            "make setup TORCH=cuda.",
+        )
     return level, f"{says}, {build}", *mend
 
 
@@ -122,10 +173,18 @@ def gloo(ranks):
         except (RankFailed, TimeoutError) as error:
             run.stop()
             why = str(error).replace("\n", " ")
-            return "fail", f"two ranks could not reach each other: {why}", "let programs use the loopback interface (firewall, sandbox)."
+            return (
+                "fail",
+                f"two ranks could not reach each other: {why}",
+                "let programs use the loopback interface (firewall, sandbox).",
+            )
         total = run.result["sum"].item()
     if total != 3:
-        return "fail", f"two ranks added 1 and 2 and got {total:g}", "install the project again (make setup)."
+        return (
+            "fail",
+            f"two ranks added 1 and 2 and got {total:g}",
+            "install the project again (make setup).",
+        )
     return "ok", "two real ranks met over loopback and added their numbers"
 
 
@@ -143,18 +202,28 @@ def speed(ranks):
     from .runtime.calibrate import NAME, calibrate
 
     found = calibrate()
-    rates = ", ".join(f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in found.flops_per_s.items())
-    return "ok", (f"{rates} and {found.launch_s * 1e6:.3g} us an operator on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
-                  f"between two ranks: measured now, kept as the hardware profile {NAME}")
+    rates = ", ".join(
+        f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in found.flops_per_s.items()
+    )
+    return "ok", (
+        f"{rates} and {found.launch_s * 1e6:.3g} us an operator on one thread; {found.inside.alpha_s * 1e6:.3g} us and {found.inside.bytes_per_s / 1e9:.3g} GB/s "
+        f"between two ranks: measured now, kept as the hardware profile {NAME}"
+    )
 
 
 def nccl(ranks):
     import torch
 
     if torch.distributed.is_nccl_available() and torch.version.cuda:
-        return "ok", "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) + ", for ranks that are asked onto GPUs, one each"
+        return "ok", "NCCL " + ".".join(
+            map(str, torch.cuda.nccl.version())
+        ) + ", for ranks that are asked onto GPUs, one each"
     if visible_devices():
-        return "warn", "not in this build of torch: ranks on GPUs would exchange data through gloo, slowly", "make setup TORCH=cuda."
+        return (
+            "warn",
+            "not in this build of torch: ranks on GPUs would exchange data through gloo, slowly",
+            "make setup TORCH=cuda.",
+        )
     return "ok", "not in this build of torch, and not needed without a GPU"
 
 
@@ -162,29 +231,50 @@ def devices(ranks):
     """Visible GPUs, what hides others, and where ranks would compute."""
     from .runtime.devices import Node, choose
 
-    visible, variable, driver = visible_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"), nvidia_driver()
+    visible, variable, driver = (
+        visible_devices(),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        nvidia_driver(),
+    )
     now = "ranks compute on the CPU"
     if visible:
         now += f" unless --device auto asks for more ({choose([Node(ranks, visible)]).why}), which this release has not been tested with"
     if visible >= ranks:
         return "ok", f"{counted(visible, 'visible GPU')} for {counted(ranks, 'rank')}: {now}"
-    hidden = f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
+    hidden = (
+        f" (CUDA_VISIBLE_DEVICES={variable!r} hides the others)" if variable is not None else ""
+    )
     if visible:
-        return ("warn", f"{counted(visible, 'visible GPU')} for {ranks} ranks{hidden}: {now}; a program of yours that asks "
-                        f"for cuda:{visible} fails with \"invalid device ordinal\", because devices count from 0",
-                f"ask for {counted(visible, 'rank')}" + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."))
+        return (
+            "warn",
+            f"{counted(visible, 'visible GPU')} for {ranks} ranks{hidden}: {now}; a program of yours that asks "
+            f'for cuda:{visible} fails with "invalid device ordinal", because devices count from 0',
+            f"ask for {counted(visible, 'rank')}"
+            + (" or unset CUDA_VISIBLE_DEVICES." if hidden else "."),
+        )
     if driver and variable is not None:
-        return "warn", f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all; {now}", "unset it; devices count from 0."
+        return (
+            "warn",
+            f"no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} hides all; {now}",
+            "unset it; devices count from 0.",
+        )
     return "ok", f"no visible GPU: {now}"
 
 
 def ports(ranks):
     """A free port of the loopback interface takes a connection."""
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5),
+        ):
             return "ok", "a free loopback port takes connections"
     except OSError as error:
-        return "fail", f"no loopback port can be used: {error.strerror or error}", "let programs listen on 127.0.0.1 (firewall, sandbox)."
+        return (
+            "fail",
+            f"no loopback port can be used: {error.strerror or error}",
+            "let programs listen on 127.0.0.1 (firewall, sandbox).",
+        )
 
 
 def cores(ranks):
@@ -192,8 +282,11 @@ def cores(ranks):
 
     if (count := machine.cores()) >= ranks:
         return "ok", f"{counted(count, 'core')} for {counted(ranks, 'rank')}"
-    return ("warn", f"{ranks} ranks share {counted(count, 'core')}: results and modelled times stay right, measured times grow",
-            f"ask for {counted(count, 'rank')}, or go by the modelled clock.")
+    return (
+        "warn",
+        f"{ranks} ranks share {counted(count, 'core')}: results and modelled times stay right, measured times grow",
+        f"ask for {counted(count, 'rank')}, or go by the modelled clock.",
+    )
 
 
 def memory(ranks):
@@ -209,25 +302,41 @@ def memory(ranks):
 
 def widgets(ranks):
     found, wanted = {name: installed(name) for name in WIDGETS}, needed()
-    wrong = [f"{name} {version or 'is missing'}, needs {wanted[name]}" for name, version in found.items()
-             if version is None or not inside(version, wanted[name])]
+    wrong = [
+        f"{name} {version or 'is missing'}, needs {wanted[name]}"
+        for name, version in found.items()
+        if version is None or not inside(version, wanted[name])
+    ]
     if wrong:
-        return "fail", "; ".join(wrong), "install the project again (make setup), and restart JupyterLab."
+        return (
+            "fail",
+            "; ".join(wrong),
+            "install the project again (make setup), and restart JupyterLab.",
+        )
     return "ok", ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def browser(ranks):
     named = os.environ.get("BROWSER_PATH")
-    path = named if named and os.access(named, os.X_OK) else next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = (
+        named
+        if named and os.access(named, os.X_OK)
+        else next(filter(None, map(shutil.which, BROWSERS)), None)
+    )
     if path := path or playwrights_own():
         return "ok", f"{path} can run the browser tests"
-    return "warn", "no Chromium: the browser tests are skipped; the labs work in any browser", "install chromium, or make browser."
+    return (
+        "warn",
+        "no Chromium: the browser tests are skipped; the labs work in any browser",
+        "install chromium, or make browser.",
+    )
 
 
 def playwrights_own() -> str | None:
     """The Chromium that playwright fetched, if it has."""
     try:
         from playwright.sync_api import sync_playwright
+
         with sync_playwright() as api:
             path = api.chromium.executable_path
     except Exception:  # noqa: B902  (not installed, or broken: then there is none)
@@ -242,14 +351,38 @@ def runs(ranks):
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as probe:
             (Path(probe) / "log").write_text("x", encoding="utf-8")
     except OSError as error:
-        return "fail", f"{place.resolve()} takes no files: {error.strerror or error}", "start in a folder of yours, or use --directory."
+        return (
+            "fail",
+            f"{place.resolve()} takes no files: {error.strerror or error}",
+            "start in a folder of yours, or use --directory.",
+        )
     free = shutil.disk_usage(place).free
     if free < SPARE_BYTES:
-        return "warn", f"{free / 1e9:.1f} GB free on the disk of {Path('runs').resolve()}", "free some space, or use --directory."
+        return (
+            "warn",
+            f"{free / 1e9:.1f} GB free on the disk of {Path('runs').resolve()}",
+            "free some space, or use --directory.",
+        )
     return "ok", f"{Path('runs').resolve()} can be written, {free / 1e9:.0f} GB free"
 
 
-CHECKS = {check.__name__: check for check in (python, torch, gloo, speed, nccl, devices, ports, cores, memory, widgets, browser, runs)}
+CHECKS = {
+    check.__name__: check
+    for check in (
+        python,
+        torch,
+        gloo,
+        speed,
+        nccl,
+        devices,
+        ports,
+        cores,
+        memory,
+        widgets,
+        browser,
+        runs,
+    )
+}
 
 
 # -- what is here --------------------------------------------------------------------------------------------------
@@ -258,14 +391,20 @@ CHECKS = {check.__name__: check for check in (python, torch, gloo, speed, nccl, 
 def version_finding(name: str, version: str, wanted: str):
     if inside(version, wanted):
         return "ok", version
-    return "fail", f"{version}, but bigtrain_lab needs {name} {wanted}", f"make setup with {name} {wanted}."
+    return (
+        "fail",
+        f"{version}, but bigtrain_lab needs {name} {wanted}",
+        f"make setup with {name} {wanted}.",
+    )
 
 
 def needed() -> dict[str, str]:
     """Package -> the range of versions that bigtrain_lab asks for."""
     from packaging.requirements import Requirement
 
-    return {r.name: str(r.specifier) for r in map(Requirement, metadata.requires("bigtrain_lab") or ())}
+    return {
+        r.name: str(r.specifier) for r in map(Requirement, metadata.requires("bigtrain_lab") or ())
+    }
 
 
 def inside(version: str, wanted: str) -> bool:

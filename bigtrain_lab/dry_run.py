@@ -145,10 +145,17 @@ class DryRun:
     def of_json(cls, text: str) -> "DryRun":
         told = json.loads(text)
         told["actions"] = {
-            name: Acted(Work(*work), before, after, tuple(kinds), tuple(map(tuple, inside)), *rest,
-                        tuple(Called(Work(*done), *about) for done, *about in called))
-            for name, (work, before, after, kinds, inside, *rest, called)
-            in told["actions"].items()}
+            name: Acted(
+                Work(*work),
+                before,
+                after,
+                tuple(kinds),
+                tuple(map(tuple, inside)),
+                *rest,
+                tuple(Called(Work(*done), *about) for done, *about in called),
+            )
+            for name, (work, before, after, kinds, inside, *rest, called) in told["actions"].items()
+        }
         told["alive"] = tuple(Alive(*row)._replace(shape=tuple(row[6])) for row in told["alive"])
         return cls(**told | {"rises": tuple(map(tuple, told["rises"]))})
 
@@ -186,8 +193,15 @@ def followed(program: Callable, unobserved=False, **place) -> tuple[DryRun, "Jou
         with ledger:
             program(rank)
         alive = tuple(row._replace(start=0) for row in together(ledger.at_peak()))
-        run = DryRun(rank.start, rank.actions, alive, *rank.peak, tuple(journal.rises), rank.sent,
-                     journal.set_up_bytes)
+        run = DryRun(
+            rank.start,
+            rank.actions,
+            alive,
+            *rank.peak,
+            tuple(journal.rises),
+            rank.sent,
+            journal.set_up_bytes,
+        )
         return run, journal
     finally:
         ledger.forget()
@@ -205,9 +219,18 @@ class DryRank:
 
     device = META
 
-    def __init__(self, ledger: Ledger, operators: "Operators", journal: "Journal", index: int = 0,
-                 size: int = 1, arriving: torch.Tensor | None = None, slices: int = 1,
-                 replica: int = 0, replicas: int | None = None):
+    def __init__(
+        self,
+        ledger: Ledger,
+        operators: "Operators",
+        journal: "Journal",
+        index: int = 0,
+        size: int = 1,
+        arriving: torch.Tensor | None = None,
+        slices: int = 1,
+        replica: int = 0,
+        replicas: int | None = None,
+    ):
         self._ledger, self._operators, self._journal = ledger, operators, journal
         self.index, self.size, self._arriving = index, size, arriving
         self._slices, self._done, self._called = Slices(self, slices), Work(), None
@@ -238,8 +261,9 @@ class DryRank:
         work, called, self._called = self._operators.work() - done, tuple(self._called), None
         kinds, rows = with_units(kinds, rows, before, self._told)
         after, early = self._levels(name, rows, walls), sum(wall <= began for wall in walls)
-        self.actions[name] = Acted(work, before, after, tuple(kinds), tuple(rows), early,
-                                   journal.highest_now, called)
+        self.actions[name] = Acted(
+            work, before, after, tuple(kinds), tuple(rows), early, journal.highest_now, called
+        )
         journal.end(name)
 
     def _levels(self, name: str, rows=(), walls=()) -> dict[str, int]:
@@ -312,8 +336,10 @@ def with_levels_inside(trace: Trace, inside: Callable) -> Trace:
                 ticks = placed(event.start, event.end, len(told))
                 told = [(tick, tick, *map(add, base, row)) for tick, row in zip(ticks, told)]
                 rank, lane, _, name, *_ = event
-                events += [Memory(rank, lane, kind, name, at, size, True)
-                           for _, at, kind, size in changed(kinds, told)]
+                events += [
+                    Memory(rank, lane, kind, name, at, size, True)
+                    for _, at, kind, size in changed(kinds, told)
+                ]
         events.append(event)
     return Trace.of(events, **trace.header())
 
@@ -382,6 +408,7 @@ class Unsent(Alone):
             if like is not None:
                 shape, dtype = like.shape, like.dtype
             return torch.empty(shape, dtype=dtype, device=META)
+
         return Handle(None, take)
 
     def all_reduce(self, tensor, op="sum", name="all_reduce"):
@@ -500,8 +527,13 @@ class Operators:
             way = VIEW
         elif aliases and not any(aliases) and not schema.is_mutable and plain:
             way = PURE
-        elif written and len(aliases) == 1 and name.endswith("_") and name not in RESIZING \
-                and torch.Tag.inplace_view not in operator.tags:
+        elif (
+            written
+            and len(aliases) == 1
+            and name.endswith("_")
+            and name not in RESIZING
+            and torch.Tag.inplace_view not in operator.tags
+        ):
             way = IN_PLACE
         self._ways[operator] = way
         return way
@@ -520,8 +552,11 @@ class Operators:
             if isinstance(value, torch.Tensor):
                 looks += value.shape, value.stride(), value.dtype, value.is_meta
             elif isinstance(value, (list, tuple)):
-                looks.append(tuple(look_of(each) if isinstance(each, torch.Tensor) else each
-                                   for each in value))
+                looks.append(
+                    tuple(
+                        look_of(each) if isinstance(each, torch.Tensor) else each for each in value
+                    )
+                )
             else:
                 looks.append((type(value), value))  # 1 is not 1.0
         return tuple(looks)
@@ -541,9 +576,14 @@ class Operators:
                 self._known[key] = VIEW
                 return result
             looks = tuple(map(look_of, tensors))
-            if given & made or len(made) < len(tensors) or any(
+            if (
+                given & made
+                or len(made) < len(tensors)
+                or any(
                     t.untyped_storage().nbytes() != empty(*look).untyped_storage().nbytes()
-                    for t, look in zip(tensors, looks)):
+                    for t, look in zip(tensors, looks)
+                )
+            ):
                 self._ways[operator] = CALL
                 return result
         work = self.work() - before
@@ -614,9 +654,12 @@ READ, COPY = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy
 # in half; a mean of squares keeps them all.
 AS_ON_CPU = {
     torch.ops.aten.native_layer_norm.default: lambda result, x, shape, weight, *_: (
-        result[0], *(each.to((x if weight is None else weight).dtype) for each in result[1:])),
-    torch.ops.aten.mse_loss.default: lambda result, x, *_: (
-        x.new_empty(x.numel()).as_strided(result.shape, result.stride())),
+        result[0],
+        *(each.to((x if weight is None else weight).dtype) for each in result[1:]),
+    ),
+    torch.ops.aten.mse_loss.default: lambda result, x, *_: x.new_empty(x.numel()).as_strided(
+        result.shape, result.stride()
+    ),
 }
 # What an observer makes torch do out of place: the sum of two gradients of one tensor, the gradient
 # of a gather.
@@ -687,8 +730,9 @@ class Account:
 
     def peak_of(self, step: int) -> int:
         """Peak of one training step, counted from 0."""
-        return max(level for level, moment in zip(self.levels, self.moments)
-                   if is_of(moment.action, step))
+        return max(
+            level for level, moment in zip(self.levels, self.moments) if is_of(moment.action, step)
+        )
 
     def alive(self, moment: int) -> list[Held]:
         """What is alive then, largest first."""
@@ -753,13 +797,16 @@ class Journal(Balance):
                     rows[storage][4] = len(moments)
             elif state[0] not in APART:
                 name, (kind, size) = words(storage.maker), state
-                row = rows.setdefault(storage, [name, kind, 0, len(moments), None,
-                                                storage.made, storage.module])
+                row = rows.setdefault(
+                    storage, [name, kind, 0, len(moments), None, storage.made, storage.module]
+                )
                 if row[1] == "temporaries":
                     row[1] = kind
                 if size > row[2]:
                     row[2] = size
                     moments.append(Moment(action, name))
-        held = (Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:])
-                for row in rows.values())
+        held = (
+            Held(*row[:4], len(moments) if row[4] is None else row[4], *row[5:])
+            for row in rows.values()
+        )
         return Account(tuple(held), tuple(moments))

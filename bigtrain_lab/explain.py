@@ -7,7 +7,9 @@ from .schedule import KINDS, Action, Schedule
 from .words import by_kind, duration, exactly, size
 
 UNEVEN = 0.05  # idle share that no number of micro-batches mends, from which on it is told
-NOT_FINITE = "not finite"  # the kind of a scalar that says what was a rank's first value that is not finite
+NOT_FINITE = (
+    "not finite"  # the kind of a scalar that says what was a rank's first value that is not finite
+)
 
 
 def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
@@ -15,7 +17,10 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
 
     Of a synchronous schedule the first batch is told, since the others repeat it.
     """
-    spans = {rank: [s for s in trace.spans(rank) if s.end > s.start and told(s.name, schedule)] for rank in range(trace.ranks)}
+    spans = {
+        rank: [s for s in trace.spans(rank) if s.end > s.start and told(s.name, schedule)]
+        for rank in range(trace.ranks)
+    }
     if not any(spans.values()):
         return []
     begin = min(s.start for own in spans.values() for s in own)
@@ -26,17 +31,30 @@ def bubbles(trace: Trace, schedule: Schedule) -> list[str]:
             continue
         if (wait := own[0].start - begin) > 0:
             crossed = ranks_before(Action.parse(own[0].name.split("+")[0]), schedule)
-            sentences.append(f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before {short(own[0].name)} "
-                             f"has crossed {listed(crossed)}.")
+            sentences.append(
+                f"Rank {rank} idles {amount(trace, wait)} first: nothing reaches it before {short(own[0].name)} "
+                f"has crossed {listed(crossed)}."
+            )
         sentences += middle(rank, own, trace, schedule)
         if (wait := end - own[-1].end) > 0:
-            left = [r for r, others in spans.items() if any(s.end > own[-1].end and s.kind[0] in "BI" for s in others)]
-            what = (f"and the last gradients still have to cross {listed(sorted(left, reverse=True))}" if left
-                    else "and other ranks still have work of their own")
-            sentences.append(f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, {what}.")
+            left = [
+                r
+                for r, others in spans.items()
+                if any(s.end > own[-1].end and s.kind[0] in "BI" for s in others)
+            ]
+            what = (
+                f"and the last gradients still have to cross {listed(sorted(left, reverse=True))}"
+                if left
+                else "and other ranks still have work of their own"
+            )
+            sentences.append(
+                f"Rank {rank} idles {amount(trace, wait)} at the end: its part is done, {what}."
+            )
     if (shares := trace.shares()).compute < 1:
         waits = f", and {100 * shares.waits:.1f}% waits for messages" if shares.waits else ""
-        sentences.append(f"In all, {100 * shares.idle:.1f}% of the ranks' time is idle{waits}{the_whole(spans, schedule)}")
+        sentences.append(
+            f"In all, {100 * shares.idle:.1f}% of the ranks' time is idle{waits}{the_whole(spans, schedule)}"
+        )
     return sentences
 
 
@@ -47,14 +65,20 @@ def middle(rank: int, own: list[Span], trace: Trace, schedule: Schedule) -> list
     for before, after in zip(own, own[1:]):
         action = Action.parse(after.name.split("+")[0])
         if after.start > before.end and action.kind in "FBI" and ranks_before(action, schedule):
-            waits["input" if action.kind == "F" else "gradient"].append((after.start - before.end, after))
-    (kind, like), (other, unlike) = sorted(waits.items(), key=lambda of: max((wait for wait, _ in of[1]), default=0), reverse=True)
+            waits["input" if action.kind == "F" else "gradient"].append(
+                (after.start - before.end, after)
+            )
+    (kind, like), (other, unlike) = sorted(
+        waits.items(), key=lambda of: max((wait for wait, _ in of[1]), default=0), reverse=True
+    )
     if not like:
         return []
     wait, after = max(like, key=lambda of: of[0])
     what = {"input": "input has crossed", "gradient": "gradient has come back through"}[kind]
-    said = (f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until its {what} "
-            f"{listed(ranks_before(Action.parse(after.name.split('+')[0]), schedule))}.")
+    said = (
+        f"Rank {rank} idles {amount(trace, wait)} before {short(after.name)}: it cannot start until its {what} "
+        f"{listed(ranks_before(Action.parse(after.name.split('+')[0]), schedule))}."
+    )
     if len(like) > 1:
         said += f" {len(like)} such waits take {amount(trace, sum(wait for wait, _ in like))}."
     if unlike:
@@ -73,30 +97,42 @@ def the_whole(spans: dict[int, list[Span]], schedule: Schedule) -> str:
     busy = {rank: sum(s.end - s.start for s in own) for rank, own in spans.items()}
     most = max(busy, key=busy.get)
     if (limit := 1 - sum(busy.values()) / (len(busy) * busy[most])) > UNEVEN:
-        return (f". Rank {most} has the most work and the others wait for it: {100 * limit:.1f}% would be idle however many micro-batches "
-                "there are. The rest is filling and draining the pipeline.")
+        return (
+            f". Rank {most} has the most work and the others wait for it: {100 * limit:.1f}% would be idle however many micro-batches "
+            "there are. The rest is filling and draining the pipeline."
+        )
     return ". A batch fills and drains the pipeline once, so cutting it into more micro-batches makes the share smaller."
 
 
 def not_finite(trace: Trace) -> list[str]:
     """Where a NaN or an infinity began, in a sentence: the first rank in time that sent or reported one, and the first
     report, such as a loss. Nothing where all was finite."""
-    found = sorted((e for e in trace if isinstance(e, Scalar) and e.kind == NOT_FINITE),
-                   key=lambda e: (e.start, " in " in e.name))  # a message comes before what it reaches at once
+    found = sorted(
+        (e for e in trace if isinstance(e, Scalar) and e.kind == NOT_FINITE),
+        key=lambda e: (e.start, " in " in e.name),
+    )  # a message comes before what it reaches at once
     if not found:
         return []
     first, sent = found[0], [e for e in found if " in " not in e.name]
     said = [f"Not finite (NaN or infinity): it began on rank {first.rank}"]
     if sent:
-        said.append(f"rank {sent[0].rank} sent the first such value in {sent[0].name}" + (", and all that it had received was finite" if sent[0] is first else ""))
-    said += [f"the first report of one is the {e.name} (rank {e.rank})" for e in found if e not in sent][:1]
+        said.append(
+            f"rank {sent[0].rank} sent the first such value in {sent[0].name}"
+            + (", and all that it had received was finite" if sent[0] is first else "")
+        )
+    said += [
+        f"the first report of one is the {e.name} (rank {e.rank})" for e in found if e not in sent
+    ][:1]
     return ["; ".join(said) + "."]
 
 
 def excesses(trace: Trace, capacity_bytes: int | None) -> list[Peak]:
     """Of each rank that holds more than its device does, when it first does and what; the first in time first."""
     ranks = range(trace.ranks if capacity_bytes is not None else 0)
-    found = (next((read for read in readings(trace, rank) if read.bytes > capacity_bytes), None) for rank in ranks)
+    found = (
+        next((read for read in readings(trace, rank) if read.bytes > capacity_bytes), None)
+        for rank in ranks
+    )
     return sorted(filter(None, found), key=lambda read: (read.start, read.rank))
 
 
@@ -108,25 +144,36 @@ def does_not_fit(trace: Trace, capacity_bytes: int | None, relief: str = "") -> 
         return []
     first, *others = found
     most = peak(trace, first.rank).bytes
-    said = [f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place} ({by_kind(first.held)}), "
-            f"{exactly(first.bytes - capacity_bytes)} more than the {size(capacity_bytes)} of its device"]
+    said = [
+        f"It does not fit: rank {first.rank} would hold {size(first.bytes)} {first.place} ({by_kind(first.held)}), "
+        f"{exactly(first.bytes - capacity_bytes)} more than the {size(capacity_bytes)} of its device"
+    ]
     said += [f"its peak would be {size(most)}"] if most > first.bytes else []
-    said += [f"so would {listed([each.rank for each in sorted(others, key=lambda each: each.rank)])}"] if others else []
+    said += (
+        [f"so would {listed([each.rank for each in sorted(others, key=lambda each: each.rank)])}"]
+        if others
+        else []
+    )
     return ["; ".join(said) + "." + (f" {relief}" if relief else "")]
 
 
 def told(name: str, schedule: Schedule) -> bool:
     """Whether the span is made of actions of the schedule, the first of the batch that is told."""
     actions = [ACTION.fullmatch(part) for part in name.split("+")]
-    return (all(action and int(action[1]) < schedule.stages and action[2] in KINDS for action in actions)
-            and (schedule.asynchronous or int(actions[0][3]) < schedule.micro_batches))
+    return all(
+        action and int(action[1]) < schedule.stages and action[2] in KINDS for action in actions
+    ) and (schedule.asynchronous or int(actions[0][3]) < schedule.micro_batches)
 
 
 def ranks_before(action: Action, schedule: Schedule) -> list[int]:
     """The other ranks that the value this action waits for has passed, in order of its journey."""
-    stages = range(action.stage) if action.kind == "F" else range(schedule.stages - 1, action.stage, -1)
+    stages = (
+        range(action.stage) if action.kind == "F" else range(schedule.stages - 1, action.stage, -1)
+    )
     ranks = [schedule.rank_of(stage, action.micro_batch) for stage in stages]
-    return list(dict.fromkeys(r for r in ranks if r != schedule.rank_of(action.stage, action.micro_batch)))
+    return list(
+        dict.fromkeys(r for r in ranks if r != schedule.rank_of(action.stage, action.micro_batch))
+    )
 
 
 def short(name: str) -> str:

@@ -22,7 +22,10 @@ from .core import Histogram, Impossible, Scalar, Trace
 
 EXPONENTS = "exponents"  # the kind of a Histogram that holds an Exponents
 FLOW = "flow"  # how a Scalar is called that stands for a Station
-BELOW, ABOVE = -1075, 1025  # of every float64: the edges of the bins for zeros and for what is not finite
+BELOW, ABOVE = (
+    -1075,
+    1025,
+)  # of every float64: the edges of the bins for zeros and for what is not finite
 
 
 class Format(NamedTuple):
@@ -74,14 +77,17 @@ def regular(name: str, exponent_bits: int, mantissa_bits: int) -> Format:
     return Format(name, exponent_bits, mantissa_bits, largest)
 
 
-FORMATS = {each.name: each for each in (
-    regular("fp32", 8, 23),
-    regular("tf32", 8, 10),  # 19 bits, stored in 32
-    regular("bf16", 8, 7),
-    regular("fp16", 5, 10),
-    regular("fp8 e5m2", 5, 2),
-    Format("fp8 e4m3", 4, 3, 448.0, infinite=False),
-)}
+FORMATS = {
+    each.name: each
+    for each in (
+        regular("fp32", 8, 23),
+        regular("tf32", 8, 10),  # 19 bits, stored in 32
+        regular("bf16", 8, 7),
+        regular("fp16", 5, 10),
+        regular("fp8 e5m2", 5, 2),
+        Format("fp8 e4m3", 4, 3, 448.0, infinite=False),
+    )
+}
 
 
 class Shares(NamedTuple):
@@ -122,7 +128,9 @@ class Exponents(NamedTuple):
     def histogram(self, rank: int, lane: str, name: str, start: int | None) -> Histogram:
         """As an event of a trace: bins of log2 |x|; the zeros below all others, what is not finite above."""
         edges = (BELOW, *range(self.first, self.first + len(self.counts) + 1), ABOVE)
-        return Histogram(rank, lane, EXPONENTS, name, start, edges, (self.zeros, *self.counts, self.not_finite))
+        return Histogram(
+            rank, lane, EXPONENTS, name, start, edges, (self.zeros, *self.counts, self.not_finite)
+        )
 
     @classmethod
     def of(cls, event: Histogram) -> "Exponents":
@@ -135,11 +143,15 @@ class Exponents(NamedTuple):
         several = list(several)
         filled = [each for each in several if each.counts]
         first = min((each.first for each in filled), default=0)
-        counts = [0] * (max((each.first + len(each.counts) for each in filled), default=first) - first)
+        counts = [0] * (
+            max((each.first + len(each.counts) for each in filled), default=first) - first
+        )
         for each in filled:
             for exponent, count in enumerate(each.counts, each.first):
                 counts[exponent - first] += count
-        return cls(first, tuple(counts), sum(e.zeros for e in several), sum(e.not_finite for e in several))
+        return cls(
+            first, tuple(counts), sum(e.zeros for e in several), sum(e.not_finite for e in several)
+        )
 
 
 def fate(exponent: int, number: Format) -> str:
@@ -148,20 +160,27 @@ def fate(exponent: int, number: Format) -> str:
         return "overflow"
     if exponent >= number.lowest_normal:
         return "normal"
-    return "subnormal" if exponent >= number.lowest - 1 else "zero"  # from half the smallest subnormal on, it rounds up
+    return (
+        "subnormal" if exponent >= number.lowest - 1 else "zero"
+    )  # from half the smallest subnormal on, it rounds up
 
 
 def format_named(format: str | Format) -> Format:
     if isinstance(format, Format):
         return format
     if format not in FORMATS:
-        raise Impossible(f"There is no format called {format!r}: choose one of {', '.join(FORMATS)}.")
+        raise Impossible(
+            f"There is no format called {format!r}: choose one of {', '.join(FORMATS)}."
+        )
     return FORMATS[format]
 
 
 # -- what a run reported ----------------------------------------------------------------------------------------------
 
-WEIGHTS, ACTIVATIONS = "weight gradient", "activation gradient"  # a histogram is called "<one of these> <path of a module or weight>"
+WEIGHTS, ACTIVATIONS = (
+    "weight gradient",
+    "activation gradient",
+)  # a histogram is called "<one of these> <path of a module or weight>"
 
 
 def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
@@ -174,7 +193,10 @@ def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:
                 path = event.name.removeprefix(kind).strip()
                 module = path.rpartition(".")[0] or path if kind == WEIGHTS else path
                 modules.setdefault(module, []).append(Exponents.of(event))
-    return {kind: {module: Exponents.merged(looks) for module, looks in modules.items()} for kind, modules in found.items()}
+    return {
+        kind: {module: Exponents.merged(looks) for module, looks in modules.items()}
+        for kind, modules in found.items()
+    }
 
 
 def looks(trace: Trace) -> dict[str, list[Exponents]]:
@@ -201,7 +223,9 @@ class Station(NamedTuple):
 
     def label(self, number: int) -> str:
         """The name under which a rank reports it: rank.log(station.label(3), 0)."""
-        return " | ".join((f"{FLOW} {number}", self.name, self.how, self.dtype, " x ".join(map(str, self.shape))))
+        return " | ".join(
+            (f"{FLOW} {number}", self.name, self.how, self.dtype, " x ".join(map(str, self.shape)))
+        )
 
     @classmethod
     def of(cls, label: str) -> "Station":

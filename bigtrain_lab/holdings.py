@@ -26,7 +26,9 @@ class Holdings(NamedTuple):
 
     start: list[list[int]]  # [rank][chunk]
     changes: list[tuple[int, int, int, int]]  # (tick, rank, chunk, holds from then on)
-    moves: list[tuple[int, int, int, bool, int, int, int]]  # (src, dst, chunk, reduce, leaves, arrives, holds)
+    moves: list[
+        tuple[int, int, int, bool, int, int, int]
+    ]  # (src, dst, chunk, reduce, leaves, arrives, holds)
     rounds: list[tuple[int, str]]  # (tick, what happens from then on)
 
 
@@ -42,8 +44,10 @@ class Part(NamedTuple):
     width: int
 
     def __str__(self) -> str:
-        return (f"{self.name} [{self.top}:{self.bottom}, {self.left}:{self.right}] "
-                f"of [{self.height}, {self.width}]")
+        return (
+            f"{self.name} [{self.top}:{self.bottom}, {self.left}:{self.right}] "
+            f"of [{self.height}, {self.width}]"
+        )
 
 
 def parts(trace: Trace) -> dict[str, list[tuple[int, Part]]]:
@@ -64,8 +68,14 @@ def place(name: str) -> tuple[int, int]:
 
 def holdings(trace: Trace) -> Holdings | None:
     """None where the trace does not tell them."""
-    told = [(*place(e.name), e) for e in trace.events if type(e) is Scalar and e.name.startswith(HOLDS)]
-    told = [(number, chunk, e) for number, chunk, e in told if number >= 0 and 0 <= e.value < 1 << trace.ranks and chunk < CHUNKS]
+    told = [
+        (*place(e.name), e) for e in trace.events if type(e) is Scalar and e.name.startswith(HOLDS)
+    ]
+    told = [
+        (number, chunk, e)
+        for number, chunk, e in told
+        if number >= 0 and 0 <= e.value < 1 << trace.ranks and chunk < CHUNKS
+    ]
     if not told or trace.ranks > MOST:
         return None
     start = [[0] * (1 + max(chunk for _, chunk, _ in told)) for _ in range(trace.ranks)]
@@ -81,11 +91,26 @@ def holdings(trace: Trace) -> Holdings | None:
         number, chunk = place(t.name)
         if number > 0 and chunk < len(start[0]):
             carried = [held for earlier, held in known[t.src, chunk] if earlier < number]
-            moves.append((t.src, t.rank, chunk, t.kind == "reduce", t.start, t.end, carried[-1] if carried else 0))
+            moves.append(
+                (
+                    t.src,
+                    t.rank,
+                    chunk,
+                    t.kind == "reduce",
+                    t.start,
+                    t.end,
+                    carried[-1] if carried else 0,
+                )
+            )
             rounds[number].append((t.start, Move(t.src, t.rank, chunk, t.kind == "reduce")))
     last = max(rounds, default=0)
-    sentences = [(min(start for start, _ in rounds[n]), f"Round {n} of {last}: {in_words(trace.ranks, [move for _, move in rounds[n]])}")
-                 for n in sorted(rounds)]
+    sentences = [
+        (
+            min(start for start, _ in rounds[n]),
+            f"Round {n} of {last}: {in_words(trace.ranks, [move for _, move in rounds[n]])}",
+        )
+        for n in sorted(rounds)
+    ]
     return Holdings(start, changes, moves, sentences)
 
 
@@ -98,7 +123,9 @@ def in_words(ranks: int, moves: list[Move]) -> str:
     it = "it" if len(moves) == len(pairs) else "them"
     does = "adds" if all(move.reduce for move in moves) else "keeps a copy of"
     if len(pairs) > 1 and len(receivers) == 1:
-        return f"{listed(sorted(senders))} send {what} each to rank {pairs[0][1]}, which {does} them."
+        return (
+            f"{listed(sorted(senders))} send {what} each to rank {pairs[0][1]}, which {does} them."
+        )
     if len(senders) == 1:
         return f"rank {pairs[0][0]} sends {what} to {listed(sorted(receivers))}, {'and each' if len(receivers) > 1 else 'which'} {does} {it}."
     if all(pair[::-1] in pairs for pair in pairs) and len(pairs) == len(senders):

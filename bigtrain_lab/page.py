@@ -27,8 +27,13 @@ PAGE = Template((HERE / "page.html").read_text(encoding="utf-8"))
 STILL = "Its ranks were still at work when this page was written."
 
 
-def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Run | None = None, clock: str | None = None,
-         notes: tuple[str, ...] = ()) -> str:
+def page(
+    traces: dict[str, Trace],
+    experiment: Experiment | None = None,
+    run: Run | None = None,
+    clock: str | None = None,
+    notes: tuple[str, ...] = (),
+) -> str:
     """The page of what was reopened: traces by clock; the experiment, where it is known; the run, where there is one; the clock
     shown first; `notes` on what is missing. Part of a run gets no sentences: they would tell of a whole one."""
     given = [traces[clock] for clock in CLOCKS if clock in traces]
@@ -36,27 +41,56 @@ def page(traces: dict[str, Trace], experiment: Experiment | None = None, run: Ru
     whole = not first.settings.get("unfinished")
     ended = [table.trouble(run.diagnosis or STILL, run)] if run and run.state != "done" else []
     style = "".join([(HERE / "page.css").read_text(encoding="utf-8"), Player._css, table.STYLE])
-    script = f'\n{Player._esm}\n{(HERE / "page.js").read_text(encoding="utf-8")}'
-    name = run.settings["name"] if run else experiment.name if experiment else str(first.settings.get("experiment", "a trace"))
+    script = f"\n{Player._esm}\n{(HERE / 'page.js').read_text(encoding='utf-8')}"
+    name = (
+        run.settings["name"]
+        if run
+        else experiment.name
+        if experiment
+        else str(first.settings.get("experiment", "a trace"))
+    )
     written = PAGE.substitute(
-        version=__version__, style=style, style_hash=allowed(style),
-        script=script, script_hash=allowed(script),
-        title=escape(f"{name}, {counted(first.ranks, 'rank')}"), heading=escape(experiment.question if experiment else name),
-        about=escape(". ".join(filter(None, [about(name, first, run), experiment.describe() if experiment else ""]))),
+        version=__version__,
+        style=style,
+        style_hash=allowed(style),
+        script=script,
+        script_hash=allowed(script),
+        title=escape(f"{name}, {counted(first.ranks, 'rank')}"),
+        heading=escape(experiment.question if experiment else name),
+        about=escape(
+            ". ".join(
+                filter(None, [about(name, first, run), experiment.describe() if experiment else ""])
+            )
+        ),
         trouble="\n".join([*ended, *map(table.trouble, notes), ""]),
-        tabs="".join(f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>' for t in given),
-        results=results(given, experiment, whole), settings=settings(first, experiment),
-        told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run)) if run and whole else "",
-        again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n' if experiment else "",
-        data=data(given, first.clock, experiment))
-    return written.encode(errors="replace").decode()  # a path may hold half characters, which no file of text can
+        tabs="".join(
+            f'<button type="button" role="tab" aria-controls="btl-play" data-clock="{t.clock}">{t.clock}</button>'
+            for t in given
+        ),
+        results=results(given, experiment, whole),
+        settings=settings(first, experiment),
+        told="".join(f"<p>{escape(line)}</p>\n" for line in report.cost_of(run))
+        if run and whole
+        else "",
+        again=f'<h2>Again</h2>\n<div class="btl-command"><code>{escape(report.command(experiment))}</code></div>\n'
+        if experiment
+        else "",
+        data=data(given, first.clock, experiment),
+    )
+    return written.encode(
+        errors="replace"
+    ).decode()  # a path may hold half characters, which no file of text can
 
 
 def about(name: str, trace: Trace, run: Run | None) -> str:
     """Which run this is, in a line."""
     started = run and run.settings["started"].replace("T", " ").replace("+00:00", " UTC")
     what = f"{name} on {counted(trace.ranks, 'rank')}"
-    return f"{what}, started {started}: {report.outcome(run)}" if run else f"{what}: a saved {trace.clock} trace"
+    return (
+        f"{what}, started {started}: {report.outcome(run)}"
+        if run
+        else f"{what}: a saved {trace.clock} trace"
+    )
 
 
 def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> str:
@@ -73,11 +107,16 @@ def results(given: list[Trace], experiment: Experiment | None, whole: bool) -> s
 def settings(trace: Trace, experiment: Experiment | None) -> str:
     """Each setting that has an effect; those that are not at their defaults stand out."""
     if experiment:
-        values, changed = report.in_effect(experiment), report.settings(experiment, changed_only=True)
+        values, changed = (
+            report.in_effect(experiment),
+            report.settings(experiment, changed_only=True),
+        )
     else:
         values = changed = asked(trace.settings)
-    return "".join(f'<div{" class=btl-changed" if name in changed else ""}><dt>{escape(name)}</dt><dd>{escape(report.setting(value))}</dd></div>'
-                   for name, value in values.items())
+    return "".join(
+        f"<div{' class=btl-changed' if name in changed else ''}><dt>{escape(name)}</dt><dd>{escape(report.setting(value))}</dd></div>"
+        for name, value in values.items()
+    )
 
 
 def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
@@ -90,10 +129,15 @@ def data(given: list[Trace], first: str, experiment: Experiment | None) -> str:
         clocks[trace.clock] = bodies.index(body) if body in bodies else len(bodies)
         bodies += [body] if body not in bodies else []
     limit = experiment.capacity_bytes if experiment else None
-    return json.dumps({"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK}, separators=(",", ":"))
+    return json.dumps(
+        {"bodies": bodies, "clocks": clocks, "first": first, "limit": limit, "look": LOOK},
+        separators=(",", ":"),
+    )
 
 
 def allowed(text: str) -> str:
     """The name by which the page's policy knows a script or a style of it."""
-    assert not any(end in text for end in ("</script", "</style", "<!--", "\r")), "this would end its element, or change its hash"
+    assert not any(end in text for end in ("</script", "</style", "<!--", "\r")), (
+        "this would end its element, or change its hash"
+    )
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -43,7 +43,9 @@ class Stage(NamedTuple):
     replicas: int = 1
 
 
-def balanced(pieces: Sequence[Piece], devices: int, bytes_per_s=None, most_replicas: int = 1) -> list[Stage]:
+def balanced(
+    pieces: Sequence[Piece], devices: int, bytes_per_s=None, most_replicas: int = 1
+) -> list[Stage]:
     """The pipeline on all the devices whose slowest place is fastest; of several such, the one whose next slowest is, and so on;
     of several such still, the one with shorter later stages.
 
@@ -53,10 +55,16 @@ def balanced(pieces: Sequence[Piece], devices: int, bytes_per_s=None, most_repli
     N, K = len(pieces), most_replicas
     work = [0, *accumulate(exact(piece.time) for piece in pieces)]
     weights = [0, *accumulate(piece.weight_bytes for piece in pieces)]
-    T = {(s, j, k): replicated(work[j] - work[s], weights[j] - weights[s], k, bytes_per_s)
-         for j in range(1, N + 1) for s in range(j) for k in range(1, K + 1)}
+    T = {
+        (s, j, k): replicated(work[j] - work[s], weights[j] - weights[s], k, bytes_per_s)
+        for j in range(1, N + 1)
+        for s in range(j)
+        for k in range(1, K + 1)
+    }
     link = [0, *(passing(piece, bytes_per_s) for piece in pieces)]  # link[s]: after s pieces
-    A: dict[tuple[int, int], tuple[tuple, list[Stage]]] = {(0, 0): ((), [])}  # (j, m) -> all times, slowest first; the stages
+    A: dict[tuple[int, int], tuple[tuple, list[Stage]]] = {
+        (0, 0): ((), [])
+    }  # (j, m) -> all times, slowest first; the stages
     for m in range(1, devices + 1):
         for j in range(1, N + 1):
             for k in range(1, min(m, K) + 1):
@@ -92,8 +100,10 @@ def require_sizes(text: str, pieces: int, stages: int) -> list[int]:
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
     if len(sizes) != len(words) or len(sizes) != stages or sum(sizes) != pieces:
         told = " ".join(map(str, [pieces - stages + 1] + [1] * (stages - 1)))
-        raise Impossible(f"The cut {text!r} does not make {stages} stages of {pieces} pieces: give {stages} whole numbers "
-                         f"of at least 1 with the sum {pieces}, as in {told}.")
+        raise Impossible(
+            f"The cut {text!r} does not make {stages} stages of {pieces} pieces: give {stages} whole numbers "
+            f"of at least 1 with the sum {pieces}, as in {told}."
+        )
     return sizes
 
 
@@ -105,13 +115,22 @@ def slowest(pieces: Sequence[Piece], stages: Sequence[Stage], bytes_per_s=None) 
 
 def stage_time(pieces: Sequence[Piece], stage: Stage, bytes_per_s=None) -> Fraction:
     """T(i..j, k)."""
-    own = pieces[stage.first:stage.last]
-    return replicated(sum(exact(p.time) for p in own), sum(p.weight_bytes for p in own), stage.replicas, bytes_per_s)
+    own = pieces[stage.first : stage.last]
+    return replicated(
+        sum(exact(p.time) for p in own),
+        sum(p.weight_bytes for p in own),
+        stage.replicas,
+        bytes_per_s,
+    )
 
 
 def replicated(work, weight_bytes: int, replicas: int, bytes_per_s) -> Fraction:
     """The time between two micro-batches of a stage with this work and these weights, on its replicas."""
-    ring = Fraction(2 * (replicas - 1) * weight_bytes, replicas) / exact(bytes_per_s) if bytes_per_s else 0
+    ring = (
+        Fraction(2 * (replicas - 1) * weight_bytes, replicas) / exact(bytes_per_s)
+        if bytes_per_s
+        else 0
+    )
     return Fraction(max(work, ring)) / replicas
 
 
@@ -124,8 +143,10 @@ def require_room(pieces: Sequence[Piece], devices: int, most_replicas: int = 1) 
     """Impossible where some device would have nothing to hold."""
     room = len(pieces) * most_replicas
     if devices not in range(1, room + 1):
-        raise Impossible(f"{devices} devices cannot share a model of {len(pieces)} pieces with at most {most_replicas} "
-                         f"replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}.")
+        raise Impossible(
+            f"{devices} devices cannot share a model of {len(pieces)} pieces with at most {most_replicas} "
+            f"replica{'s' * (most_replicas > 1)} of a stage: take 1 to {room}."
+        )
 
 
 class Share(NamedTuple):

@@ -31,8 +31,9 @@ class Part(NamedTuple):
 
 
 @lru_cache(64)
-def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: str,
-                   part_bytes: int = PART_BYTES) -> tuple[list[Part], list[Part]]:
+def pipelined_ring(
+    rank: int, ranks: int, elements: int, itemsize: int, name: str, part_bytes: int = PART_BYTES
+) -> tuple[list[Part], list[Part]]:
     """What a rank does to all-reduce so many elements: what it sends at first, then what it
     receives and sends by turns. Messages are named as those of the collective Ring; parts without
     elements are left out."""
@@ -42,7 +43,7 @@ def pipelined_ring(rank: int, ranks: int, elements: int, itemsize: int, name: st
     parts = max(1, -(-chunks[0] * itemsize // part_bytes))
 
     def part(way, other: int, move: Move, turn: int, number: int) -> Part:
-        start = sum(chunks[:move.chunk])
+        start = sum(chunks[: move.chunk])
         begin, end = (start + chunks[move.chunk] * at // parts for at in (number, number + 1))
         about = f"{name} round {turn + 1} chunk {move.chunk}" + f" part {number}" * (parts > 1)
         kind = "reduce" if move.reduce else "copy"

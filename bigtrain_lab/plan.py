@@ -159,7 +159,9 @@ class Turns:
         self.made = [0] * len(op.sources)  # requests that were taken, by place
         self._in_hand: dict[int, int] = {}  # place -> the issue of its next request
         self._owed: dict[int, int] = {}  # place -> its request that was not answered yet
-        self._not_before = [0] * len(op.sources)  # no request is issued before the last answer arrives
+        self._not_before = [0] * len(
+            op.sources
+        )  # no request is issued before the last answer arrives
 
     @property
     def over(self) -> bool:
@@ -171,7 +173,9 @@ class Turns:
         known = self._in_hand.keys() | self._owed.keys()
         live = {p for p, most in enumerate(self._op.requests) if self.made[p] < most} - known
         first = min(self._in_hand.values(), default=None)
-        earlier = [(self._not_before[p], p) for p in live if first is None or self._not_before[p] <= first]
+        earlier = [
+            (self._not_before[p], p) for p in live if first is None or self._not_before[p] <= first
+        ]
         return min(earlier)[1] if earlier else None
 
     def has(self, place: int, issue: int) -> None:
@@ -210,17 +214,22 @@ class Plan:
         have another number of ranks."""
         sizes = dict(mesh.axes)
         if unknown := [axis for axis in axes if axis not in sizes]:
-            raise Impossible(f"This mesh has no axis {unknown[0]!r}: "
-                             f"place the plan along {', '.join(sizes)}.")
+            raise Impossible(
+                f"This mesh has no axis {unknown[0]!r}: place the plan along {', '.join(sizes)}."
+            )
         if (size := prod(sizes[axis] for axis in axes)) != self.ranks:
-            raise Impossible(f"The plan has {self.ranks} ranks and the mesh has {size} along "
-                             f"{', '.join(axes) or 'no axis'}: make them equal.")
+            raise Impossible(
+                f"The plan has {self.ranks} ranks and the mesh has {size} along "
+                f"{', '.join(axes) or 'no axis'}: make them equal."
+            )
         others = [axis for axis in sizes if axis not in axes]
         own, lanes = list(places(sizes, axes)), {}
         for elsewhere in places(sizes, others):
             at = [mesh.rank(**elsewhere, **place) for place in own]
-            lanes |= {(at[rank], lane): tuple(moved(op, at) for op in ops)
-                      for (rank, lane), ops in self.lanes.items()}
+            lanes |= {
+                (at[rank], lane): tuple(moved(op, at) for op in ops)
+                for (rank, lane), ops in self.lanes.items()
+            }
         return Plan(lanes, mesh.size, self.steps)
 
     def joined(self, *others: "Plan") -> "Plan":
@@ -236,14 +245,20 @@ class Plan:
                 for op in ops:
                     for what in names(op, rank, lane):
                         if seen.setdefault(what, number) != number:
-                            raise Impossible(f"Two of the joined plans have {what[-1]} on rank {rank}: "
-                                             "give it another name in one of them.")
+                            raise Impossible(
+                                f"Two of the joined plans have {what[-1]} on rank {rank}: "
+                                "give it another name in one of them."
+                            )
                 lanes[rank, lane] = lanes.get((rank, lane), ()) + tuple(ops)
         return Plan(lanes, max(plan.ranks for plan in plans), self.steps)
 
 
-def with_calls(plan: Plan, inside: Mapping[tuple[str, int], tuple[Inside, ...]],
-               mesh: Mesh, before_update: Callable = lambda rank, batch: ()) -> Plan:
+def with_calls(
+    plan: Plan,
+    inside: Mapping[tuple[str, int], tuple[Inside, ...]],
+    mesh: Mesh,
+    before_update: Callable = lambda rank, batch: (),
+) -> Plan:
     """The plan of ranks whose actions call collectives of the peers on the axis SLICES: `inside`,
     as a Cost has them. Each is issued on the lane of the axis, and the action goes on when it ends.
     `before_update`: (rank, batch) -> operations before its first update of a batch."""
@@ -332,8 +347,10 @@ def lower(plan, steps: int = 1) -> Plan:
         return lower_schedule(plan, steps)
     if isinstance(plan, Collective):
         return lower_collective(plan)
-    raise Impossible(f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), "
-                     "a Collective such as Ring(ranks=4), or a Plan.")
+    raise Impossible(
+        f"Cannot simulate {plan!r}: give a Schedule such as GPipe(ranks=4, micro_batches=8), "
+        "a Collective such as Ring(ranks=4), or a Plan."
+    )
 
 
 @contextmanager
@@ -359,19 +376,27 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
     homes: dict[Action, int] = {}
     sends: dict[Action, list[Send]] = {}
     early: list[tuple] = []  # updates that come before a gradient, told when nothing is missing
-    lanes: list[list] = []  # per rank, what it receives and computes; what it sends is known when all ranks are seen
+    lanes: list[
+        list
+    ] = []  # per rank, what it receives and computes; what it sends is known when all ranks are seen
     for rank, work in enumerate(schedule.over(steps)):
         lanes.append([])
         for step in work:
             for action in step:
                 kind, stage, micro_batch = action
                 if kind not in KINDS:
-                    raise Impossible(f"Rank {rank} runs {action}, and there is no kind {kind}: use {', '.join(KINDS)}.")
+                    raise Impossible(
+                        f"Rank {rank} runs {action}, and there is no kind {kind}: use {', '.join(KINDS)}."
+                    )
                 if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
-                    raise Impossible(f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
-                                     f"and micro-batches 0 to {micro_batches - 1}.")
+                    raise Impossible(
+                        f"Rank {rank} runs {action}, but there are only stages 0 to {stages - 1} "
+                        f"and micro-batches 0 to {micro_batches - 1}."
+                    )
                 if (home := rank_of(stage, micro_batch)) != rank:
-                    raise Impossible(f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it there.")
+                    raise Impossible(
+                        f"Rank {rank} runs {action}, but stage {stage} lies on rank {home}: move it there."
+                    )
                 if action in homes:
                     raise Impossible(f"Rank {rank} runs {action} twice: each action runs once.")
                 homes[action] = rank
@@ -384,14 +409,20 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
                         lanes[rank].append(Recv(src, need))
                         sends.setdefault(need, []).append(Send(rank, need))
                     elif need not in homes:
-                        raise Impossible(f"Rank {rank} runs {action} before {need}, which it needs: swap them.")
+                        raise Impossible(
+                            f"Rank {rank} runs {action} before {need}, which it needs: swap them."
+                        )
             lanes[rank].append(Compute(step, version(step[0])))
     refuse_missing(schedule, homes, micro_batches)
     for rank, update, need in early:
         if need not in homes:
-            raise Impossible(f"Rank {rank} runs {update}, and this schedule updates after every "
-                             f"{schedule.update_size} micro-batches: call it by the last of them.")
-        raise Impossible(f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them.")
+            raise Impossible(
+                f"Rank {rank} runs {update}, and this schedule updates after every "
+                f"{schedule.update_size} micro-batches: call it by the last of them."
+            )
+        raise Impossible(
+            f"Rank {rank} runs {update} before {need}, whose gradient it applies: swap them."
+        )
     plan = {}
     for rank, received_and_computed in enumerate(lanes):
         ops: list = []
@@ -405,17 +436,33 @@ def lower_schedule(schedule: Schedule, steps: int) -> Plan:
 
 
 @collector_paused()
-def lower_collective(collective: Collective, elements: int | None = None, itemsize: int = 1, name: str = "",
-                     lane: str = "compute") -> Plan:
+def lower_collective(
+    collective: Collective,
+    elements: int | None = None,
+    itemsize: int = 1,
+    name: str = "",
+    lane: str = "compute",
+) -> Plan:
     """The plan of a collective on a tensor of `elements` numbers; without them the Cost prices the messages "reduce" and "copy", with the chunk as stage.
 
     In each round a rank posts its sends, then its receives, in the order of the moves; message "round 2 chunk 0" begins with `name`.
     """
-    cut = [None] * collective.chunks if elements is None else [n * itemsize for n in sizes(elements, collective.chunks)]
+    cut = (
+        [None] * collective.chunks
+        if elements is None
+        else [n * itemsize for n in sizes(elements, collective.chunks)]
+    )
     lanes: dict[tuple[int, str], list] = {(rank, lane): [] for rank in range(collective.ranks)}
     for number, moves in enumerate(check(collective), 1):
-        messages = [Message(f"{name} round {number} chunk {chunk}".lstrip(), "reduce" if reduce else "copy", cut[chunk], chunk)
-                    for _, _, chunk, reduce in moves]
+        messages = [
+            Message(
+                f"{name} round {number} chunk {chunk}".lstrip(),
+                "reduce" if reduce else "copy",
+                cut[chunk],
+                chunk,
+            )
+            for _, _, chunk, reduce in moves
+        ]
         for move, message in zip(moves, messages):
             lanes[move.src, lane].append(Send(move.dst, message))
         for move, message in zip(moves, messages):
@@ -428,7 +475,9 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
     kinds, each = Counter(action.kind for action in homes), schedule.stages * micro_batches
     whole = kinds["B"] == each and not kinds["I"] and not kinds["W"]
     split = kinds["I"] == kinds["W"] == each and not kinds["B"]
-    if kinds["F"] != each or not (whole or split):  # actions are unique, so right numbers miss nothing
+    if kinds["F"] != each or not (
+        whole or split
+    ):  # actions are unique, so right numbers miss nothing
         halved = {action[1:] for action in homes if action.kind in "IW"}
         for micro_batch in range(micro_batches):
             for stage in range(schedule.stages):
@@ -436,15 +485,21 @@ def refuse_missing(schedule: Schedule, homes: dict[Action, int], micro_batches: 
                     if (missing := Action(kind, stage, micro_batch)) not in homes:
                         nothing = "" if homes else "Nothing runs: "
                         home = schedule.rank_of(stage, micro_batch)
-                        raise Impossible(f"{nothing}{missing} is missing on rank {home}: every stage "
-                                         "needs the forward and the backward of each micro-batch.")
+                        raise Impossible(
+                            f"{nothing}{missing} is missing on rank {home}: every stage "
+                            "needs the forward and the backward of each micro-batch."
+                        )
         for action, rank in homes.items():
             if action.kind == "B" and action[1:] in halved:
-                raise Impossible(f"Rank {rank} runs {action} and a half of it too: "
-                                 "run B, or I and W, for a micro-batch of a stage.")
+                raise Impossible(
+                    f"Rank {rank} runs {action} and a half of it too: "
+                    "run B, or I and W, for a micro-batch of a stage."
+                )
     updates = Counter(a.stage for a in homes if a.kind == "U")
     expected = micro_batches // schedule.update_size
     for stage in range(schedule.stages):
         if updates[stage] != expected:
-            raise Impossible(f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
-                             f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}.")
+            raise Impossible(
+                f"Rank {schedule.rank_of(stage, 0)} updates stage {stage} {updates[stage]} times in "
+                f"{micro_batches} micro-batches; this schedule makes {expected}, each from {schedule.update_size}."
+            )

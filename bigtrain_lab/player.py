@@ -27,18 +27,28 @@ TOGETHER = re.compile(r"(\d+) smaller ones")  # a run's log tells those together
 INSIDE = 20_000  # readings between action boundaries that all are shown; of more, those where the bytes turn, or each action's highest
 
 LOOK = {
-    "phases": {kind: [colour, palette.ink(colour), palette.PHASE_NAMES[kind]] for kind, colour in palette.PHASES.items()},
+    "phases": {
+        kind: [colour, palette.ink(colour), palette.PHASE_NAMES[kind]]
+        for kind, colour in palette.PHASES.items()
+    },
     "other": [palette.OTHER_PHASE, palette.ink(palette.OTHER_PHASE), "other"],
-    "versions": [[palette.version(n), palette.ink(palette.version(n))] for n in range(len(palette.VERSIONS) * len(palette.VERSION_SHADES))],
+    "versions": [
+        [palette.version(n), palette.ink(palette.version(n))]
+        for n in range(len(palette.VERSIONS) * len(palette.VERSION_SHADES))
+    ],
     "memory": [[kind, palette.MEMORY[kind]] for kind in MEMORY_KINDS],
-    "clocks": palette.CLOCKS, "inside": palette.INSIDE,
+    "clocks": palette.CLOCKS,
+    "inside": palette.INSIDE,
 }
 
 
 class Player(anywidget.AnyWidget):
     """Shows a trace. `limit_bytes` draws the device's memory as a dashed line; `height` in pixels, None to fit the ranks."""
 
-    _esm = "".join((HERE / name).read_text(encoding="utf-8") for name in ("player_picture.js", "player_chunks.js", "player_peak.js", "player.js"))
+    _esm = "".join(
+        (HERE / name).read_text(encoding="utf-8")
+        for name in ("player_picture.js", "player_chunks.js", "player_peak.js", "player.js")
+    )
     _css = (HERE / "player.css").read_text(encoding="utf-8")
     data = traitlets.Bytes(b"").tag(sync=True)
     note = traitlets.Unicode("").tag(sync=True)
@@ -47,12 +57,24 @@ class Player(anywidget.AnyWidget):
     limit_bytes = traitlets.Int(None, allow_none=True).tag(sync=True)
     height = traitlets.Int(None, allow_none=True).tag(sync=True)
 
-    def __init__(self, trace: Trace | None = None, limit_bytes: int | None = None, height: int | None = None, **traits):
+    def __init__(
+        self,
+        trace: Trace | None = None,
+        limit_bytes: int | None = None,
+        height: int | None = None,
+        **traits,
+    ):
         super().__init__(limit_bytes=limit_bytes, height=height, **traits)
         self.show(trace)
 
-    def show(self, trace: Trace | None, note: str = "", live: bool = False,
-             step_ends: tuple[int, ...] | None = None, whole: Trace | None = None) -> None:
+    def show(
+        self,
+        trace: Trace | None,
+        note: str = "",
+        live: bool = False,
+        step_ends: tuple[int, ...] | None = None,
+        whole: Trace | None = None,
+    ) -> None:
         """Replace the trace, in one message. A `note` greys it and says why; without a trace the note stands alone.
 
         `live`: the trace still grows, and the playhead stays at its end. `step_ends`: of a part of a trace, where its
@@ -71,7 +93,9 @@ class Player(anywidget.AnyWidget):
         self.send({"do": "pause"})
 
 
-def pack(trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | None = None) -> bytes:
+def pack(
+    trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | None = None
+) -> bytes:
     """The trace as the JSON that player.js reads; times in ticks since the first event. `step_ends`, `whole`: as of Player.show."""
     start = min((e.start for e in trace.events), default=0)
     end = max((e.end for e in trace.events), default=0)
@@ -83,34 +107,66 @@ def pack(trace: Trace, step_ends: tuple[int, ...] | None = None, whole: Trace | 
         if isinstance(e, Span):
             wait = waits.get((e.rank, e.lane, e.name))
             message = wait and wait.message
-            spans.append([number[e.rank, e.lane], e.kind[:1], e.name, label[e.name], e.start - start, e.end - start, e.version,
-                          wait.ticks if wait else 0, message.name if message else "", message.src if message else -1])
+            spans.append(
+                [
+                    number[e.rank, e.lane],
+                    e.kind[:1],
+                    e.name,
+                    label[e.name],
+                    e.start - start,
+                    e.end - start,
+                    e.version,
+                    wait.ticks if wait else 0,
+                    message.name if message else "",
+                    message.src if message else -1,
+                ]
+            )
         elif isinstance(e, Transfer):
             rows_met = number.get((e.src, e.lane), number[e.src, "compute"]), number[e.rank, e.lane]
-            transfers.append([e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes, *rows_met])
+            transfers.append(
+                [e.src, e.rank, e.kind, e.name, e.start - start, e.end - start, e.bytes, *rows_met]
+            )
         elif isinstance(e, Memory) and e.inside and e.kind in MEMORY_KINDS and not deep:
             inside.append(e)
     if len(inside) > INSIDE:
         inside = turns(inside)
-    return json.dumps({
-        "clock": trace.clock, "unit": trace.unit, "ticks": trace.ticks_per_unit, "ranks": trace.ranks,
-        "step_ends": [tick - start for tick in step_ends or trace.step_ends],
-        "unfinished": bool(trace.settings.get("unfinished")),
-        "end": end - start, "rows": rows, "spans": spans, "transfers": transfers, "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
-        "inside": [[e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside],
-        "terms": list(words.terms(trace).items()),
-        "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
-        "chunks": chunks_of(trace, start),
-    }, separators=(",", ":")).encode()
+    return json.dumps(
+        {
+            "clock": trace.clock,
+            "unit": trace.unit,
+            "ticks": trace.ticks_per_unit,
+            "ranks": trace.ranks,
+            "step_ends": [tick - start for tick in step_ends or trace.step_ends],
+            "unfinished": bool(trace.settings.get("unfinished")),
+            "end": end - start,
+            "rows": rows,
+            "spans": spans,
+            "transfers": transfers,
+            "levels": [levels(trace, rank, start, deep) for rank in range(trace.ranks)],
+            "inside": [
+                [e.rank, e.start - start, e.bytes, MEMORY_KINDS.index(e.kind)] for e in inside
+            ],
+            "terms": list(words.terms(trace).items()),
+            "peaks": [peak_of(whole or trace, rank, start, label) for rank in range(trace.ranks)],
+            "chunks": chunks_of(trace, start),
+        },
+        separators=(",", ":"),
+    ).encode()
 
 
 def chunks_of(trace: Trace, start: int) -> dict | None:
     """What player_chunks.js shows of a collective."""
     if (told := holdings(trace)) is None:
         return None
-    return {"start": told.start, "changes": [[at - start, *what] for at, *what in told.changes],
-            "moves": [[*way, leaves - start, arrives - start, held] for *way, leaves, arrives, held in told.moves],
-            "rounds": [[at - start, sentence] for at, sentence in told.rounds]}
+    return {
+        "start": told.start,
+        "changes": [[at - start, *what] for at, *what in told.changes],
+        "moves": [
+            [*way, leaves - start, arrives - start, held]
+            for *way, leaves, arrives, held in told.moves
+        ],
+        "rounds": [[at - start, sentence] for at, sentence in told.rounds],
+    }
 
 
 def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list | None:
@@ -118,23 +174,51 @@ def peak_of(trace: Trace, rank: int, start: int, label: dict[str, str]) -> list 
     and, where the run kept a ledger, its largest storages."""
     if not (highest := peak(trace, rank)):
         return None
-    kinds = [[MEMORY_KINDS.index(kind), size] for kind, size in highest.held.items() if kind in MEMORY_KINDS]
+    kinds = [
+        [MEMORY_KINDS.index(kind), size]
+        for kind, size in highest.held.items()
+        if kind in MEMORY_KINDS
+    ]
     alive = [e for e in trace.at_peak(rank) if e.kind in MEMORY_KINDS]
-    counts = [int(several[1]) if not e.dtype and (several := TOGETHER.fullmatch(e.name)) else 1 for e in alive]
+    counts = [
+        int(several[1]) if not e.dtype and (several := TOGETHER.fullmatch(e.name)) else 1
+        for e in alive
+    ]
     listed = [e for e, count in zip(alive, counts) if count == 1][:LISTED]
     place = highest._replace(action=label.get(highest.action, highest.action)).place
-    return [highest.start - start, place, sorted(kinds), sum(counts),
-            [[MEMORY_KINDS.index(e.kind), e.bytes, e.name, list(e.shape), e.dtype, e.module, label.get(e.made, e.made)] for e in listed]]
+    return [
+        highest.start - start,
+        place,
+        sorted(kinds),
+        sum(counts),
+        [
+            [
+                MEMORY_KINDS.index(e.kind),
+                e.bytes,
+                e.name,
+                list(e.shape),
+                e.dtype,
+                e.module,
+                label.get(e.made, e.made),
+            ]
+            for e in listed
+        ],
+    ]
 
 
 def turns(readings: list[Memory]) -> list[Memory]:
     """Of the readings inside each action the first, the last, and those where the bytes begin to rise, to fall or to stay."""
     kept = []
-    for _, group in groupby(sorted(readings, key=attrgetter("rank", "lane")), key=attrgetter("rank", "lane", "name")):
+    for _, group in groupby(
+        sorted(readings, key=attrgetter("rank", "lane")), key=attrgetter("rank", "lane", "name")
+    ):
         first, *others = group
         kept.append(first)
         for before, now, after in zip([first, *others], others, others[1:]):
-            if (now.bytes > before.bytes, now.bytes < before.bytes) != (after.bytes > now.bytes, after.bytes < now.bytes):
+            if (now.bytes > before.bytes, now.bytes < before.bytes) != (
+                after.bytes > now.bytes,
+                after.bytes < now.bytes,
+            ):
                 kept.append(now)
         kept += others[-1:]
     return kept

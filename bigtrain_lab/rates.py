@@ -66,7 +66,7 @@ def exposures(trace: Trace) -> list[tuple[int, int, int]]:
             own = [("", spans[0].start, spans[0].start), *own, ("", max(gathers), max(gathers))]
         for (kind, _, end), (following, start, _) in pairwise(own):
             if following != "U" or kind == "U":  # what else it waited for is not of replicas
-                own_gathers = gathers[bisect_right(gathers, end):bisect_right(gathers, start)]
+                own_gathers = gathers[bisect_right(gathers, end) : bisect_right(gathers, start)]
                 start = max(own_gathers, default=end)
             if start > end:
                 found.append((rank, end, start))
@@ -84,7 +84,7 @@ def exposed(trace: Trace) -> float:
 def sent_so_far(trace: Trace, rank: int, step: int) -> list[tuple[int, int]]:
     """(tick, bytes that the rank has sent in this step by then), where messages leave and arrive;
     the first step is 0."""
-    begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
+    begin, end = (trace._begin(), *trace.step_ends)[step : step + 2]
     sent, found = 0, [(begin, 0)]
     for message in sorted(trace.transfers(rank), key=lambda t: t.end):
         if begin < message.end <= end:
@@ -111,11 +111,24 @@ def axes(trace: Trace) -> list[Axis]:
         waits[rank] += end - begin
     for event in trace.where(Transfer):
         sent[axis_of(event), event.src] += event.bytes
-    called = [sum(s.end - s.start for s in trace.spans(rank) if s.kind in COLLECTIVES and axis_of(s) == "tp") for rank in ranks]
+    called = [
+        sum(
+            s.end - s.start
+            for s in trace.spans(rank)
+            if s.kind in COLLECTIVES and axis_of(s) == "tp"
+        )
+        for rank in ranks
+    ]
     idle = [round(trace.idle(rank) * trace.ticks_per_unit) - waits[rank] for rank in ranks]
     time = {"dp": waits.values(), "pp": idle, "tp": called}
-    return [Axis(name, trace.units(max(time[name], default=0)) / trace.steps,
-                 max(sent[name, rank] for rank in ranks) / trace.steps) for name in time]
+    return [
+        Axis(
+            name,
+            trace.units(max(time[name], default=0)) / trace.steps,
+            max(sent[name, rank] for rank in ranks) / trace.steps,
+        )
+        for name in time
+    ]
 
 
 class Called(NamedTuple):
@@ -133,7 +146,9 @@ def called(trace: Trace) -> list[Called]:
     for event in trace.transfers(0):
         if inside := CALLED.match(event.name):
             found.setdefault((inside[2], inside[1]), []).append(event.bytes)
-    return [Called(*key, len(own) / trace.steps, sum(own) / trace.steps) for key, own in found.items()]
+    return [
+        Called(*key, len(own) / trace.steps, sum(own) / trace.steps) for key, own in found.items()
+    ]
 
 
 def axis_of(event) -> str:
@@ -182,16 +197,26 @@ def field(traces: Iterable[Trace]) -> list[Level]:
     by_level: dict[str, list[Trace]] = {}
     for trace in traces:
         if "level" not in trace.settings:
-            raise Impossible("This trace tells no level of precision: take traces of the experiment precision.")
+            raise Impossible(
+                "This trace tells no level of precision: take traces of the experiment precision."
+            )
         by_level.setdefault(trace.settings["level"], []).append(trace)
     return [level_of(name, own) for name, own in by_level.items()]
 
 
 def level_of(name: str, traces: list[Trace]) -> Level:
     one = traces[0]
-    return Level(name, {t.clock: training_rate(t) for t in traces}, {t.clock: reading_rate(t) for t in traces},
-                 last(one, "micro F1"), last(one, "macro F1"), checkpoint_bytes(one), peak_bytes(one),
-                 tuple(event.value for event in one.where(Scalar, name="loss")), int(last(one, "skipped steps") or 0))
+    return Level(
+        name,
+        {t.clock: training_rate(t) for t in traces},
+        {t.clock: reading_rate(t) for t in traces},
+        last(one, "micro F1"),
+        last(one, "macro F1"),
+        checkpoint_bytes(one),
+        peak_bytes(one),
+        tuple(event.value for event in one.where(Scalar, name="loss")),
+        int(last(one, "skipped steps") or 0),
+    )
 
 
 class Applied(NamedTuple):
@@ -205,8 +230,9 @@ class Applied(NamedTuple):
     staleness: int
 
 
-def applied(trace: Trace, requests: Sequence[int], bound: int | None = None,
-            synchronous: bool = False) -> list[Applied]:
+def applied(
+    trace: Trace, requests: Sequence[int], bound: int | None = None, synchronous: bool = False
+) -> list[Applied]:
     """All that the servers of a trace applied, server by server in their order: who reads when
     follows from who asked in which order. Arguments as of techniques.parameter_server.order."""
     workers, found = tuple(range(len(requests))), []
@@ -214,8 +240,11 @@ def applied(trace: Trace, requests: Sequence[int], bound: int | None = None,
     for server in range(len(requests), trace.ranks):
         turns = Turns(Serve(workers, tuple(requests), bound=0 if synchronous else bound))
         read = [0] * len(requests)
-        served = [(span.end, *map(int, ACTION.fullmatch(span.name).group(1, 3)))
-                  for span in trace.spans(server) if span.kind == "S"]
+        served = [
+            (span.end, *map(int, ACTION.fullmatch(span.name).group(1, 3)))
+            for span in trace.spans(server)
+            if span.kind == "S"
+        ]
         for count, (end, worker, batch) in enumerate(served):
             found.append(Applied(server, worker, batch, end, count // each - read[worker]))
             turns.has(worker, end)

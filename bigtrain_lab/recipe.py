@@ -146,8 +146,10 @@ class Recipe:
     def sample(self, number: int, device="cpu") -> Sample:
         """A micro-batch on a device."""
         inputs, targets, context = Sample(*guard.sample(self, number))
-        x, y, *rest = (part.to(device) if isinstance(part, Tensor) else part
-                       for part in (inputs, targets, *context))
+        x, y, *rest = (
+            part.to(device) if isinstance(part, Tensor) else part
+            for part in (inputs, targets, *context)
+        )
         return Sample(x, y, tuple(rest))
 
     def shares(self, window: Sequence[int], replica: int, own: Sequence[Sample]):
@@ -158,7 +160,7 @@ class Recipe:
         every = [1 / len(window)] * len(window)
         if self.weights:
             every = guard.weights(self, [self.sample(number) for number in window])
-        shares = [self.replicas * each for each in every[replica::self.replicas]]
+        shares = [self.replicas * each for each in every[replica :: self.replicas]]
         return shares + [0.0] * (len(own) - len(shares))
 
     @property
@@ -202,23 +204,41 @@ class Recipe:
                 setattr(stages[stage].get_submodule(owner), leaf, stages[first].get_parameter(name))
         batches = [[self.sample(n) for n in window] for window in self.windows]
         if not order.asynchronous:
-            return one_process.synchronous(stages, batches, self.loss, self.optimizer,
-                                           self.weights, self.clip, self.learning_rate)
+            return one_process.synchronous(
+                stages,
+                batches,
+                self.loss,
+                self.optimizer,
+                self.weights,
+                self.clip,
+                self.learning_rate,
+            )
         return one_process.delayed(
-            stages, batches[0], self.loss, self.optimizer, update_size=order.update_size,
-            versions=lambda stage, n: tuple(order.version(Action(k, stage, n)) for k in "FB"))
+            stages,
+            batches[0],
+            self.loss,
+            self.optimizer,
+            update_size=order.update_size,
+            versions=lambda stage, n: tuple(order.version(Action(k, stage, n)) for k in "FB"),
+        )
 
-    def arrays(self, weights: Mapping[int, Mapping], losses: Sequence,
-               replica: int = 0) -> dict[str, np.ndarray]:
+    def arrays(
+        self, weights: Mapping[int, Mapping], losses: Sequence, replica: int = 0
+    ) -> dict[str, np.ndarray]:
         """By name: "1.weight" is stage 1's "weight", unless the stages have names of the whole;
         "loss", of several replicas "loss of replica 1". Half formats become float32. On meta there
         are no values."""
         apart = self.order.stages > 1 and not self.whole_names
-        named = {f"{stage}.{name}" if apart else name: weight.detach().cpu()
-                 for stage, own in weights.items() for name, weight in own.items()
-                 if not weight.is_meta}
-        found = {name: (weight.float() if weight.itemsize < 4 else weight).numpy()
-                 for name, weight in named.items()}
+        named = {
+            f"{stage}.{name}" if apart else name: weight.detach().cpu()
+            for stage, own in weights.items()
+            for name, weight in own.items()
+            if not weight.is_meta
+        }
+        found = {
+            name: (weight.float() if weight.itemsize < 4 else weight).numpy()
+            for name, weight in named.items()
+        }
         loss = "loss" if self.replicas == 1 else f"loss of replica {replica}"
         return found | ({loss: np.array(losses)} if losses else {})
 
@@ -282,9 +302,13 @@ class Trained(NamedTuple):
         """Of each stage by name: masters, in place of the weights that follow them. All slices, and
         replicas that hold parts, ask for them together."""
         masters = self.parts.whole_values() if self.parts else self.precision.masters
-        return {number: {name: whole_of(masters.get(p, p).detach(), cut_of(p), self.slices, name)
-                         for name, p in stage.named_parameters()}
-                for number, stage in self.stages.items()}
+        return {
+            number: {
+                name: whole_of(masters.get(p, p).detach(), cut_of(p), self.slices, name)
+                for name, p in stage.named_parameters()
+            }
+            for number, stage in self.stages.items()
+        }
 
 
 def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
@@ -297,8 +321,10 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     own = [stage for stage in range(order.stages) if order.rank_of(stage, 0) == group.rank]
     stages = {stage: built(partial(guard.module, recipe, stage), rank.device) for stage in own}
     if slices:
-        stages = {stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
-                  for stage, module in stages.items()}
+        stages = {
+            stage: sliced(module, recipe.slicing, slices, recipe.sequence_parallel)
+            for stage, module in stages.items()
+        }
     if copies and copies.rank and rank.device.type != "meta":
         torch.manual_seed(rank.rng("dp").initial_seed())  # dropout masks of its own
     holders = replica_ranks  # who have parts of one gradient
@@ -320,8 +346,9 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
             guard.refuse_optimizer(optimizer, order)
             with rank.aside():  # a trial of the optimizer is no part of what a training holds
                 if recipe.zero:
-                    shared(optimizer, rank.group(("dp", "tp")) if slices else copies,
-                           counts(slices))
+                    shared(
+                        optimizer, rank.group(("dp", "tp")) if slices else copies, counts(slices)
+                    )
                 elif slices and hasattr(optimizer, "among"):  # its norms are those of whole layers
                     optimizer.among(slices)
                 before_step(optimizer)
@@ -373,11 +400,19 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
         made = partial(guard.optimizer, recipe)
         updates = {"optimizer": made} if order.asynchronous else {"update": update}
         return Pipeline(
-            stages.values(), order, loss_fn, group, **updates,
+            stages.values(),
+            order,
+            loss_fn,
+            group,
+            **updates,
             whole=whole,
-            scale=precision.scale if precision.scaler else None, forward=recipe.forward,
-            context=lambda n: samples[n].context, tied=recipe.tied, after=after,
-            span=lens.span or span)
+            scale=precision.scale if precision.scaler else None,
+            forward=recipe.forward,
+            context=lambda n: samples[n].context,
+            tied=recipe.tied,
+            after=after,
+            span=lens.span or span,
+        )
 
     def holdings():
         held = pipeline.holdings(*chain(*optimizers.values()))
@@ -392,33 +427,42 @@ def train(recipe: Recipe, rank, lens: Lens = Lens()) -> Trained:
     rank.watch(holdings)
     parts = parallel if recipe.zero else None
     training = Training(stages, precision, [*chain(*optimizers.values())], replica, rank, parts)
-    for number, window in [*enumerate(recipe.windows)][lens.begin(training):]:
-        mine = window[replica::recipe.replicas]
+    for number, window in [*enumerate(recipe.windows)][lens.begin(training) :]:
+        mine = window[replica :: recipe.replicas]
         count = -(-len(window) // recipe.replicas) if recipe.zero > 1 else max(1, len(mine))
         numbers = [*mine, *window[:1] * (count - len(mine))]  # what is not its own counts 0
         if len(numbers) < order.micro_batches:  # of the last window
             pipeline = pipeline_of(replace(order, micro_batches=len(numbers)), pipeline)
         with rank.aside():  # what loads data is no part of what a training holds
-            samples = {pipeline.done + i: recipe.sample(n, rank.device)
-                       for i, n in enumerate(numbers)}
+            samples = {
+                pipeline.done + i: recipe.sample(n, rank.device) for i, n in enumerate(numbers)
+            }
         batch, waiting = list(samples.values()), list(own)
         if recipe.zero == 3:
             parallel.expect((own.index(step[0].stage), step[0].kind) for step in pipeline.order)
         elif parallel and recipe.zero < 2:
             parallel.backwards = len(batch)
         with lens.window(number, stages, batch), precision:
-            pipeline.step([x for x, _, _ in batch], [y for _, y, _ in batch],
-                          recipe.shares(window, replica, batch))
+            pipeline.step(
+                [x for x, _, _ in batch],
+                [y for _, y, _ in batch],
+                recipe.shares(window, replica, batch),
+            )
         if parallel and recipe.zero in (1, 2):
             parallel.gather_parameters()
-        losses += (of_window := [loss.item() for loss in pipeline.losses[:len(mine)]])
+        losses += (of_window := [loss.item() for loss in pipeline.losses[: len(mine)]])
         if lens.ended(number, training, of_window):
             break
     return Trained(stages, precision, losses, replica, slices and slices.unrecorded(), parts)
 
 
-def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], modules: nn.ModuleList,
-              precision: MixedPrecision, copies: Group):
+def averaging(
+    recipe: Recipe,
+    stages: Mapping[int, nn.Module],
+    modules: nn.ModuleList,
+    precision: MixedPrecision,
+    copies: Group,
+):
     """Prepare this rank's stages; returns what averages their gradients over the replicas `copies`,
     None where nothing learns."""
     copies.lane()  # made there too: torch names a group by how many groups its members have
@@ -432,15 +476,27 @@ def averaging(recipe: Recipe, stages: Mapping[int, nn.Module], modules: nn.Modul
     level = precision.level
     if recipe.zero == 3:  # which rounds what it gathers; the float32 parts are the masters
         precision.prepare(modules, masters=False, rounded=not level.masters)
-        return FullyShardedDataParallel(modules, copies, level.dtype if level.masters else None,
-                                        units=[*modules], **settings)
+        return FullyShardedDataParallel(
+            modules, copies, level.dtype if level.masters else None, units=[*modules], **settings
+        )
     originals = {p: p.data for p in modules.parameters()}
     precision.prepare(modules, masters=False)
-    tied = [stages[stage].get_parameter(name) for places in recipe.tied.values()
-            for stage, name in places.items() if stage in stages]
+    tied = [
+        stages[stage].get_parameter(name)
+        for places in recipe.tied.values()
+        for stage, name in places.items()
+        if stage in stages
+    ]
     return ShardedGradients(
-        modules, copies, recipe.zero, recipe.bucket_bytes, originals=originals, apart=tied,
-        masters=level.masters or recipe.precision is None, **settings)
+        modules,
+        copies,
+        recipe.zero,
+        recipe.bucket_bytes,
+        originals=originals,
+        apart=tied,
+        masters=level.masters or recipe.precision is None,
+        **settings,
+    )
 
 
 def counts(slices: Group | None) -> Callable[[Tensor], bool]:

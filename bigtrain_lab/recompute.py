@@ -40,19 +40,36 @@ class Chain(NamedTuple):
     saves_output: tuple[bool, ...]
 
     @classmethod
-    def of(cls, states: Sequence[int], saved: Sequence[int], forwards: Sequence[float] = (), backwards: Sequence[float] = (),
-           saves_input: Sequence[bool] = (), saves_output: Sequence[bool] = ()) -> "Chain":
+    def of(
+        cls,
+        states: Sequence[int],
+        saved: Sequence[int],
+        forwards: Sequence[float] = (),
+        backwards: Sequence[float] = (),
+        saves_input: Sequence[bool] = (),
+        saves_output: Sequence[bool] = (),
+    ) -> "Chain":
         """A checked chain. By default a forward costs 1, a backward twice the forward; a layer saves its input, not its output."""
         n = len(saved)
         forwards = tuple(forwards) or (1,) * n
-        chain = cls(tuple(states), tuple(saved), forwards, tuple(backwards) or tuple(2 * f for f in forwards),
-                    tuple(saves_input) or (True,) * n, tuple(saves_output) or (False,) * n)
+        chain = cls(
+            tuple(states),
+            tuple(saved),
+            forwards,
+            tuple(backwards) or tuple(2 * f for f in forwards),
+            tuple(saves_input) or (True,) * n,
+            tuple(saves_output) or (False,) * n,
+        )
         if not n or any(len(column) != n for column in chain[1:]) or len(chain.states) != n + 1:
-            raise Impossible(f"A chain of {n} layers needs {n + 1} states and one entry a layer of everything else, at least one "
-                             f"layer: here are {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}.")
+            raise Impossible(
+                f"A chain of {n} layers needs {n + 1} states and one entry a layer of everything else, at least one "
+                f"layer: here are {', '.join(f'{len(c)} {name}' for c, name in zip(chain, cls._fields))}."
+            )
         for name, column in zip(cls._fields, chain):
             if any(value < 0 for value in column):
-                raise Impossible(f"The chain's {name} hold {min(column)}: bytes and costs must not be negative.")
+                raise Impossible(
+                    f"The chain's {name} hold {min(column)}: bytes and costs must not be negative."
+                )
         return chain
 
     @classmethod
@@ -66,8 +83,11 @@ class Chain(NamedTuple):
 
     def record(self, layer: int) -> int:
         """Bytes that the layer's record keeps, its states included."""
-        return (self.saved[layer] + self.saves_input[layer] * self.states[layer]
-                + self.saves_output[layer] * self.states[layer + 1])
+        return (
+            self.saved[layer]
+            + self.saves_input[layer] * self.states[layer]
+            + self.saves_output[layer] * self.states[layer + 1]
+        )
 
 
 class Op(NamedTuple):
@@ -102,7 +122,9 @@ class Recompute(Family, ABC, family="bigtrain_lab.recomputes"):
     def ops(self, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ...]:
         """The order with what each operation leaves kept; Impossible where a plan that chooses by the budget has none."""
         if self.needs_budget() and budget_bytes is None:
-            raise Impossible(f"The plan {self.name} chooses by a budget of memory: give budget_bytes.")
+            raise Impossible(
+                f"The plan {self.name} chooses by a budget of memory: give budget_bytes."
+            )
         return planned(self.order(chain, budget_bytes), chain.layers)
 
     def needs_budget(self) -> bool:
@@ -115,24 +137,38 @@ def plan_of(plan, chain: Chain, budget_bytes: int | None = None) -> tuple[Op, ..
 
     Impossible where the peak of any of them exceeds the budget.
     """
-    if not isinstance(budget_bytes, Real | None) or budget_bytes != budget_bytes:  # nan equals nothing
-        raise Impossible(f"budget_bytes is {budget_bytes!r}: give a number of bytes, such as 500_000.")
+    if (
+        not isinstance(budget_bytes, Real | None) or budget_bytes != budget_bytes
+    ):  # nan equals nothing
+        raise Impossible(
+            f"budget_bytes is {budget_bytes!r}: give a number of bytes, such as 500_000."
+        )
     if isinstance(plan, str):
         plan = named(plan)
     if isinstance(plan, Recompute):
         ops = plan.ops(chain, budget_bytes)
     elif isinstance(plan, Sequence | Iterator):
         plan = tuple(plan)
-        ops = checked(plan, chain.layers) if plan and isinstance(plan[0], Op) else planned(plan, chain.layers)
+        ops = (
+            checked(plan, chain.layers)
+            if plan and isinstance(plan[0], Op)
+            else planned(plan, chain.layers)
+        )
     elif type(plan) is int and plan > 0:
         k = -(-chain.layers // plan)
-        raise Impossible(f"The plan is the number {plan}: what torch calls {plan} segments is here \"every-{k}\", {k} layers to one kept input.")
+        raise Impossible(
+            f'The plan is the number {plan}: what torch calls {plan} segments is here "every-{k}", {k} layers to one kept input.'
+        )
     else:
-        raise Impossible(f"The plan is of type {type(plan).__name__}: give a name such as \"sqrt\" or \"every-4\", a Recompute, or a list of "
-                         "operations.")
+        raise Impossible(
+            f'The plan is of type {type(plan).__name__}: give a name such as "sqrt" or "every-4", a Recompute, or a list of '
+            "operations."
+        )
     if budget_bytes is not None and (peak := peak_bytes(ops, chain)) > budget_bytes:
-        raise Impossible(f"The plan keeps {size(peak)} at its peak, which exceeds the budget of {size(budget_bytes)}: take the plan "
-                         "optimal, which stays within it where any can, or a larger budget.")
+        raise Impossible(
+            f"The plan keeps {size(peak)} at its peak, which exceeds the budget of {size(budget_bytes)}: take the plan "
+            "optimal, which stays within it where any can, or a larger budget."
+        )
     return ops
 
 
@@ -163,7 +199,12 @@ def planned(order: Iterable[Action], layers: int) -> tuple[Op, ...]:
     for at, action in enumerate(actions):
         later, after = wanted[at + 1], wanted[min(at + 2, len(actions))]
         made = None if action.kind == "B" else action.stage + 1
-        in_hand = at + 1 < len(actions) and actions[at + 1].kind != "B" and actions[at + 1].stage == made and made not in after
+        in_hand = (
+            at + 1 < len(actions)
+            and actions[at + 1].kind != "B"
+            and actions[at + 1].stage == made
+            and made not in after
+        )
         ops.append(Op(action, tuple(sorted(later - {made} if in_hand else later))))
     return checked(tuple(ops), layers)
 
@@ -187,28 +228,42 @@ def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
     for (kind, layer, time), keep in ops:
         name = f"{layer}{kind}{time}"
         if kind not in "AFB" or not 0 <= layer < layers:
-            raise Impossible(f"{name} is no operation on this chain: write A, F or B of the layers 0 to {layers - 1}.")
+            raise Impossible(
+                f"{name} is no operation on this chain: write A, F or B of the layers 0 to {layers - 1}."
+            )
         if kind == "B":
             if layer not in recorded:
-                raise Impossible(f"{name} comes before a recorded pass of layer {layer}: put F({layer}) before B({layer}).")
+                raise Impossible(
+                    f"{name} comes before a recorded pass of layer {layer}: put F({layer}) before B({layer})."
+                )
             if layer != next_backward:
-                raise Impossible(f"{name} comes before the backward of layer {next_backward}: gradients come from the last layer down.")
+                raise Impossible(
+                    f"{name} comes before the backward of layer {next_backward}: gradients come from the last layer down."
+                )
             recorded.remove(layer)
             next_backward, in_hand = layer - 1, None
         else:
             if layer > next_backward:
                 raise Impossible(f"{name} runs layer {layer} after its backward: leave it out.")
             if layer not in kept and layer != in_hand:
-                raise Impossible(f"{name} needs x_{layer}, which is neither kept nor just made: keep it, or run layer {layer - 1} before.")
+                raise Impossible(
+                    f"{name} needs x_{layer}, which is neither kept nor just made: keep it, or run layer {layer - 1} before."
+                )
             if kind == "F" and layer in recorded:
-                raise Impossible(f"{name} records layer {layer} a second time: one record is enough.")
+                raise Impossible(
+                    f"{name} records layer {layer} a second time: one record is enough."
+                )
             recorded |= {layer} if kind == "F" else set()
             in_hand = layer + 1
         if missing := set(keep) - kept - {in_hand}:
-            raise Impossible(f"After {name} the plan keeps x_{min(missing)}, which is not there: it was dropped or never made.")
+            raise Impossible(
+                f"After {name} the plan keeps x_{min(missing)}, which is not there: it was dropped or never made."
+            )
         kept = set(keep)
     if next_backward >= 0:
-        raise Impossible(f"The backward of layer {next_backward} is missing: a plan ends with B(0).")
+        raise Impossible(
+            f"The backward of layer {next_backward} is missing: a plan ends with B(0)."
+        )
     return ops
 
 
@@ -243,9 +298,16 @@ def storages(ops: Sequence[Op], chain: Chain) -> Iterable[dict[tuple, int]]:
             making[layer + 1] += 1
             source, states[layer + 1] = states[layer], ("x", layer + 1, making[layer + 1])
             if kind == "F":
-                records[layer] = [("record", layer)] + [source] * chain.saves_input[layer] + [states[layer + 1]] * chain.saves_output[layer]
+                records[layer] = (
+                    [("record", layer)]
+                    + [source] * chain.saves_input[layer]
+                    + [states[layer + 1]] * chain.saves_output[layer]
+                )
         alive = {states[i] for i in keep}.union(*records.values())
-        yield {key: chain.saved[key[1]] if key[0] == "record" else chain.states[key[1]] for key in alive}
+        yield {
+            key: chain.saved[key[1]] if key[0] == "record" else chain.states[key[1]]
+            for key in alive
+        }
 
 
 def peak_bytes(ops: Sequence[Op], chain: Chain) -> int:
@@ -273,8 +335,17 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
 
     A recorded pass in the backward ends with the last tensor that it saves: the state that it makes is there only where the plan reads it.
     """
-    n, made, state, first_backward = chain.layers, Counter(), {0: ("x", 0, 0)}, turn(ops, chain.layers)
-    on_its_way, again, saved = 0, set(), set()  # saved by records of the forward: that stays an activation
+    n, made, state, first_backward = (
+        chain.layers,
+        Counter(),
+        {0: ("x", 0, 0)},
+        turn(ops, chain.layers),
+    )
+    on_its_way, again, saved = (
+        0,
+        set(),
+        set(),
+    )  # saved by records of the forward: that stays an activation
     for at, (((kind, layer, _), _), alive) in enumerate(zip(ops, storages(ops, chain))):
         in_backward, passing = at >= first_backward, set()
         if kind == "B":
@@ -288,11 +359,18 @@ def held(ops: Sequence[Op], chain: Chain) -> Iterable[dict[str, int]]:
             if in_backward and (kind == "F" or result in alive):
                 again.add(result)
             if kind == "F":
-                record = {("record", layer), *[source] * chain.saves_input[layer], *[result] * chain.saves_output[layer]}
+                record = {
+                    ("record", layer),
+                    *[source] * chain.saves_input[layer],
+                    *[result] * chain.saves_output[layer],
+                }
                 (again if in_backward else saved).update(record - saved)
         passing = {key for key in passing if key not in alive}
         weights = {key: chain.states[key[1]] for key in passing} | alive
-        yield {"activations": sum(size for key, size in alive.items() if key not in again),
-               "recomputed": sum(weights[key] for key in weights if key in again),
-               "temporaries": sum(weights[key] for key in passing - again) + on_its_way
-               + in_backward * chain.states[n]}
+        yield {
+            "activations": sum(size for key, size in alive.items() if key not in again),
+            "recomputed": sum(weights[key] for key in weights if key in again),
+            "temporaries": sum(weights[key] for key in passing - again)
+            + on_its_way
+            + in_backward * chain.states[n],
+        }

@@ -1,6 +1,6 @@
 """Recompute plans side by side: what each keeps at most, and its work beside plain training, which keeps all.
 
-    work    (advances + forwards + backwards) / (forwards + backwards of plain training)        1 where nothing runs twice
+work    (advances + forwards + backwards) / (forwards + backwards of plain training)        1 where nothing runs twice
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,16 @@ from .recompute_optimum import frontier
 
 def work_beside(ops: Sequence[Op], chain: Chain, plain: Chain) -> float:
     """Of a step by a plan. `plain`: the chain that keeps all; another one only where layers recompute inside."""
-    return float((extra_cost(ops, chain) + sum(chain.forwards) + sum(chain.backwards)) / (sum(plain.forwards) + sum(plain.backwards)))
+    return float(
+        (extra_cost(ops, chain) + sum(chain.forwards) + sum(chain.backwards))
+        / (sum(plain.forwards) + sum(plain.backwards))
+    )
 
 
 @lru_cache(maxsize=16)
-def compared(plain: Chain, inside: Chain | None, k: int) -> tuple[dict[str, tuple[int, float]], list[tuple[int, float]]]:
+def compared(
+    plain: Chain, inside: Chain | None, k: int
+) -> tuple[dict[str, tuple[int, float]], list[tuple[int, float]]]:
     """({plan: (peak bytes, work)} of those that need no budget, [(bytes, work)] of the recursion at each budget that makes a difference: the
     optimum where layers are alike; for others there may be a cheaper plan, which `optimum` looks for where the chain is short).
 

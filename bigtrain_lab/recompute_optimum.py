@@ -39,11 +39,16 @@ def optimum(chain: Chain, budget_bytes: int, early: bool = True) -> tuple[Op, ..
     Impossible where no plan fits, with the smallest budget that one does.
     """
     if budget_bytes < (least := smallest_budget(chain, early)):
-        raise Impossible(f"A budget of {size(budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: "
-                         "give at least that, or make the layers or the batch smaller.")
+        raise Impossible(
+            f"A budget of {size(budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: "
+            "give at least that, or make the layers or the batch smaller."
+        )
     n = chain.layers
     found = [planned(from_the_input(n), n), *recursive(chain, budget_bytes, early)]
-    best = min((ops for ops in found if peak_bytes(ops, chain) <= budget_bytes), key=lambda ops: extra_cost(ops, chain))
+    best = min(
+        (ops for ops in found if peak_bytes(ops, chain) <= budget_bytes),
+        key=lambda ops: extra_cost(ops, chain),
+    )
     if n <= INPUTS and any(likeness(chain, i) != likeness(chain, 0) for i in range(n)):
         if cheaper := cheapest(chain, budget_bytes, early and n <= ALL, extra_cost(best, chain)):
             best = planned(cheaper, n)
@@ -63,7 +68,11 @@ def smallest_budget(chain: Chain, early: bool = True) -> int:
 def frontier(chain: Chain, early: bool = True) -> list[tuple[int, float]]:
     """(memory, least extra cost within it) of the recursion, from the smallest budget up to keeping all; a step for each cost."""
     stairs = recursion(chain, enough(chain, early), early)
-    return [(int(m), float(cost)) for m, cost, before in zip(stairs.levels, stairs.costs, [np.inf, *stairs.costs]) if cost < before]
+    return [
+        (int(m), float(cost))
+        for m, cost, before in zip(stairs.levels, stairs.costs, [np.inf, *stairs.costs])
+        if cost < before
+    ]
 
 
 def from_the_input(layers: int) -> Iterator[Action]:
@@ -94,13 +103,21 @@ def recursive(chain: Chain, budget_bytes: int, early: bool) -> list[tuple[Op, ..
 def recursion(chain: Chain, budget_bytes: int, early: bool) -> "Recursion":
     """One for all budgets where that is exact, else one for this budget, with room for what rounding takes."""
     whole = enough(chain, early)
-    return stairs_up_to(chain, whole if all_sums(chain, whole) else budget_bytes + budget_bytes * chain.layers // LEVELS, early)
+    return stairs_up_to(
+        chain,
+        whole if all_sums(chain, whole) else budget_bytes + budget_bytes * chain.layers // LEVELS,
+        early,
+    )
 
 
 def enough(chain: Chain, early: bool) -> int:
     """Memory in which nothing better can be done with more: all records, or all states and any record beside them."""
     records = [chain.record(i) for i in range(chain.layers)]
-    return sum(records) - sum(shared(chain, i) for i in range(chain.layers)) if early else sum(chain.states) + max(records)
+    return (
+        sum(records) - sum(shared(chain, i) for i in range(chain.layers))
+        if early
+        else sum(chain.states) + max(records)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -118,7 +135,9 @@ class Recursion:
         n, self.chain, self.early = chain.layers, chain, early
         sums = all_sums(chain, limit_bytes)
         self.exact = bool(sums)
-        self.levels = np.array(sums if self.exact else [limit_bytes * i // LEVELS for i in range(LEVELS + 1)])
+        self.levels = np.array(
+            sums if self.exact else [limit_bytes * i // LEVELS for i in range(LEVELS + 1)]
+        )
         self._beside = [self._less(size) for size in chain.states[:n]]
         self._recorded = [self._less(chain.record(i) - shared(chain, i)) for i in range(n)]
         self._ahead = np.array([0, *accumulate(chain.forwards)], dtype=float)
@@ -143,7 +162,11 @@ class Recursion:
         """The cost of each way to begin on s..t at these levels: keep x_j next for j = s+1 .. t, then, where allowed, record s at once."""
         left = self._beside[s][at]
         for j in range(s + 1, t + 1):
-            yield self._costs[j, t][left] + self._costs[s, j - 1][at] + (self._ahead[j] - self._ahead[s])
+            yield (
+                self._costs[j, t][left]
+                + self._costs[s, j - 1][at]
+                + (self._ahead[j] - self._ahead[s])
+            )
         if self.early:
             yield self._costs[s + 1, t][self._recorded[s][at]]
 
@@ -189,7 +212,11 @@ def slices(chain: Chain) -> dict[tuple[int, int], bool]:
     """Every slice (s, t), shorter ones first, and whether the slice one layer on is like it, layer by layer."""
     n = chain.layers
     same = [i + 1 < n and likeness(chain, i) == likeness(chain, i + 1) for i in range(n)]
-    return {(s, s + length): all(same[s:s + length + 1]) for length in range(n) for s in reversed(range(n - length))}
+    return {
+        (s, s + length): all(same[s : s + length + 1])
+        for length in range(n)
+        for s in reversed(range(n - length))
+    }
 
 
 @lru_cache(maxsize=8)

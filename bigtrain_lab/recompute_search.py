@@ -21,12 +21,16 @@ from .recompute import A, Action, B, Chain, F
 def cheapest(chain: Chain, budget_bytes: int, early: bool, at_most: float) -> list[Action] | None:
     """The order of a plan that costs less than `at_most`, the cheapest there is; None where there is none."""
     bytes_held = measure(chain)
-    best: dict[tuple[int, int], tuple[float, tuple]] = {(1, 0): (0, ())}  # holding -> cost, (the way before, the actions since)
+    best: dict[tuple[int, int], tuple[float, tuple]] = {
+        (1, 0): (0, ())
+    }  # holding -> cost, (the way before, the actions since)
     for b in reversed(range(chain.layers)):
         after: dict[tuple[int, int], tuple[float, tuple]] = {}
         for (states, records), (cost, way) in best.items():
             below = (1 << b) - 1
-            for kept, recorded, more, actions in sweeps(chain, budget_bytes, early, b, states, records, bytes_held, at_most - cost):
+            for kept, recorded, more, actions in sweeps(
+                chain, budget_bytes, early, b, states, records, bytes_held, at_most - cost
+            ):
                 holding = kept & below, recorded & below
                 if holding not in after or cost + more < after[holding][0]:
                     after[holding] = cost + more, (way, (*actions, B(b)))
@@ -49,14 +53,24 @@ def measure(chain: Chain):
         for i in range(n):
             if records >> i & 1:
                 states |= chain.saves_input[i] << i | chain.saves_output[i] << i + 1
-        held = sum(chain.saved[i] for i in range(n) if records >> i & 1) + sum(chain.states[i] for i in range(n + 1) if states >> i & 1)
+        held = sum(chain.saved[i] for i in range(n) if records >> i & 1) + sum(
+            chain.states[i] for i in range(n + 1) if states >> i & 1
+        )
         return held, states
 
     return bytes_held
 
 
-def sweeps(chain: Chain, budget: int, early: bool, b: int, states: int, records: int, bytes_held,
-           at_most: float) -> Iterator[tuple]:
+def sweeps(
+    chain: Chain,
+    budget: int,
+    early: bool,
+    b: int,
+    states: int,
+    records: int,
+    bytes_held,
+    at_most: float,
+) -> Iterator[tuple]:
     """All full holdings with which layer b can run backward: (states, records, cost of the advances, the actions)."""
     if records >> b & 1:
         yield states, records, 0, ()
@@ -72,12 +86,19 @@ def sweeps(chain: Chain, budget: int, early: bool, b: int, states: int, records:
             return
         if i == b:
             held, all_there = bytes_held(kept, recorded | 1 << b)
-            if held <= budget and not any(addable >> j & 1 and not all_there >> j & 1 and held + chain.states[j] <= budget for j in range(b)):
+            if held <= budget and not any(
+                addable >> j & 1 and not all_there >> j & 1 and held + chain.states[j] <= budget
+                for j in range(b)
+            ):
                 yield all_there, recorded, cost, (*actions, F(b))
             return
         kinds = "A" if recorded >> i & 1 or not early else "AF"
         for kind in kinds:
-            more = (cost + chain.forwards[i], (*actions, A(i))) if kind == "A" else (cost, (*actions, F(i)))
+            more = (
+                (cost + chain.forwards[i], (*actions, A(i)))
+                if kind == "A"
+                else (cost, (*actions, F(i)))
+            )
             now = recorded | (kind == "F") << i
             yield from onward(i + 1, kept, now, *more)
             if i + 1 < b:
@@ -101,7 +122,9 @@ def subsets(bits: int) -> Iterator[int]:
 def undominated(ways: dict) -> dict:
     """Without the holdings of which another has the same records and more states for no more cost; a state can be dropped, a record cannot."""
     kept: dict = {}
-    for holding, found in sorted(ways.items(), key=lambda item: (item[1][0], -sum(bits.bit_count() for bits in item[0]))):
+    for holding, found in sorted(
+        ways.items(), key=lambda item: (item[1][0], -sum(bits.bit_count() for bits in item[0]))
+    ):
         if not any(holding[0] & ~other[0] == 0 and holding[1] == other[1] for other in kept):
             kept[holding] = found
     return kept

@@ -79,8 +79,11 @@ class Rehearsal(Schedule):
     update_size = property(lambda self: self.every or self.micro_batches)
 
     def steps(self, rank):
-        return [(Action(kind, rank, number),) for kind, number, _ in self.acts
-                if number < self.micro_batches]
+        return [
+            (Action(kind, rank, number),)
+            for kind, number, _ in self.acts
+            if number < self.micro_batches
+        ]
 
     def version(self, action):
         versions = {(kind, number): version for kind, number, version in self.acts}
@@ -89,9 +92,14 @@ class Rehearsal(Schedule):
     def whole(self, stage: int) -> list[Step]:
         """All that the rank of a stage does."""
         batches = [self] if self.every else [self, replace(self, micro_batches=1)]
-        return [tuple(action._replace(micro_batch=action.micro_batch + number * self.micro_batches)
-                      for action in step)
-                for number, batch in enumerate(batches) for step in batch.over(1)[stage]]
+        return [
+            tuple(
+                action._replace(micro_batch=action.micro_batch + number * self.micro_batches)
+                for action in step
+            )
+            for number, batch in enumerate(batches)
+            for step in batch.over(1)[stage]
+        ]
 
     @lru_cache(maxsize=64)
     def shows(self) -> frozenset[Like]:
@@ -178,11 +186,14 @@ class Part(NamedTuple):
 
     def message_bytes(self, kind: str) -> int:
         """Of what a stage sends on after F, or back after B."""
-        return sum(size for site, size in self.sent.items() if site[-1:] == kind and site[:-1].isdigit())
+        return sum(
+            size for site, size in self.sent.items() if site[-1:] == kind and site[:-1].isdigit()
+        )
 
     def usual(self, kind: str) -> Acted:
-        return self.acted[Like(kind, "again" if kind in "FU" else "", kind == "F" and
-                               Like("I") in self.acted)]
+        return self.acted[
+            Like(kind, "again" if kind in "FU" else "", kind == "F" and Like("I") in self.acted)
+        ]
 
     def joined(self, *others: "Part") -> "Part":
         """With all that these showed."""
@@ -198,22 +209,25 @@ def rehearse(recipe: Recipe, rehearsal: Rehearsal, stage: int, stages: int, arri
     order = replace(rehearsal, ranks=stages)
     samples = None if order.asynchronous else recipe.replicas * (order.micro_batches + 1)
     recipe = replace(recipe, schedule=order, steps=2 if samples else 1, samples=samples)
-    run = dry_run(partial(train, recipe), index=stage, size=stages, arriving=arriving,
-                  slices=recipe.slices)
+    run = dry_run(
+        partial(train, recipe), index=stage, size=stages, arriving=arriving, slices=recipe.slices
+    )
     work, acted, later = order.whole(stage), {}, {}
     for (action,), (like,), after in zip(work, likes(order, work), [*work[1:], None]):
         if like not in acted:
             acted[like] = now = run.actions[str(action)]
             then = run.actions[str(after[0])].before if after else now.after
             later[like] = difference(now.after, then)
-    return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later,
-                run.sent)
+    return Part(run.start, sum(row.kind == "weights" for row in run.alive), acted, later, run.sent)
 
 
 def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """kind -> how many bytes more."""
-    return {kind: more for kind in {**before, **after}
-            if (more := after.get(kind, 0) - before.get(kind, 0))}
+    return {
+        kind: more
+        for kind in {**before, **after}
+        if (more := after.get(kind, 0) - before.get(kind, 0))
+    }
 
 
 # -- all of a rank --------------------------------------------------------------------------------
@@ -231,8 +245,11 @@ class Moves(NamedTuple):
     @classmethod
     def of(cls, step: Step, acted: Sequence[Acted], later: Sequence[dict]) -> "Moves":
         ends, later = [difference(each.before, each.after) for each in acted], list(later)
-        used = {(a.kind == "F", a.stage + (-1 if a.kind == "F" else 1), a.micro_batch)
-                for a in step if a.kind in "FBI"}
+        used = {
+            (a.kind == "F", a.stage + (-1 if a.kind == "F" else 1), a.micro_batch)
+            for a in step
+            if a.kind in "FBI"
+        }
         for at, action in enumerate(step):  # handed on within the step
             if (action.kind == "F", action.stage, action.micro_batch) in used:
                 ends[at], later[at] = total(ends[at], later[at]), {}
@@ -249,14 +266,16 @@ def joined(acted: Sequence[Acted], ends: Sequence[dict]) -> tuple[tuple[str, ...
     if len(acted) == 1:
         return acted[0].kinds, inside[0]
     # What is found declared was there before: it moves first, of all actions of the step.
-    early = [total(dict(zip(each.kinds, rows[each.early - 1]))) if each.early else {}
-             for each, rows in zip(acted, inside)]
+    early = [
+        total(dict(zip(each.kinds, rows[each.early - 1]))) if each.early else {}
+        for each, rows in zip(acted, inside)
+    ]
     kinds = tuple(dict.fromkeys((*chain(*early), *chain(*(each.kinds for each in acted)))))
     done = total(*early)
     rows = [tuple(done.get(kind, 0) for kind in kinds)] if done else []
     for each, own, moved, end in zip(acted, inside, early, ends):
         base = total(done, {kind: -more for kind, more in moved.items()})
-        for row in own[each.early:]:
+        for row in own[each.early :]:
             now = dict(zip(each.kinds, row))
             rows.append(tuple(base.get(kind, 0) + now.get(kind, 0) for kind in kinds))
         done = total(base, end)
@@ -278,8 +297,9 @@ class Rehearsed:
     def __init__(self, schedule: Schedule, steps: int, parts: Sequence[Part] | Callable):
         self.schedule, self.parts, self._moves = schedule, parts, {}
         self._part = parts if callable(parts) else lambda action: parts[action.stage]
-        self._work = [(work, [*likes(lengthened(schedule, steps), work)])
-                      for work in schedule.over(steps)]
+        self._work = [
+            (work, [*likes(lengthened(schedule, steps), work)]) for work in schedule.over(steps)
+        ]
 
     def moves(self, rank: int) -> Iterator[tuple[Step, Moves]]:
         """Of each step of the rank."""
@@ -296,8 +316,13 @@ class Rehearsed:
     def resident(self, rank: int) -> dict[str, int]:
         """kind -> bytes before the first action."""
         own = range(self.schedule.stages)
-        return total(*(self._part(Action("F", stage, 0)).start for stage in own
-                       if self.schedule.rank_of(stage, 0) == rank))
+        return total(
+            *(
+                self._part(Action("F", stage, 0)).start
+                for stage in own
+                if self.schedule.rank_of(stage, 0) == rank
+            )
+        )
 
     def changes(self) -> dict[Action, tuple]:
         """Action -> ((memory kind, change in bytes), ...) at its end, as a Cost has them."""
@@ -326,6 +351,7 @@ class Rehearsed:
             for change in (*moves.ends, moves.later):
                 now.update(change)
             return moves.kinds, moves.inside, base, others
+
         return with_levels_inside(trace, inside)
 
 

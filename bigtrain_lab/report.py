@@ -16,7 +16,9 @@ from .holdings import HOLDS
 from .words import counted, duration, size
 
 TIMES = ("slot", "s")
-SHARES = {f"{name} share": attrgetter(name) for name in ("compute", "waits", "idle")}  # the last rows of the table of several ranks
+SHARES = {
+    f"{name} share": attrgetter(name) for name in ("compute", "waits", "idle")
+}  # the last rows of the table of several ranks
 THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
 
 
@@ -32,7 +34,9 @@ class Amount(NamedTuple):
             return duration(self.value, self.unit)
         if self.unit == "B":
             return size(self.value)
-        return f"{self.value:.1f}%" if self.unit == "%" else f"{self.value:,.4g} {self.unit}".rstrip()
+        return (
+            f"{self.value:.1f}%" if self.unit == "%" else f"{self.value:,.4g} {self.unit}".rstrip()
+        )
 
 
 class Difference(NamedTuple):
@@ -63,7 +67,11 @@ Column = dict[str, Amount]  # quantity -> what a trace says of it
 
 def rows(quantities, *traces: Trace | None, here: bool = True) -> list[Row]:
     """A row a quantity of an experiment; each trace goes into the column of its clock. `here`: see `priced_here`."""
-    return lined_up(quantities, {trace.clock: column(quantities, trace) for trace in traces if trace is not None}, here=here)
+    return lined_up(
+        quantities,
+        {trace.clock: column(quantities, trace) for trace in traces if trace is not None},
+        here=here,
+    )
 
 
 def priced_here(experiment) -> bool:
@@ -75,22 +83,47 @@ def column(quantities, trace: Trace) -> Column:
     """What a trace says of each quantity; nothing where it is part of a run, which compares with nothing."""
     if trace.settings.get("unfinished"):
         return {}
-    values = {quantity: value for quantity in quantities if (value := quantity.of(trace)) is not None}
-    told = {q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace)) for q, value in values.items()}
-    return told | {name: Amount(100 * of(trace.shares()), "%") for name, of in SHARES.items() if trace.ranks > 1}
+    values = {
+        quantity: value for quantity in quantities if (value := quantity.of(trace)) is not None
+    }
+    told = {
+        q.name: Amount(value, trace.unit if q.unit in TIMES else q.unit, q.apart(trace))
+        for q, value in values.items()
+    }
+    return told | {
+        name: Amount(100 * of(trace.shares()), "%")
+        for name, of in SHARES.items()
+        if trace.ranks > 1
+    }
 
 
-def lined_up(quantities, columns: dict[str, Column], pinned: Column | None = None, here: bool = True) -> list[Row]:
+def lined_up(
+    quantities, columns: dict[str, Column], pinned: Column | None = None, here: bool = True
+) -> list[Row]:
     """A row a quantity, and one each of the shares of the time, from the columns of the clocks."""
-    table, shares = [], [(name, "%", False) for name in SHARES if any(name in column for column in columns.values())]
+    table, shares = (
+        [],
+        [
+            (name, "%", False)
+            for name in SHARES
+            if any(name in column for column in columns.values())
+        ],
+    )
     for name, unit, exact in (*((q.name, q.unit, q.exact) for q in quantities), *shares):
         amounts = [columns.get(clock, {}).get(name) for clock in CLOCKS]
-        table.append(Row(name, unit, *amounts, differences(*amounts, exact, here), (pinned or {}).get(name)))
+        table.append(
+            Row(name, unit, *amounts, differences(*amounts, exact, here), (pinned or {}).get(name))
+        )
     return table
 
 
-def differences(predicted: Amount | None, modelled: Amount | None, measured: Amount | None, exact: bool = True,
-                here: bool = True) -> tuple[Difference, ...]:
+def differences(
+    predicted: Amount | None,
+    modelled: Amount | None,
+    measured: Amount | None,
+    exact: bool = True,
+    here: bool = True,
+) -> tuple[Difference, ...]:
     """Modelled against predicted (where `exact`, they must be equal, unless it says why it is apart), then measured, where its unit is the same; a time where the
     prediction is of the machine that is `here`."""
     told = []
@@ -100,8 +133,18 @@ def differences(predicted: Amount | None, modelled: Amount | None, measured: Amo
         elif modelled.apart:
             told.append(Difference(f"modelled {gap(predicted, modelled)} ({modelled.apart})"))
         else:
-            told.append(Difference(f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}", False if exact else None))
-    if predicted is not None and measured is not None and measured.unit == predicted.unit and (here or measured.unit not in TIMES):
+            told.append(
+                Difference(
+                    f"{'≠ ' if exact else ''}modelled {gap(predicted, modelled)}",
+                    False if exact else None,
+                )
+            )
+    if (
+        predicted is not None
+        and measured is not None
+        and measured.unit == predicted.unit
+        and (here or measured.unit not in TIMES)
+    ):
         told.append(Difference(f"measured {gap(predicted, measured)}"))
     return tuple(told)
 
@@ -134,7 +177,11 @@ def gap(a: Amount, b: Amount) -> str:
 
 def outcome(run) -> str:
     """How a run ended, in words: its state, or which number it ended with that is none."""
-    last = {event.name: event.value for event in run.trace().where(Scalar, kind="scalar")} if run.state == "done" else {}
+    last = (
+        {event.name: event.value for event in run.trace().where(Scalar, kind="scalar")}
+        if run.state == "done"
+        else {}
+    )
     broken = [f"{name} {value:g}" for name, value in last.items() if not isfinite(value)]
     return f"ended with {', '.join(broken)}" if broken else run.state
 
@@ -149,7 +196,11 @@ def summary(facts: dict) -> str:
 
 def device_time(hours: float) -> str:
     """Device-hours; below a hundredth, seconds with a prefix."""
-    return f"{hours:,.3g} device-hours" if hours >= 0.01 else f"{duration(3600 * hours, 's')} of device time"
+    return (
+        f"{hours:,.3g} device-hours"
+        if hours >= 0.01
+        else f"{duration(3600 * hours, 's')} of device time"
+    )
 
 
 def energy(watt_hours: float | None) -> str:
@@ -165,9 +216,16 @@ def reported(trace: Trace) -> list[str]:
     """Each number that the ranks reported, first and last: "loss 5.56 -> 5.21"."""
     values: dict[str, list[float]] = {}
     for event in trace:
-        if isinstance(event, Scalar) and event.kind == "scalar" and not event.name.startswith(HOLDS):
+        if (
+            isinstance(event, Scalar)
+            and event.kind == "scalar"
+            and not event.name.startswith(HOLDS)
+        ):
             values.setdefault(event.name, []).append(event.value)
-    return [f"{name} {of[0]:.4g}" + (f" -> {of[-1]:.4g} ({len(of)} values)" if len(of) > 1 else "") for name, of in values.items()]
+    return [
+        f"{name} {of[0]:.4g}" + (f" -> {of[-1]:.4g} ({len(of)} values)" if len(of) > 1 else "")
+        for name, of in values.items()
+    ]
 
 
 def cost_of(run) -> list[str]:
@@ -183,9 +241,22 @@ def hardware_lines(profile: Hardware, sources: bool = False) -> list[str]:
     if profile.textbook:
         lines = ["slots of the papers' figures: F = 1, B = 2, links free"]
     else:
-        parts = [", ".join(f"{dtype} {flops / 1e12:.3g} TFLOP/s" for dtype, flops in profile.flops_per_s.items())]
-        parts += [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"] if profile.memory_bytes else []
-        parts += [f"{wire.name} {size(wire.bytes_per_s)}/s" for wire in (profile.inside, profile.between) if wire]
+        parts = [
+            ", ".join(
+                f"{dtype} {flops / 1e12:.3g} TFLOP/s"
+                for dtype, flops in profile.flops_per_s.items()
+            )
+        ]
+        parts += (
+            [f"{size(profile.memory_bytes)} at {size(profile.memory_bytes_per_s)}/s"]
+            if profile.memory_bytes
+            else []
+        )
+        parts += [
+            f"{wire.name} {size(wire.bytes_per_s)}/s"
+            for wire in (profile.inside, profile.between)
+            if wire
+        ]
         parts += [f"{profile.watts:g} W"] if profile.watts else []
         parts += [f"{duration(profile.launch_s, 's')} a launch"] if profile.launch_s else []
         lines = ["; ".join(parts)]
@@ -196,8 +267,11 @@ def settings(experiment, changed_only: bool = False) -> dict[str, object]:
     """An experiment's settings by name as the command line writes them, in order."""
     fields = type(experiment).model_fields
     values = {name: getattr(experiment, name) for name in fields}
-    return {name.replace("_", "-"): value for name, value in values.items()
-            if not (changed_only and value == fields[name].get_default(call_default_factory=True))}
+    return {
+        name.replace("_", "-"): value
+        for name, value in values.items()
+        if not (changed_only and value == fields[name].get_default(call_default_factory=True))
+    }
 
 
 def in_effect(experiment) -> dict[str, object]:
@@ -208,31 +282,51 @@ def in_effect(experiment) -> dict[str, object]:
 
 def setting(value) -> str:
     """A setting's value in a sentence."""
-    return {True: "on", False: "off", "": "none"}.get(value, str(value)) if isinstance(value, (bool, str)) else str(value)
+    return (
+        {True: "on", False: "off", "": "none"}.get(value, str(value))
+        if isinstance(value, (bool, str))
+        else str(value)
+    )
 
 
 def told_settings(experiment) -> str:
     """The settings that have an effect and differ from their defaults: "schedule gpipe, ranks 8"."""
     used = in_effect(experiment)
-    return ", ".join(f"{name} {setting(value)}" for name, value in settings(experiment, changed_only=True).items() if name in used)
+    return ", ".join(
+        f"{name} {setting(value)}"
+        for name, value in settings(experiment, changed_only=True).items()
+        if name in used
+    )
 
 
 def changes(was, now) -> list[str]:
     """The settings in which two experiments differ: "schedule gpipe, now 1f1b"."""
-    before, after = {"experiment": was.name, **settings(was)}, {"experiment": now.name, **settings(now)}
-    return [f"{name} {setting(value)}, now {setting(after[name])}" for name, value in before.items()
-            if name in after and after[name] != value]
+    before, after = (
+        {"experiment": was.name, **settings(was)},
+        {"experiment": now.name, **settings(now)},
+    )
+    return [
+        f"{name} {setting(value)}, now {setting(after[name])}"
+        for name, value in before.items()
+        if name in after and after[name] != value
+    ]
 
 
 def command(experiment, verb: str = "run") -> str:
     """The shell command that repeats this experiment; settings at their defaults are left out."""
     parts = ["bigtrain", verb, experiment.name]
     for name, value in settings(experiment, changed_only=True).items():
-        parts += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        parts += (
+            [f"--{'' if value else 'no-'}{name}"]
+            if isinstance(value, bool)
+            else [f"--{name}", str(value)]
+        )
     return shlex.join(parts)
 
 
-TWO_NODES = 'torchrun --nnodes=2 --nproc-per-node={} --rdzv-backend=c10d --rdzv-endpoint="$HEAD_NODE:29400"'
+TWO_NODES = (
+    'torchrun --nnodes=2 --nproc-per-node={} --rdzv-backend=c10d --rdzv-endpoint="$HEAD_NODE:29400"'
+)
 
 
 def commands(experiment) -> dict[str, str]:
@@ -240,7 +334,10 @@ def commands(experiment) -> dict[str, str]:
     in a folder that both see, with the first one's name in HEAD_NODE; it is left out where the ranks do not divide by 2."""
     shell = command(experiment)
     module = "-m bigtrain_lab" + shell.removeprefix("bigtrain")
-    lines = {"shell": shell, "torchrun, one node": f"torchrun --standalone --nproc-per-node={experiment.ranks} {module}"}
+    lines = {
+        "shell": shell,
+        "torchrun, one node": f"torchrun --standalone --nproc-per-node={experiment.ranks} {module}",
+    }
     if experiment.ranks % 2 == 0:
         lines["torchrun, two nodes"] = f"{TWO_NODES.format(experiment.ranks // 2)} {module}"
     return lines
@@ -272,12 +369,18 @@ def strip(trace: Trace, columns: int) -> Strip:
     begin = min(e.start for e in (*spans, *trace.transfers()))
     last = max(e.end for e in (*spans, *trace.transfers()))
     ends = [end - begin for end in (*trace.step_ends[:-1], last)]
-    small = sorted(s.end - s.start for s in spans)[len(spans) // 4]  # not the smallest: an update may last next to nothing
+    small = sorted(s.end - s.start for s in spans)[
+        len(spans) // 4
+    ]  # not the smallest: an update may last next to nothing
     steps = max([1, *(number for number, end in enumerate(ends, 1) if 2 * end <= columns * small)])
-    length = ends[steps - 1] if ends[steps - 1] > 0 else last - begin  # of a damaged trace a step may end before it begins
+    length = (
+        ends[steps - 1] if ends[steps - 1] > 0 else last - begin
+    )  # of a damaged trace a step may end before it begins
     scale = columns / length
     if trace.unit == "slot" and scale * trace.ticks_per_unit >= 1:
-        scale = int(scale * trace.ticks_per_unit) / trace.ticks_per_unit  # whole columns a slot: equal boxes look equal
+        scale = (
+            int(scale * trace.ticks_per_unit) / trace.ticks_per_unit
+        )  # whole columns a slot: equal boxes look equal
     columns = min(columns, round(scale * length))
     labels, by_lane = labels_of(trace), defaultdict(list)
     for span in spans:
@@ -290,13 +393,29 @@ def strip(trace: Trace, columns: int) -> Strip:
             if first >= columns or (first == last and cells[first] is not IDLE):
                 continue
             room = max(1, min(last, columns) - first)
-            text = next((t for t in (labels.get(span.name, span.name), span.kind[:1]) if len(t) <= room), " ").ljust(room)
-            cells[first:first + room] = [Cell(character, span.kind[:1], odd) for character in text]
+            text = next(
+                (t for t in (labels.get(span.name, span.name), span.kind[:1]) if len(t) <= room),
+                " ",
+            ).ljust(room)
+            cells[first : first + room] = [
+                Cell(character, span.kind[:1], odd) for character in text
+            ]
             odd = not odd
         lanes.append((row_name(lane), tuple(cells)))
     of = counted(trace.steps, "step")
-    shown = of if steps == trace.steps else f"the first of {of}" if steps == 1 else f"the first {steps} of {of}"
-    told, blank = (shown, "idle") if not trace.settings.get("unfinished") else ("part of a run", "idle, or not known")
-    return Strip(tuple(lanes), f"{trace.clock}: {told}, {duration(trace.units(length), trace.unit)}; · is {blank}")
-
-
+    shown = (
+        of
+        if steps == trace.steps
+        else f"the first of {of}"
+        if steps == 1
+        else f"the first {steps} of {of}"
+    )
+    told, blank = (
+        (shown, "idle")
+        if not trace.settings.get("unfinished")
+        else ("part of a run", "idle, or not known")
+    )
+    return Strip(
+        tuple(lanes),
+        f"{trace.clock}: {told}, {duration(trace.units(length), trace.unit)}; · is {blank}",
+    )

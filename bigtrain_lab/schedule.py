@@ -37,11 +37,15 @@ class Action(NamedTuple):
     def parse(cls, text: str) -> "Action":
         match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text)
         if not match:
-            raise Impossible(f"{text!r} is not an action: write stage, one of {', '.join(KINDS)}, micro-batch, as in 2F0.")
+            raise Impossible(
+                f"{text!r} is not an action: write stage, one of {', '.join(KINDS)}, micro-batch, as in 2F0."
+            )
         return cls(match[2], int(match[1]), int(match[3]))
 
 
-Step = tuple[Action, ...]  # more than one action = one span: run back to back, messages leave at its end
+Step = tuple[
+    Action, ...
+]  # more than one action = one span: run back to back, messages leave at its end
 
 
 def name_of(step: Step) -> str:
@@ -72,7 +76,9 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         for name in ("ranks", "micro_batches", "chunks"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise Impossible(f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at least 1.")
+                raise Impossible(
+                    f"{name.replace('_', '-')} is {value!r}: a schedule needs a whole number of at least 1."
+                )
 
     @abstractmethod
     def steps(self, rank: int) -> list[Step]:
@@ -114,7 +120,10 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
             if stage + 1 == self.stages:
                 return [Action("F", stage, micro_batch)]
             split = self.halved and (stage + 1, micro_batch % self.micro_batches) in self.halved
-            return [Action("F", stage, micro_batch), Action("I" if split else "B", stage + 1, micro_batch)]
+            return [
+                Action("F", stage, micro_batch),
+                Action("I" if split else "B", stage + 1, micro_batch),
+            ]
         if kind == "W":
             return [Action("I", stage, micro_batch)]
         summed = range(micro_batch - self.update_size + 1, micro_batch + 1)
@@ -127,7 +136,11 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
             return list(map(list, (self.lengthened(batches) if batches > 1 else self)._order))
         shift = self.micro_batches
         return [
-            [step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step) for b in range(batches) for step in once]
+            [
+                step if not b else tuple(Action(k, s, m + b * shift) for k, s, m in step)
+                for b in range(batches)
+                for step in once
+            ]
             for once in self._order
         ]
 
@@ -139,7 +152,9 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
     def _order(self) -> "list[list[Step]]":
         """Every rank's steps; a bare action becomes a step, and a batch without any U ends with one a stage."""
         order = [self._checked(rank) for rank in range(self.ranks)]
-        if not self.asynchronous and not any(a.kind == "U" for steps in order for step in steps for a in step):
+        if not self.asynchronous and not any(
+            a.kind == "U" for steps in order for step in steps for a in step
+        ):
             for stage in range(self.stages if any(order) else 0):
                 order[self.rank_of(stage, 0)].append(U(stage, self.micro_batches - 1))
         return order
@@ -148,14 +163,20 @@ class Schedule(Family, ABC, family="bigtrain_lab.schedules"):
         """steps(rank), with every step a tuple; Impossible, in a sentence, where that is not a list of actions."""
         who = f"{type(self).__name__}.steps({rank})"
         try:
-            steps = [(step,) if isinstance(step, Action) else tuple(step) for step in self.steps(rank)]
+            steps = [
+                (step,) if isinstance(step, Action) else tuple(step) for step in self.steps(rank)
+            ]
         except Impossible:
             raise
         except Exception as error:
-            raise Impossible(f"{who} failed with {type(error).__name__}: {error}; let it return a list of steps.") from error
+            raise Impossible(
+                f"{who} failed with {type(error).__name__}: {error}; let it return a list of steps."
+            ) from error
         for step in steps:
             if not step or not all(isinstance(action, Action) for action in step):
-                raise Impossible(f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several of them.")
+                raise Impossible(
+                    f"{who} has the step {step!r}: a step is an action such as F(0, 1), or several of them."
+                )
         return steps
 
     @staticmethod
@@ -232,12 +253,16 @@ class Written(Schedule):
             for action in (action for step in order for action in step):
                 home, other = first.setdefault(action.stage, (rank, action))
                 if home != rank:
-                    raise Impossible(f"Rank {home} runs {other} and rank {rank} {action}: write all "
-                                     "actions of a stage on one rank, where its weights lie.")
+                    raise Impossible(
+                        f"Rank {home} runs {other} and rank {rank} {action}: write all "
+                        "actions of a stage on one rank, where its weights lie."
+                    )
         for stage in range(len(first)):
             if stage not in first:
-                raise Impossible(f"No rank runs stage {stage}, and there is a stage {max(first)}: "
-                                 "number the stages from 0 on.")
+                raise Impossible(
+                    f"No rank runs stage {stage}, and there is a stage {max(first)}: "
+                    "number the stages from 0 on."
+                )
         return {stage: rank for stage, (rank, _) in first.items()}
 
     @property
@@ -255,8 +280,9 @@ class Written(Schedule):
 def read(rank: int, text: str) -> tuple[Step, ...]:
     """The steps of one rank's text; Impossible, naming the rank, where it is no order."""
     if not isinstance(text, str) or not text.split():
-        raise Impossible(f"The order of rank {rank} is {text!r}: write its actions in a text, "
-                         'such as "0F0 0B0".')
+        raise Impossible(
+            f'The order of rank {rank} is {text!r}: write its actions in a text, such as "0F0 0B0".'
+        )
     try:
         return tuple(tuple(map(Action.parse, word.split("+"))) for word in text.split())
     except Impossible as error:

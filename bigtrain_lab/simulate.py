@@ -13,7 +13,18 @@ from itertools import takewhile
 from .collective import Collective
 from .core import MEMORY_KINDS, Cost, Impossible, Lane, Memory, Span, Trace, Transfer
 from .plan import (
-    Compute, Cycle, Launch, Plan, Recv, Send, Serve, Together, Turns, Wait, collector_paused, lower,
+    Compute,
+    Cycle,
+    Launch,
+    Plan,
+    Recv,
+    Send,
+    Serve,
+    Together,
+    Turns,
+    Wait,
+    collector_paused,
+    lower,
 )
 from .schedule import Action, Schedule, kind_of, name_of
 
@@ -42,7 +53,9 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     events: list = []
 
     def change_memory(rank, lane_name, name, changes, now):
-        change: dict[str, int] = defaultdict(int)  # in all: what one action of a step takes another may free
+        change: dict[str, int] = defaultdict(
+            int
+        )  # in all: what one action of a step takes another may free
         for kind, size in changes:
             change[kind] += size
         for kind in sorted(filter(change.get, change), key=MEMORY_KINDS.index):
@@ -54,8 +67,10 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
 
     def post(what, time):
         if what in posted:
-            raise Impossible(f"Rank {key[0]} sends or launches {what[0]} twice: "
-                             "give each message a name of its own.")
+            raise Impossible(
+                f"Rank {key[0]} sends or launches {what[0]} twice: "
+                "give each message a name of its own."
+            )
         posted[what] = time
         if what in waiting:
             ready.extend(waiting.pop(what))
@@ -81,7 +96,9 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 name = name_of(step)
                 events.append(Span(rank, lane_name, kind_of(step), name, start, end, op.version))
                 if cost.changes:
-                    change_memory(rank, lane_name, name, [c for a in step for c in cost.memory(a, rank)], end)
+                    change_memory(
+                        rank, lane_name, name, [c for a in step for c in cost.memory(a, rank)], end
+                    )
                 continue
             if kind is Recv:
                 what = (op.message, op.src, rank, lane_name)
@@ -104,8 +121,10 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                 what = (op, lane_name)
                 issues = posted.setdefault(what, {})
                 if rank in issues and issues[rank] is None:
-                    raise Impossible(f"Rank {rank} calls {op.name} twice: "
-                                     "give each collective a name of its own.")
+                    raise Impossible(
+                        f"Rank {rank} calls {op.name} twice: "
+                        "give each collective a name of its own."
+                    )
                 issues.setdefault(rank, lane.now)
                 if len(issues) < len(op.ranks):
                     break
@@ -133,7 +152,7 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
                     lane.wait(asked[0])
                     told[rank] = asked[1]
                     following = op.request, op
-                programs[key], position = (*following, *ops[position + 1:]), 0
+                programs[key], position = (*following, *ops[position + 1 :]), 0
                 ready.append(key)
                 break
             if kind is Serve:
@@ -176,8 +195,15 @@ def simulate(plan, cost, steps: int = 1) -> Trace:
     if any(position < len(programs[key]) for key, position in at.items()):
         asked = {key: op.sources[turns.wanted()] for key, (op, turns) in serving.items()}
         raise Impossible(deadlock(replace(plan, lanes=programs), at, asked))
-    return Trace.of(events, "predicted", unit=cost.unit, ticks_per_unit=cost.ticks_per_unit, ranks=plan.ranks, steps=plan.steps,
-                    settings=settings)
+    return Trace.of(
+        events,
+        "predicted",
+        unit=cost.unit,
+        ticks_per_unit=cost.ticks_per_unit,
+        ranks=plan.ranks,
+        steps=plan.steps,
+        settings=settings,
+    )
 
 
 def deadlock(plan: Plan, at: dict, asked: dict) -> str:
@@ -194,14 +220,22 @@ def deadlock(plan: Plan, at: dict, asked: dict) -> str:
             return asked[key], lane
         if isinstance(op, Together):
             return next((other, lane) for other in op.ranks if stuck.get((other, lane)) != op)
-        return next((k for k in stuck if k[0] == rank for each in plan.lanes[k][at[k]:]
-                     if isinstance(each, Launch) and each.label == op.label), None)
+        return next(
+            (
+                k
+                for k in stuck
+                if k[0] == rank
+                for each in plan.lanes[k][at[k] :]
+                if isinstance(each, Launch) and each.label == op.label
+            ),
+            None,
+        )
 
     path = [min(stuck, key=lambda key: isinstance(stuck[key], Wait))]  # one that waits for a rank
     while (following := holder(path[-1])) in stuck and following not in path:
         path.append(following)
     said = []
-    for rank, lane in path[path.index(following):] if following in path else path:
+    for rank, lane in path[path.index(following) :] if following in path else path:
         op, on = stuck[rank, lane], holder((rank, lane))
         where = "" if lane == "compute" and not isinstance(op, Wait) else f" on lane {lane}"
         match op:
@@ -214,5 +248,7 @@ def deadlock(plan: Plan, at: dict, asked: dict) -> str:
             case Wait() | Cycle():
                 what = op.label + ("" if on else ", which nobody launches before")
         said.append(f"rank {rank} waits{where} for {what}")
-    return (f"This plan deadlocks: {'; '.join(said)}. "
-            "Change the order so that one of them can go first.")
+    return (
+        f"This plan deadlocks: {'; '.join(said)}. "
+        "Change the order so that one of them can go first."
+    )

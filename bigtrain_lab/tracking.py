@@ -23,7 +23,9 @@ TOOLS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # its name -> its pack
 def refuse(tool: str) -> None:
     """Impossible where the tool is not installed."""
     if tool in TOOLS and find_spec(TOOLS[tool]) is None:
-        raise Impossible(f"{TOOLS[tool]} is not installed: pip install 'bigtrain_lab[track]', or take track none.")
+        raise Impossible(
+            f"{TOOLS[tool]} is not installed: pip install 'bigtrain_lab[track]', or take track none."
+        )
 
 
 def follow(run, tool: str) -> threading.Thread | None:
@@ -32,7 +34,9 @@ def follow(run, tool: str) -> threading.Thread | None:
     if tool not in TOOLS or os.environ.get("RANK", "0") != "0":
         return None
     refuse(tool)
-    thread = threading.Thread(target=hand_over, args=(run, tool), name=f"bigtrain_lab {tool}", daemon=True)
+    thread = threading.Thread(
+        target=hand_over, args=(run, tool), name=f"bigtrain_lab {tool}", daemon=True
+    )
     thread.start()
     atexit.register(thread.join, LAST_S)
     return thread
@@ -61,8 +65,14 @@ def wandb(run) -> Iterator[Callable]:
     import wandb
 
     mode, alone = os.environ.get("WANDB_MODE", "offline"), wandb.run is None
-    with wandb.init(project="bigtrain_lab", name=run.directory.name, dir=str(run.directory), mode=mode, config=run.settings["settings"],
-                    settings=wandb.Settings(silent=True, console="off")) as kept:
+    with wandb.init(
+        project="bigtrain_lab",
+        name=run.directory.name,
+        dir=str(run.directory),
+        mode=mode,
+        config=run.settings["settings"],
+        settings=wandb.Settings(silent=True, console="off"),
+    ) as kept:
         yield lambda name, value, number: kept.log({name: value})
     if alone:
         wandb.teardown()  # its process ends, and has written all

@@ -91,8 +91,9 @@ class Translation:
         if self.watched not in ("bleu", "loss"):
             raise Impossible(f"watched is {self.watched!r}: choose bleu or loss.")
         if not self.pairs.held_out:
-            raise Impossible(f"{self.pairs.name} holds no pair out: give some, to see what is "
-                             "learned.")
+            raise Impossible(
+                f"{self.pairs.name} holds no pair out: give some, to see what is learned."
+            )
         for name in ("replicas", "accumulation", "epochs", "patience", "beam", "rows"):
             require_count(name, getattr(self, name))
         for name in ("evaluators", "evaluate_every", "save_every"):
@@ -101,8 +102,10 @@ class Translation:
         if not 0 <= self.smoothing < 1:
             raise Impossible(f"smoothing is {self.smoothing!r}: give a share from 0 to below 1.")
         if self.resume and self.directory is None:
-            raise Impossible("resume goes on from a directory's last.pt, and directory is None: "
-                             "name the one that the run saved in.")
+            raise Impossible(
+                "resume goes on from a directory's last.pt, and directory is None: "
+                "name the one that the run saved in."
+            )
 
     @cached_property
     def sizes(self) -> TranslatorConfig:
@@ -119,10 +122,13 @@ class Translation:
         pairs = self.pairs.encoded(held_out=True)
         short = [n for n, pair in enumerate(pairs) if max(map(len, pair)) < self.config.longest]
         if not short:
-            raise Impossible(f"No held-out pair of {self.pairs.name} has at most "
-                             f"{self.config.longest} tokens: take a longer `longest`.")
-        return [[short[at] for at in rows]
-                for rows in in_order([pairs[n] for n in short], self.rows)]
+            raise Impossible(
+                f"No held-out pair of {self.pairs.name} has at most "
+                f"{self.config.longest} tokens: take a longer `longest`."
+            )
+        return [
+            [short[at] for at in rows] for rows in in_order([pairs[n] for n in short], self.rows)
+        ]
 
     def share(self, replica: int) -> list[int]:
         """The held-out batches that a replica evaluates: each is in one share."""
@@ -134,10 +140,18 @@ class Translation:
     @property
     def recipe(self) -> Recipe:
         return Recipe(
-            model=lambda stage: Translator(self.sizes, self.seed), data=self.sample,
-            weights=self.shares, loss=self.loss, optimizer=self.optimizer, clip=self.clip,
-            learning_rate=self.learning_rate, precision=self.precision, replicas=self.replicas,
-            micro_batches=self.accumulation, steps=self.epochs * len(self.batches))
+            model=lambda stage: Translator(self.sizes, self.seed),
+            data=self.sample,
+            weights=self.shares,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            clip=self.clip,
+            learning_rate=self.learning_rate,
+            precision=self.precision,
+            replicas=self.replicas,
+            micro_batches=self.accumulation,
+            steps=self.epochs * len(self.batches),
+        )
 
     def loss(self, logits, targets):
         return word_cross_entropy(logits, targets, PAD, self.smoothing)
@@ -198,7 +212,9 @@ class Evaluation(Lens):
             guard.refuse_other_data(state.get("data", origin), origin, last)
             done = saved.restore(state, training, self.group.rank, last)
             self.rows = state["rows"].view(len(state["rows"]), len(self.COLUMNS)).tolist()
-            own = state["sums"][self.group.rank::self.group.size]  # of fewer ranks than saved, each
+            own = state["sums"][
+                self.group.rank :: self.group.size
+            ]  # of fewer ranks than saved, each
             self.sums = own.view(-1, 2).sum(0).to(self.group.device)  # has several
         stopped = self.rows and self.waited() >= self.asked.patience
         return self.steps if stopped else done
@@ -278,10 +294,16 @@ class Evaluation(Lens):
     def save(self, done: int, training, best: bool) -> None:
         epoch, place = self.asked.batches.place(done)
         with self.rank.aside():
-            state = saved.state_of(training, self.group, done, epoch=epoch, place=place,
-                                   data=self.asked.batches.origin,
-                                   sums=saved.gathered(self.sums, self.group),
-                                   rows=torch.tensor(self.rows, dtype=torch.float64))
+            state = saved.state_of(
+                training,
+                self.group,
+                done,
+                epoch=epoch,
+                place=place,
+                data=self.asked.batches.origin,
+                sums=saved.gathered(self.sums, self.group),
+                rows=torch.tensor(self.rows, dtype=torch.float64),
+            )
             if self.group.rank == 0:
                 for name in ("best.pt", "last.pt") if best else ("last.pt",):
                     saved.save(Path(self.asked.directory) / name, state)

@@ -1,8 +1,11 @@
 """What all tests share: one thread a process, the browser, and CI's rule that nothing may be skipped."""
+
 import os
 import signal
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in whatever a test starts: tests share the cores
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # before torch is imported, here and in whatever a test starts: tests share the cores
+)
 
 import cloudpickle
 import pytest
@@ -10,8 +13,12 @@ import pytest
 import tests
 from tools import setup
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it, and tests interrupt
-cloudpickle.register_pickle_by_value(tests)  # programs travel to ranks as from a notebook: a rank imports no test, and no pytest
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job is started deaf to it, and tests interrupt
+cloudpickle.register_pickle_by_value(
+    tests
+)  # programs travel to ranks as from a notebook: a rank imports no test, and no pytest
 IN_CI = bool(os.environ.get("CI"))
 
 
@@ -20,7 +27,9 @@ def find_browser() -> str:
     """The path of a Chromium to drive; without one the test is skipped, and in CI it fails."""
     path = setup.find_browser()
     if path is None:
-        pytest.skip("NO BROWSER: install your system's `chromium` package or set BROWSER_PATH to one")
+        pytest.skip(
+            "NO BROWSER: install your system's `chromium` package or set BROWSER_PATH to one"
+        )
     return path
 
 
@@ -33,7 +42,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _has_gpu():
-    import torch    # takes seconds, and most selections of tests have no need to ask
+    import torch  # takes seconds, and most selections of tests have no need to ask
 
     return torch.cuda.is_available()
 

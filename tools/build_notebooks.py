@@ -19,7 +19,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
-os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel before a user's of the same name
+os.environ["JUPYTER_PREFER_ENV_PATH"] = (
+    "1"  # this environment's kernel before a user's of the same name
+)
 
 import kaleido  # noqa: E402
 import nbformat  # noqa: E402
@@ -29,12 +31,23 @@ from tools.setup import find_browser  # noqa: E402
 
 CELL_TIMEOUT_S = 120
 PICTURE = dict(format="png", width=960, scale=1)
-PLOTLY, WIDGET, PNG = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json", "image/png"
+PLOTLY, WIDGET, PNG = (
+    "application/vnd.plotly.v1+json",
+    "application/vnd.jupyter.widget-view+json",
+    "image/png",
+)
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-    "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"},
+    "language_info": {
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    },
 }
-VOLATILE = re.compile(r"\b0x[0-9a-f]{6,}\b|(?<![\w.])/(home|root|Users|tmp|work|usr|var|opt|private)/\S*")
+VOLATILE = re.compile(
+    r"\b0x[0-9a-f]{6,}\b|(?<![\w.])/(home|root|Users|tmp|work|usr|var|opt|private)/\S*"
+)
 
 
 class Unfit(Exception):
@@ -42,7 +55,11 @@ class Unfit(Exception):
 
 
 def main(words: list[str]) -> int:
-    chosen = [path for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb")) if not words or path.name.startswith(tuple(words))]
+    chosen = [
+        path
+        for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+        if not words or path.name.startswith(tuple(words))
+    ]
     if not chosen:
         print(f"No lesson begins with {' or '.join(words) or 'anything: notebooks/ is empty'}.")
         return 1
@@ -71,11 +88,20 @@ def build(path: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     os.environ["PLOTLY_RENDERER"] = "plotly_mimetype"  # the kernel inherits it
-    NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", store_widget_state=False, record_timing=False,
-                   resources={"metadata": {"path": str(path.parent)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        store_widget_state=False,
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    ).execute()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
-            cell.outputs = [normal(output, f"cell {number}, {cell.id}", pictures) for output in joined(cell.outputs)]
+            cell.outputs = [
+                normal(output, f"cell {number}, {cell.id}", pictures)
+                for output in joined(cell.outputs)
+            ]
     tags_only(notebook)
     text = nbformat.writes(notebook)
     if path.read_text() != text.rstrip("\n") + "\n":
@@ -86,7 +112,11 @@ def joined(outputs: list) -> list:
     """Stream outputs that follow one another as one: how they were cut is chance."""
     kept: list = []
     for output in outputs:
-        if kept and output.output_type == "stream" == kept[-1].output_type and output.name == kept[-1].name:
+        if (
+            kept
+            and output.output_type == "stream" == kept[-1].output_type
+            and output.name == kept[-1].name
+        ):
             kept[-1].text += output.text
         else:
             kept.append(output)
@@ -124,23 +154,31 @@ def picture(figure: dict, pictures: dict) -> str:
     key = json.dumps(figure, sort_keys=True)
     if key not in pictures:
         height = figure["layout"].get("height", 450)
-        drawn = kaleido.calc_fig_sync({"data": figure["data"], "layout": figure["layout"]}, opts={**PICTURE, "height": height})
+        drawn = kaleido.calc_fig_sync(
+            {"data": figure["data"], "layout": figure["layout"]}, opts={**PICTURE, "height": height}
+        )
         pictures[key] = base64.b64encode(drawn).decode()
     return pictures[key]
 
 
 def known_pictures(notebook) -> dict:
     """Figure -> PNG of the outputs that are there."""
-    return {json.dumps(output.data[PLOTLY], sort_keys=True): output.data[PNG].strip()
-            for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
-            if PLOTLY in output.get("data", {}) and PNG in output.data}
+    return {
+        json.dumps(output.data[PLOTLY], sort_keys=True): output.data[PNG].strip()
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if PLOTLY in output.get("data", {}) and PNG in output.data
+    }
 
 
 def tags_only(notebook) -> None:
     """Keep of all metadata the tags, and say the same about the kernel everywhere."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata.tags} if cell.metadata.get("tags") else {})
+        cell.metadata = nbformat.from_dict(
+            {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
+        )
 
 
 if __name__ == "__main__":

@@ -46,24 +46,65 @@ def page(profiles) -> str:
     """The text of docs/links.md."""
     told = [profile for profile in profiles if ways(profile)]
     kinds = {way.by: way.how for profile in told for way in ways(profile)}
-    overview = table(("profile", "inside a node", "each way", "latency", "between nodes", "each way", "latency"),
-                     [(f"[{p.name}](#{p.name})", *(cell for way in ways(p) for cell in (way.wire.name, speed(way), duration(way.wire.alpha_s, "s")))) for p in told])
-    text = PAGE.replace("$overview", overview).replace("$how", "\n".join(f"* **{by}**: {how}." for by, how in kinds.items()))
+    overview = table(
+        ("profile", "inside a node", "each way", "latency", "between nodes", "each way", "latency"),
+        [
+            (
+                f"[{p.name}](#{p.name})",
+                *(
+                    cell
+                    for way in ways(p)
+                    for cell in (way.wire.name, speed(way), duration(way.wire.alpha_s, "s"))
+                ),
+            )
+            for p in told
+        ],
+    )
+    text = PAGE.replace("$overview", overview).replace(
+        "$how", "\n".join(f"* **{by}**: {how}." for by, how in kinds.items())
+    )
     return text.replace("$profiles", "\n".join(map(section, told)))
 
 
 def section(profile: Hardware) -> str:
     """One profile: its picture, its numbers, their sources."""
-    numbers = table(("link", "where", "by", "each way", "latency", f"{size(SMALL)} takes", f"{size(MESSAGE)} take", "latency is half the time of"),
-                    [(way.wire.name, way.place, way.by, speed(way), duration(way.wire.alpha_s, "s"), duration(way.seconds(SMALL), "s"),
-                      duration(way.seconds(MESSAGE), "s"), size(way.even_bytes)) for way in ways(profile)])
-    sources = "\n".join(f"* {row.name} ({row.tag}): {row.source}" for row in profile.constants()
-                        if row.name.startswith(("inside", "between", "memory_bytes_per_s", "collective")))
+    numbers = table(
+        (
+            "link",
+            "where",
+            "by",
+            "each way",
+            "latency",
+            f"{size(SMALL)} takes",
+            f"{size(MESSAGE)} take",
+            "latency is half the time of",
+        ),
+        [
+            (
+                way.wire.name,
+                way.place,
+                way.by,
+                speed(way),
+                duration(way.wire.alpha_s, "s"),
+                duration(way.seconds(SMALL), "s"),
+                duration(way.seconds(MESSAGE), "s"),
+                size(way.even_bytes),
+            )
+            for way in ways(profile)
+        ],
+    )
+    sources = "\n".join(
+        f"* {row.name} ({row.tag}): {row.source}"
+        for row in profile.constants()
+        if row.name.startswith(("inside", "between", "memory_bytes_per_s", "collective"))
+    )
     return f"## {profile.name}\n\n![{alt(profile)}](links/{profile.name}.svg)\n\n{numbers}\n\n{sources}\n"
 
 
 def alt(profile: Hardware) -> str:
-    return f"Two nodes of {profile.name}: " + ", ".join(f"{way.wire.name} {way.place} with {speed(way)} each way" for way in ways(profile))
+    return f"Two nodes of {profile.name}: " + ", ".join(
+        f"{way.wire.name} {way.place} with {speed(way)} each way" for way in ways(profile)
+    )
 
 
 def speed(way: Way) -> str:
@@ -71,7 +112,9 @@ def speed(way: Way) -> str:
 
 
 def table(head, rows) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+    return "\n".join(
+        "| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)
+    )
 
 
 def write(folder: Path) -> None:

@@ -21,12 +21,30 @@ WINDOW = {"width": 1366, "height": 2400}  # as wide as a laptop's, and high enou
 ENDED = ".btl-status:has-text(' after ')"
 KEY = b"bigtrain_lab"
 PICTURES = {  # name -> experiment and settings
-    "docs/lab": ("pipeline", {}), **{f"notebooks/pictures/{name}": shown for name, shown in {
-        "panel": ("pipeline", {}), "accumulation": ("accumulate", {}), "memory": ("memory", {}), "precision": ("precision", {}),
-        "recompute": ("checkpoint", {}), "all_reduce": ("all-reduce", {}), "data_parallel": ("data-parallel", {}),
-        "parameter_server": ("parameter-server", {}), "large_batch": ("large-batch", {"optimizer": "lamb", "batch": 4096}), "zero": ("zero", {}),
-        "translate": ("translate", {}), "staleness": ("staleness", {}), "partition": ("partition", {}),
-        "tensor_slicing": ("tensor-slicing", {}), "layouts": ("layouts", {}), "combined": ("combined", {}), "compile": ("compile", {})}.items()}}
+    "docs/lab": ("pipeline", {}),
+    **{
+        f"notebooks/pictures/{name}": shown
+        for name, shown in {
+            "panel": ("pipeline", {}),
+            "accumulation": ("accumulate", {}),
+            "memory": ("memory", {}),
+            "precision": ("precision", {}),
+            "recompute": ("checkpoint", {}),
+            "all_reduce": ("all-reduce", {}),
+            "data_parallel": ("data-parallel", {}),
+            "parameter_server": ("parameter-server", {}),
+            "large_batch": ("large-batch", {"optimizer": "lamb", "batch": 4096}),
+            "zero": ("zero", {}),
+            "translate": ("translate", {}),
+            "staleness": ("staleness", {}),
+            "partition": ("partition", {}),
+            "tensor_slicing": ("tensor-slicing", {}),
+            "layouts": ("layouts", {}),
+            "combined": ("combined", {}),
+            "compile": ("compile", {}),
+        }.items()
+    },
+}
 
 
 def told(experiment: str, settings: dict) -> dict:
@@ -35,20 +53,31 @@ def told(experiment: str, settings: dict) -> dict:
     from bigtrain_lab.report import column
 
     made = Experiment.named(experiment)(**settings)
-    return {"experiment": experiment, "settings": settings,
-            "predicted": {name: str(amount) for name, amount in column(made.quantities, made.predict()).items()}}
+    return {
+        "experiment": experiment,
+        "settings": settings,
+        "predicted": {
+            name: str(amount) for name, amount in column(made.quantities, made.predict()).items()
+        },
+    }
 
 
 def with_text(png: bytes, text: dict) -> bytes:
     """The picture with a text chunk behind its header, which is 33 bytes long."""
     body = b"tEXt" + KEY + b"\0" + json.dumps(text, sort_keys=True).encode()
-    return png[:33] + struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) + png[33:]
+    return (
+        png[:33]
+        + struct.pack(">I", len(body) - 4)
+        + body
+        + struct.pack(">I", zlib.crc32(body))
+        + png[33:]
+    )
 
 
 def text_of(png: bytes) -> dict:
     """What `with_text` wrote; {} where a picture says nothing."""
-    size, = struct.unpack(">I", png[33:37])
-    chunk, mark = png[37:41 + size], b"tEXt" + KEY + b"\0"
+    (size,) = struct.unpack(">I", png[33:37])
+    chunk, mark = png[37 : 41 + size], b"tEXt" + KEY + b"\0"
     return json.loads(chunk.removeprefix(mark)) if chunk.startswith(mark) else {}
 
 
@@ -56,12 +85,19 @@ def main(words: list[str]) -> None:
     from tests.browser.lab import Lab, chromium, lab_server
     from tools.setup import find_browser
 
-    with tempfile.TemporaryDirectory() as folder, lab_server(Path(folder) / "lab") as about, chromium(find_browser()) as browser:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lab_server(Path(folder) / "lab") as about,
+        chromium(find_browser()) as browser,
+    ):
         for name, (experiment, settings) in PICTURES.items():
             if words and Path(name).name not in words:
                 continue
             lab = Lab(browser, *about, viewport=WINDOW)
-            page = lab.panel(f"{Path(name).name}.ipynb", call=f"panel = show({experiment!r}, **{settings})\npanel")
+            page = lab.panel(
+                f"{Path(name).name}.ipynb",
+                call=f"panel = show({experiment!r}, **{settings})\npanel",
+            )
             page.get_by_role("button", name="Run on").click()
             page.wait_for_selector(ENDED)
             page.wait_for_timeout(5000)  # a short run is played once

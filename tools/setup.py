@@ -8,6 +8,7 @@ constraints.txt and this folder, and its packages have the pinned versions. One 
 anew: a package whose copying was cut short looks installed to pip. Standard library only, and readable by old
 Pythons, so that they can say that they are too old.
 """
+
 import argparse
 import contextlib
 import hashlib
@@ -33,8 +34,10 @@ print(json.dumps({"base": sys.base_prefix, "python": sys.version, "versions": ve
 """
 
 
-FAILED = ("pip could not finish (its message is above): mend that and run the same command again; the half-made .venv "
-          "will be made anew.")
+FAILED = (
+    "pip could not finish (its message is above): mend that and run the same command again; the half-made .venv "
+    "will be made anew."
+)
 
 
 class Refused(Exception):
@@ -60,7 +63,11 @@ def torch_requirements(choice, gpu, system, pin):
     """
     plain, cpu = "torch==" + pin, "torch==" + pin + "+cpu"
     if choice not in ("auto", "cpu", "cuda"):
-        raise Refused("TORCH={} is not a build of torch: say TORCH=auto, TORCH=cpu or TORCH=cuda.".format(choice))
+        raise Refused(
+            "TORCH={} is not a build of torch: say TORCH=auto, TORCH=cpu or TORCH=cuda.".format(
+                choice
+            )
+        )
     if system == "Darwin":
         return [plain]
     if choice == "cuda" or (choice == "auto" and gpu):
@@ -74,8 +81,13 @@ def nvidia_gpu():
     if devices.is_dir() and any(devices.iterdir()):
         return True
     try:
-        listing = subprocess.run(["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                 stderr=subprocess.DEVNULL, timeout=30)
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return listing.returncode == 0 and b"GPU" in listing.stdout
@@ -88,8 +100,13 @@ def venv_python():
 def probe(names):
     """What `.venv` holds, or None when its Python or its pip does not work."""
     try:
-        answer = subprocess.run([venv_python(), "-I", "-c", PROBE] + list(names), stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=120)
+        answer = subprocess.run(
+            [venv_python(), "-I", "-c", PROBE] + list(names),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+        )
         return json.loads(answer.stdout.decode()) if answer.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
@@ -100,8 +117,12 @@ def inputs():
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    decisive = [settings["build-system"], settings["project"], settings["tool"]["setuptools"],
-                sorted(pins((ROOT / "constraints.txt").read_text()).items())]
+    decisive = [
+        settings["build-system"],
+        settings["project"],
+        settings["tool"]["setuptools"],
+        sorted(pins((ROOT / "constraints.txt").read_text()).items()),
+    ]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -121,8 +142,13 @@ def administrator():
     """The words in front of a command that needs root: none, sudo without a password, or None where neither works."""
     if os.geteuid() == 0:
         return []
-    if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], stdin=subprocess.DEVNULL,
-                                               stderr=subprocess.DEVNULL).returncode == 0:
+    if (
+        shutil.which("sudo")
+        and subprocess.run(
+            ["sudo", "-n", "true"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ).returncode
+        == 0
+    ):
         return ["sudo", "-n"]
     return None
 
@@ -134,23 +160,35 @@ def apt_install(prefix, *packages):
     print("Installing Debian's {} ...".format(" and ".join(packages)), flush=True)
     apt = prefix + ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]
     subprocess.run(apt + ["update"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    done = subprocess.run(apt + ["install", "--no-install-recommends"] + list(packages), stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        apt + ["install", "--no-install-recommends"] + list(packages), stdin=subprocess.DEVNULL
+    )
     return done.returncode == 0
 
 
 def create():
     """An empty `.venv` with pip."""
-    if subprocess.run([sys.executable, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL).returncode:
+    if subprocess.run(
+        [sys.executable, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL
+    ).returncode:
         package = "python{}.{}-venv".format(*sys.version_info[:2])
         if not apt_install(administrator(), package):
-            raise Refused("This Python cannot make virtual environments: run `apt-get install {}` as root (or "
-                          "install your system's package for Python's venv module) and try again.".format(package))
+            raise Refused(
+                "This Python cannot make virtual environments: run `apt-get install {}` as root (or "
+                "install your system's package for Python's venv module) and try again.".format(
+                    package
+                )
+            )
     remove(STAMP)
     if VENV.exists():
         shutil.rmtree(str(VENV))
-    if subprocess.run([sys.executable, "-m", "venv", str(VENV)], stdin=subprocess.DEVNULL).returncode:
-        raise Refused("Python could not make {}: its message is above; check the free disk space and that the "
-                      "folder is yours, and try again.".format(VENV))
+    if subprocess.run(
+        [sys.executable, "-m", "venv", str(VENV)], stdin=subprocess.DEVNULL
+    ).returncode:
+        raise Refused(
+            "Python could not make {}: its message is above; check the free disk space and that the "
+            "folder is yours, and try again.".format(VENV)
+        )
 
 
 def pip_install(*words, constrained=True):
@@ -162,11 +200,16 @@ def pip_install(*words, constrained=True):
     environment.pop("PIP_CONSTRAINT", None)
     if constrained:
         environment["PIP_CONSTRAINT"] = (ROOT / "constraints.txt").as_uri()
-    pip = subprocess.Popen(command, cwd=str(ROOT), env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    pip = subprocess.Popen(
+        command, cwd=str(ROOT), env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     said = []
     for line in pip.stderr:
         said.append(line.decode(errors="replace"))
-        if "the requirement torch" not in said[-1] and "distribution found for torch" not in said[-1]:
+        if (
+            "the requirement torch" not in said[-1]
+            and "distribution found for torch" not in said[-1]
+        ):
             sys.stderr.write(said[-1])
     return "".join(said) or "no reason" if pip.wait() else ""
 
@@ -184,13 +227,17 @@ def install_torch(wanted):
         if "No matching distribution found for torch" not in reason:
             raise Refused(FAILED)
         if requirement != wanted[-1]:
-            print("\nNo GPU was found, and none of pip's sources has torch's CPU build. Taking the default build, which "
-                  "on Linux\nbrings several gigabytes of CUDA libraries. To get the small one, stop now (Ctrl-C), put the "
-                  "index that the\nstart page of pytorch.org names for CPU into PIP_EXTRA_INDEX_URL, and run this again.\n",
-                  flush=True)
-    raise Refused("None of pip's sources has {} for Python {}.{}: put the index that the start page of pytorch.org names "
-                  "for your choice into PIP_EXTRA_INDEX_URL, or choose another build with TORCH=auto, or another Python "
-                  "with PYTHON=.".format(wanted[-1], *sys.version_info[:2]))
+            print(
+                "\nNo GPU was found, and none of pip's sources has torch's CPU build. Taking the default build, which "
+                "on Linux\nbrings several gigabytes of CUDA libraries. To get the small one, stop now (Ctrl-C), put the "
+                "index that the\nstart page of pytorch.org names for CPU into PIP_EXTRA_INDEX_URL, and run this again.\n",
+                flush=True,
+            )
+    raise Refused(
+        "None of pip's sources has {} for Python {}.{}: put the index that the start page of pytorch.org names "
+        "for your choice into PIP_EXTRA_INDEX_URL, or choose another build with TORCH=auto, or another Python "
+        "with PYTHON=.".format(wanted[-1], *sys.version_info[:2])
+    )
 
 
 def install(choice):
@@ -198,7 +245,10 @@ def install(choice):
     pin = pins((ROOT / "constraints.txt").read_text())["torch"]
     remove(STAMP)
     requirement = install_torch(torch_requirements(choice, nvidia_gpu(), platform.system(), pin))
-    print("Installing the project and what it needs; the first time this takes minutes ...", flush=True)
+    print(
+        "Installing the project and what it needs; the first time this takes minutes ...",
+        flush=True,
+    )
     if pip_install("-e", ".[test]"):
         raise Refused(FAILED)
     keep_lab_quiet()
@@ -210,32 +260,47 @@ def keep_lab_quiet():
     settings = VENV / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     news = {"fetchNews": "false", "checkForUpdates": False}
-    (settings / "overrides.json").write_text(json.dumps({"@jupyterlab/apputils-extension:notification": news}))
+    (settings / "overrides.json").write_text(
+        json.dumps({"@jupyterlab/apputils-extension:notification": news})
+    )
 
 
 def prepare(python, choice):
     """Make `.venv` ready; say nothing when it already is."""
-    torch_requirements(choice, False, "Linux", "")      # refuses an unknown choice before anything else
+    torch_requirements(choice, False, "Linux", "")  # refuses an unknown choice before anything else
     pinned, last = pins((ROOT / "constraints.txt").read_text()), stamp()
     if choice == "auto":
-        choice = last.get("asked", "auto")              # a build once asked for by name is kept
-    found = probe(pinned) if last.get("root") == str(ROOT) else None    # its scripts name the folder it was made in
+        choice = last.get("asked", "auto")  # a build once asked for by name is kept
+    found = (
+        probe(pinned) if last.get("root") == str(ROOT) else None
+    )  # its scripts name the folder it was made in
     if found and python and [found["base"], found["python"]] != [sys.base_prefix, sys.version]:
         print("PYTHON names another Python than .venv was made by.", flush=True)
         found = None
-    exact = found and all(same_release(found["versions"][name], pin) for name, pin in pinned.items())
+    exact = found and all(
+        same_release(found["versions"][name], pin) for name, pin in pinned.items()
+    )
     if exact and last.get("inputs") == inputs() and choice in (last["torch"], last["asked"]):
         return
     if found is None:
         if VENV.exists():
-            print("Making .venv anew: what is there is half-made, broken, moved or another Python's.", flush=True)
+            print(
+                "Making .venv anew: what is there is half-made, broken, moved or another Python's.",
+                flush=True,
+            )
         create()
     built = install(choice)
     found = probe(pinned)
-    wrong = [name for name, pin in pinned.items() if not (found and same_release(found["versions"][name], pin))]
+    wrong = [
+        name
+        for name, pin in pinned.items()
+        if not (found and same_release(found["versions"][name], pin))
+    ]
     if wrong:
-        raise Refused("After the installation {} did not have the version that constraints.txt pins: remove .venv and "
-                      "run the same command again.".format(", ".join(wrong)))
+        raise Refused(
+            "After the installation {} did not have the version that constraints.txt pins: remove .venv and "
+            "run the same command again.".format(", ".join(wrong))
+        )
     record = {"inputs": inputs(), "root": str(ROOT), "torch": built, "asked": choice}
     half = STAMP.with_suffix(".part")
     half.write_text(json.dumps(record))
@@ -251,12 +316,24 @@ def find_browser():
     for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
         path = shutil.which(name)
         # Ubuntu's chromium-browser may be a script that only says to install a snap
-        if path and subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL).returncode == 0:
+        if (
+            path
+            and subprocess.run(
+                [path, "--version"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ).returncode
+            == 0
+        ):
             return path
     ask = "from playwright.sync_api import sync_playwright as s\nwith s() as p: print(p.chromium.executable_path)"
-    answer = subprocess.run([sys.executable, "-c", ask], stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    answer = subprocess.run(
+        [sys.executable, "-c", ask],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     path = answer.stdout.decode().strip()
     return path if answer.returncode == 0 and os.access(path, os.X_OK) else None
 
@@ -269,7 +346,11 @@ def prepare_browser():
         return
     print("Fetching playwright's Chromium for the browser tests ...", flush=True)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], stdin=subprocess.DEVNULL, timeout=600)
+        subprocess.run(
+            [sys.executable, "-m", "playwright", "install", "chromium"],
+            stdin=subprocess.DEVNULL,
+            timeout=600,
+        )
     if find_browser():
         return
     sentence = "no Chromium was found or could be fetched: install your system's `chromium` package, or set BROWSER_PATH to one"
@@ -280,16 +361,29 @@ def prepare_browser():
 
 def main():
     if sys.version_info < OLDEST:
-        raise Refused("Python {}.{} or newer is needed and {} is {}: name a newer one, as in `make lab "
-                      "PYTHON=python3.12`.".format(OLDEST[0], OLDEST[1], sys.executable, platform.python_version()))
+        raise Refused(
+            "Python {}.{} or newer is needed and {} is {}: name a newer one, as in `make lab "
+            "PYTHON=python3.12`.".format(
+                OLDEST[0], OLDEST[1], sys.executable, platform.python_version()
+            )
+        )
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=("environment", "browser"), default="environment")
-    parser.add_argument("--python", default="", help="non-empty: an existing .venv made by another Python is replaced")
+    parser.add_argument(
+        "what", nargs="?", choices=("environment", "browser"), default="environment"
+    )
+    parser.add_argument(
+        "--python",
+        default="",
+        help="non-empty: an existing .venv made by another Python is replaced",
+    )
     parser.add_argument("--torch", default="auto", help="auto, cpu or cuda")
     arguments = parser.parse_args()
     with open(str(ROOT / "constraints.txt")) as lock:
-        with contextlib.suppress(ImportError, OSError):     # two makes at once take turns where the system can lock
+        with contextlib.suppress(
+            ImportError, OSError
+        ):  # two makes at once take turns where the system can lock
             import fcntl
+
             fcntl.flock(lock, fcntl.LOCK_EX)
         if arguments.what == "browser":
             prepare_browser()
@@ -303,4 +397,6 @@ if __name__ == "__main__":
     except Refused as refusal:
         sys.exit("\n{}".format(refusal))
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted: run the same command again, and what is half-made will be made anew.")
+        sys.exit(
+            "\nInterrupted: run the same command again, and what is half-made will be made anew."
+        )

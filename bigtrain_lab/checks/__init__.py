@@ -7,4 +7,11 @@ from .clocks import bytes_differ, clocks_differ
 from .parity import TOLERANCE, ranks_differ, tensors_differ
 from .runs import run_differs
 
-__all__ = ["TOLERANCE", "bytes_differ", "clocks_differ", "ranks_differ", "run_differs", "tensors_differ"]
+__all__ = [
+    "TOLERANCE",
+    "bytes_differ",
+    "clocks_differ",
+    "ranks_differ",
+    "run_differs",
+    "tensors_differ",
+]

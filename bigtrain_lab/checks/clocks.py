@@ -13,15 +13,19 @@ from ..core import Memory, Span, Trace, Transfer
 
 def clocks_differ(predicted: Trace, modelled: Trace) -> list[str]:
     """One sentence for each lane whose events differ, naming the first event that does."""
-    return [f"rank {rank}, lane {lane}, event {number}: predicted {a}, modelled {b}"
-            for (rank, lane), number, a, b in first_differences(by_lane(predicted), by_lane(modelled))]
+    return [
+        f"rank {rank}, lane {lane}, event {number}: predicted {a}, modelled {b}"
+        for (rank, lane), number, a, b in first_differences(by_lane(predicted), by_lane(modelled))
+    ]
 
 
 def bytes_differ(predicted: Trace, measured: Trace) -> list[str]:
     """One sentence for each rank and kind of memory whose levels differ, naming the first action after
     which they do."""
-    return [f"rank {rank}, {kind}: predicted {a}, measured {b}"
-            for (rank, kind), _, a, b in first_differences(by_kind(predicted), by_kind(measured))]
+    return [
+        f"rank {rank}, {kind}: predicted {a}, measured {b}"
+        for (rank, kind), _, a, b in first_differences(by_kind(predicted), by_kind(measured))
+    ]
 
 
 def first_differences(ours: dict[tuple, list], theirs: dict[tuple, list]) -> Iterator[tuple]:
@@ -47,5 +51,15 @@ def by_lane(trace: Trace) -> dict[tuple[int, str], list]:
     for e in trace.events:
         if isinstance(e, (Span, Transfer)) or (isinstance(e, Memory) and not e.inside):
             version = (e.version,) if isinstance(e, Span) else ()
-            lanes[e.rank, e.lane].append((type(e).__name__, e.kind, e.name, e.start, e.end, getattr(e, "bytes", None), *version))
+            lanes[e.rank, e.lane].append(
+                (
+                    type(e).__name__,
+                    e.kind,
+                    e.name,
+                    e.start,
+                    e.end,
+                    getattr(e, "bytes", None),
+                    *version,
+                )
+            )
     return dict(lanes)

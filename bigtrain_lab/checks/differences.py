@@ -22,7 +22,14 @@ def first_difference(a: Trace, b: Trace) -> str | None:
     ours, theirs = (rows_of(trace, scale // trace.ticks_per_unit) for trace in (a, b))
     differing = []
     for row in sorted(ours | theirs):
-        pair = next((pair for pair in zip_longest(ours.get(row, []), theirs.get(row, [])) if pair[0] != pair[1]), None)
+        pair = next(
+            (
+                pair
+                for pair in zip_longest(ours.get(row, []), theirs.get(row, []))
+                if pair[0] != pair[1]
+            ),
+            None,
+        )
         if pair:
             rank, _, kind_of_event = row
             start = min(event[3] for event in pair if event)
@@ -38,7 +45,9 @@ def rows_of(trace: Trace, scale: int) -> dict[tuple, list[tuple]]:
     rows = defaultdict(list)
     for (rank, lane), events in by_lane(trace).items():
         for event in events:
-            rows[rank, lane, event[0]].append((*event[:3], event[3] * scale, event[4] * scale, *event[5:]))
+            rows[rank, lane, event[0]].append(
+                (*event[:3], event[3] * scale, event[4] * scale, *event[5:])
+            )
     return dict(rows)
 
 
@@ -47,34 +56,58 @@ def told(x: tuple | None, y: tuple | None, time) -> str:
     if x and y and x[:3] != y[:3] and x[3] == y[3]:
         return f"{thing(x)} against {thing(y)} at {time(x[3])}"
     if x is None or y is None or x[:3] != y[:3]:
-        return " against ".join("nothing" if event is None else f"{thing(event)} at {time(event[3])}" for event in (x, y))
+        return " against ".join(
+            "nothing" if event is None else f"{thing(event)} at {time(event[3])}"
+            for event in (x, y)
+        )
     place = next(place for place in range(3, 7) if x[place] != y[place])
-    word, say = {3: ("at", time), 4: ("until", time), 5: ("with", size), 6: ("with weight version", str)}[place]
+    word, say = {
+        3: ("at", time),
+        4: ("until", time),
+        5: ("with", size),
+        6: ("with weight version", str),
+    }[place]
     return f"{thing(x)} {word} {say(x[place])} against {say(y[place])}"
 
 
 def thing(event: tuple) -> str:
     what, kind, name = event[0], event[1], label(event[2], with_stage=True)
-    return {"Span": name, "Transfer": f"the message of {name}", "Memory": f"{kind} after {name}" if name else kind}[what]
+    return {
+        "Span": name,
+        "Transfer": f"the message of {name}",
+        "Memory": f"{kind} after {name}" if name else kind,
+    }[what]
 
 
 def arrays_apart(ours: Mapping, theirs: Mapping, letters: tuple[str, str] = ("A", "B")) -> str:
     """How far two runs' arrays are apart, in a sentence: |b - a| / max(|a|, 1e-3 |all of a|) of each, as parity measures it."""
-    alone = [(letter, only) for letter, only in zip(letters, (ours.keys() - theirs.keys(), theirs.keys() - ours.keys())) if only]
+    alone = [
+        (letter, only)
+        for letter, only in zip(letters, (ours.keys() - theirs.keys(), theirs.keys() - ours.keys()))
+        if only
+    ]
     if alone:
         letter, names = alone[0]
-        return f"of different models: only {letter} has {min(names)}" + (f" and {len(names) - 1} more." if len(names) > 1 else ".")
+        return f"of different models: only {letter} has {min(names)}" + (
+            f" and {len(names) - 1} more." if len(names) > 1 else "."
+        )
     shapes = [name for name in ours if ours[name].shape != theirs[name].shape]
     if shapes:
         return f"of different models: {shapes[0]} has shape {ours[shapes[0]].shape} against {theirs[shapes[0]].shape}."
     other = [name for name in ours if not same_bits(ours[name], theirs[name])]
     if not other:
         return f"equal bit for bit, in all {len(ours)} tensors."
-    if text := [name for name in other if {ours[name].dtype.kind, theirs[name].dtype.kind} & set("SU")]:
+    if text := [
+        name for name in other if {ours[name].dtype.kind, theirs[name].dtype.kind} & set("SU")
+    ]:
         return f"{len(other)} of {len(ours)} tensors differ; {text[0]} is text."
     errors = relative_errors(theirs, ours)
     worst = max(other, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    of = " of its norm" if any(np.any(array) for array in ours.values()) else f", where {letters[0]} has zeros alone"
+    of = (
+        " of its norm"
+        if any(np.any(array) for array in ours.values())
+        else f", where {letters[0]} has zeros alone"
+    )
     return f"{len(other)} of {len(ours)} tensors differ, most {worst}: by {errors[worst]:.3g}{of}."
 
 

@@ -17,25 +17,41 @@ TOLERANCE = 1e-12
 
 def tensors_differ(found: Mapping, expected: Mapping, tolerance: float = TOLERANCE) -> list[str]:
     """Sentences on missing names, shapes and values of `found` against `expected`; arrays or tensors by name."""
-    return [f"{name} is missing" for name in expected if name not in found] + values_differ(found, expected, tolerance)
+    return [f"{name} is missing" for name in expected if name not in found] + values_differ(
+        found, expected, tolerance
+    )
 
 
-def ranks_differ(results: Sequence[Mapping], expected: Mapping, tolerance: float = TOLERANCE) -> list[str]:
+def ranks_differ(
+    results: Sequence[Mapping], expected: Mapping, tolerance: float = TOLERANCE
+) -> list[str]:
     """Sentences on what each rank returned, `results[rank]`: every name on some rank, and every replica of it equal."""
     returned = set().union(*results)
     return [f"{name} is missing on every rank" for name in expected if name not in returned] + [
-        f"rank {rank}: {told}" for rank, found in enumerate(results) for told in values_differ(found, expected, tolerance)]
+        f"rank {rank}: {told}"
+        for rank, found in enumerate(results)
+        for told in values_differ(found, expected, tolerance)
+    ]
 
 
 def values_differ(found: Mapping, expected: Mapping, tolerance: float) -> list[str]:
     """Sentences on the names of `found`: those that are not expected, and shapes and values that are others."""
     findings = [f"{name} should not be there" for name in found if name not in expected]
-    shapes = {name: (exact(found[name]).shape, exact(expected[name]).shape) for name in expected if name in found}
+    shapes = {
+        name: (exact(found[name]).shape, exact(expected[name]).shape)
+        for name in expected
+        if name in found
+    }
     findings += [f"{name} has shape {a}, expected {b}" for name, (a, b) in shapes.items() if a != b]
-    errors = relative_errors({name: found[name] for name, (a, b) in shapes.items() if a == b}, expected)
+    errors = relative_errors(
+        {name: found[name] for name, (a, b) in shapes.items() if a == b}, expected
+    )
     allowed = tolerance if any(np.any(exact(b)) for b in expected.values()) else 0.0
-    return findings + [f"{name} {told(exact(found[name]), exact(expected[name]), off, tolerance)}"
-                       for name, off in errors.items() if not off <= allowed]  # nan fails too
+    return findings + [
+        f"{name} {told(exact(found[name]), exact(expected[name]), off, tolerance)}"
+        for name, off in errors.items()
+        if not off <= allowed
+    ]  # nan fails too
 
 
 def relative_errors(found: Mapping, expected: Mapping) -> dict[str, float]:
@@ -43,7 +59,11 @@ def relative_errors(found: Mapping, expected: Mapping) -> dict[str, float]:
     Norms are of the numbers that are finite; an error is nan or inf where one of the two alone is no finite number."""
     sizes = {name: norm(exact(b)) for name, b in expected.items()}
     whole = math.hypot(*sizes.values())
-    return {name: float(np.linalg.norm(apart(exact(a), exact(expected[name])))) / (max(sizes[name], 1e-3 * whole) or 1.0) for name, a in found.items()}
+    return {
+        name: float(np.linalg.norm(apart(exact(a), exact(expected[name]))))
+        / (max(sizes[name], 1e-3 * whole) or 1.0)
+        for name, a in found.items()
+    }
 
 
 def exact(tensor) -> np.ndarray:
@@ -65,7 +85,10 @@ def told(a, b, off: float, tolerance: float) -> str:
     places = np.argwhere(~np.isfinite(apart(a, b)))
     if len(places):
         place = tuple(places[0].tolist())
-        where, others = f" at {list(place)}" * bool(place), f", and so in {len(places)} places" * (len(places) > 1)
+        where, others = (
+            f" at {list(place)}" * bool(place),
+            f", and so in {len(places)} places" * (len(places) > 1),
+        )
         return f"is {a[place]:.6g}{where}, expected {b[place]:.6g}{others}"
     return f"is off by {off:.2e}, allowed {tolerance:.0e}{factor(a, b)}"
 

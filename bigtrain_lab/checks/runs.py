@@ -10,5 +10,8 @@ def run_differs(experiment: Experiment, run: Run, tolerance: float = TOLERANCE) 
     """Sentences on where a finished run differs from `predict()`, event for event and byte for byte, and each rank's results
     from `reference()`, in every name."""
     predicted = experiment.predict()
-    return [*clocks_differ(predicted, run.trace("modelled")), *bytes_differ(predicted, run.trace("measured")),
-            *ranks_differ(run.results, experiment.reference(), tolerance)]
+    return [
+        *clocks_differ(predicted, run.trace("modelled")),
+        *bytes_differ(predicted, run.trace("measured")),
+        *ranks_differ(run.results, experiment.reference(), tolerance),
+    ]

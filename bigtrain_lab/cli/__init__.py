@@ -17,11 +17,20 @@ from .. import __version__
 from ..core import CLOCKS, Impossible
 from ..core.files import printable
 
-app = App(name="bigtrain", version=__version__, result_action="return_value", suppress_keyboard_interrupt=False,
-          help="How large models are trained: predicted at once, and run on real processes.")
-Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # passed on to the experiments' own commands
+app = App(
+    name="bigtrain",
+    version=__version__,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+    help="How large models are trained: predicted at once, and run on real processes.",
+)
+Words = Annotated[
+    str, Parameter(show=False, allow_leading_hyphen=True)
+]  # passed on to the experiments' own commands
 Place = Annotated[Path, Parameter(help="a run directory, or a file that predict --save wrote")]
-Asked = Annotated[Path | None, Parameter(help="a run directory, or a file that predict --save wrote")]
+Asked = Annotated[
+    Path | None, Parameter(help="a run directory, or a file that predict --save wrote")
+]
 
 
 def main(arguments=None) -> int:
@@ -31,7 +40,9 @@ def main(arguments=None) -> int:
             stream.reconfigure(errors="replace")  # no terminal, however poor, stops what is told
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: print(f"bigtrain: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_: print(
+                f"bigtrain: {message}", file=sys.stderr
+            )
             return app(arguments, exit_on_error=False, print_error=False) or 0
     except (Impossible, CycloptsError) as error:
         print(f"bigtrain: {printable(str(error))}", file=sys.stderr)
@@ -77,7 +88,12 @@ def predict(*words: Words) -> int:
 
 
 @app.command(name="list")
-def list_all(*, verbose: Annotated[bool, Parameter(alias="-v", negative="", help="also where each number comes from")] = False) -> int:
+def list_all(
+    *,
+    verbose: Annotated[
+        bool, Parameter(alias="-v", negative="", help="also where each number comes from")
+    ] = False,
+) -> int:
     """Say which experiments, schedules, collectives, recompute plans, levels of precision and hardware profiles there are."""
     from ..collective import Collective
     from ..core.hardware import PROFILES
@@ -91,12 +107,28 @@ def list_all(*, verbose: Annotated[bool, Parameter(alias="-v", negative="", help
 
     profiles = [*PROFILES.values(), *filter(None, [this_machine(measure=False)])]
     console = screen()
-    console.print(columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()]))
-    console.print(columns("Schedules", [(name, first_line(cls)) for name, cls in Schedule.all().items()]))
-    console.print(columns("Collectives", [(name, first_line(cls)) for name, cls in Collective.all().items()]))
-    console.print(columns("Recompute plans", [(name, first_line(cls)) for name, cls in Recompute.all().items()]))
-    console.print(columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()]))
-    console.print(columns("Hardware", [(p.name, "\n".join(hardware_lines(p, sources=verbose))) for p in profiles]))
+    console.print(
+        columns("Experiments", [(name, purpose(cls)) for name, cls in Experiment.all().items()])
+    )
+    console.print(
+        columns("Schedules", [(name, first_line(cls)) for name, cls in Schedule.all().items()])
+    )
+    console.print(
+        columns("Collectives", [(name, first_line(cls)) for name, cls in Collective.all().items()])
+    )
+    console.print(
+        columns(
+            "Recompute plans", [(name, first_line(cls)) for name, cls in Recompute.all().items()]
+        )
+    )
+    console.print(
+        columns("Precision", [(name, safeguards(level)) for name, level in LEVELS.items()])
+    )
+    console.print(
+        columns(
+            "Hardware", [(p.name, "\n".join(hardware_lines(p, sources=verbose))) for p in profiles]
+        )
+    )
     return 0
 
 
@@ -113,7 +145,15 @@ def first_line(cls: type) -> str:
 
 def safeguards(level) -> str:
     """What a level of precision computes in, and which safeguards it has."""
-    has = [name for name, there in (("a policy of operators", level.policy), ("float32 masters", level.masters), ("loss scaling", level.scaling)) if there]
+    has = [
+        name
+        for name, there in (
+            ("a policy of operators", level.policy),
+            ("float32 masters", level.masters),
+            ("loss scaling", level.scaling),
+        )
+        if there
+    ]
     return f"computes in {str(level.dtype).removeprefix('torch.')}{': ' if has else ''}{', '.join(has)}"
 
 
@@ -129,9 +169,18 @@ def show(path: Asked = None) -> int:
     drawn = traces[run.clock] if run else next(iter(traces.values()))
     console, whole = screen(), not (run and drawn.settings.get("unfinished"))
     if run:
-        console.print(f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started {run.settings['started']}: {report.outcome(run)}", style="bold")
+        console.print(
+            f"{run.settings['name']} on {counted(run.ranks, 'rank')}, started {run.settings['started']}: {report.outcome(run)}",
+            style="bold",
+        )
     if experiment:
-        console.print(", ".join(f"{name} {value}" for name, value in report.in_effect(experiment).items() if value != ""))
+        console.print(
+            ", ".join(
+                f"{name} {value}"
+                for name, value in report.in_effect(experiment).items()
+                if value != ""
+            )
+        )
         console.print(f"Again: {report.command(experiment)}", soft_wrap=True)
     if run and run.state != "done":
         console.print(run.diagnosis or "Its ranks are still at work.")
@@ -146,9 +195,13 @@ def show(path: Asked = None) -> int:
 
 
 @app.command
-def compare(*paths: Place,
-            clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times; modelled ones where all have them, else predicted ones")] = None,
-            ) -> int:
+def compare(
+    *paths: Place,
+    clock: Annotated[
+        Literal[CLOCKS] | None,
+        Parameter(help="which times; modelled ones where all have them, else predicted ones"),
+    ] = None,
+) -> int:
     """Put runs or saved traces side by side: settings, quantities, the first event that differs, the weights."""
     from ..checks.differences import first_difference
     from . import reopen
@@ -169,18 +222,34 @@ def compare(*paths: Place,
         console.print(amounts_apart(letters, traces[0].clock, lines))
     for side, trace in zip(sides[1:], traces[1:], strict=True):
         pair, difference = f"{letters[0]} and {side.letter}", first_difference(traces[0], trace)
-        console.print(f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.", soft_wrap=True)
+        console.print(
+            f"{pair}, {trace.clock}: {f'first difference: {difference}' if difference else 'the same, event for event'}.",
+            soft_wrap=True,
+        )
         if returned := reopen.results_differ(sides[0], side):
             console.print(f"{pair}, what the ranks returned: {returned}", soft_wrap=True)
     return 0
 
 
 @app.command
-def export(path: Asked = None, *,
-           html: Annotated[Path | None, Parameter(help="the page to write: it plays in any browser, without kernel or network")] = None,
-           chrome: Annotated[Path | None, Parameter(help="the JSON file to write for Perfetto (ui.perfetto.dev) and Chrome")] = None,
-           clock: Annotated[Literal[CLOCKS] | None, Parameter(help="which times, or which the page shows first; a run's modelled ones unless you say otherwise")] = None,
-           ) -> int:
+def export(
+    path: Asked = None,
+    *,
+    html: Annotated[
+        Path | None,
+        Parameter(help="the page to write: it plays in any browser, without kernel or network"),
+    ] = None,
+    chrome: Annotated[
+        Path | None,
+        Parameter(help="the JSON file to write for Perfetto (ui.perfetto.dev) and Chrome"),
+    ] = None,
+    clock: Annotated[
+        Literal[CLOCKS] | None,
+        Parameter(
+            help="which times, or which the page shows first; a run's modelled ones unless you say otherwise"
+        ),
+    ] = None,
+) -> int:
     """Write a run or a saved trace as one HTML page that plays it, or in the format that Perfetto and Chrome open."""
     from ..core import write_whole
     from ..words import size
@@ -200,17 +269,33 @@ def export(path: Asked = None, *,
         from ..page import page
 
         written = write_whole(html, page(traces, experiment, run, clock, notes))
-        console.print(f"The page is in {html} ({size(written.stat().st_size)}): any browser plays it.", soft_wrap=True)
+        console.print(
+            f"The page is in {html} ({size(written.stat().st_size)}): any browser plays it.",
+            soft_wrap=True,
+        )
     if chrome is not None:
         traces[clock].to_chrome(chrome)
-        console.print(f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.", soft_wrap=True)
+        console.print(
+            f"The {clock} trace is in {chrome}: open it at ui.perfetto.dev or chrome://tracing.",
+            soft_wrap=True,
+        )
     return 0
 
 
 @app.command
-def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4,
-           peer: Annotated[str | None, Parameter(help="host:port of another machine: check the way to it instead")] = None,
-           constants: Annotated[bool, Parameter(negative="", help="list every number that prices a plan, with its source, instead")] = False) -> int:
+def doctor(
+    *,
+    ranks: Annotated[int, Parameter(help="how many ranks you mean to run")] = 4,
+    peer: Annotated[
+        str | None, Parameter(help="host:port of another machine: check the way to it instead")
+    ] = None,
+    constants: Annotated[
+        bool,
+        Parameter(
+            negative="", help="list every number that prices a plan, with its source, instead"
+        ),
+    ] = False,
+) -> int:
     """Check what the labs need: one line each, with the mend."""
     from ..doctor import findings, peer_findings
     from .screen import census, finding_line, screen
@@ -225,7 +310,9 @@ def doctor(*, ranks: Annotated[int, Parameter(help="how many ranks you mean to r
     console, errors = screen(), screen(stderr=True)
     found, levels = peer_findings(Peer.of(peer)) if peer is not None else findings(ranks), set()
     while True:
-        with errors.status("checking"):  # gone before a line is printed: it must not send that line to stderr
+        with errors.status(
+            "checking"
+        ):  # gone before a line is printed: it must not send that line to stderr
             finding = next(found, None)
         if finding is None:
             return 1 if "fail" in levels else 0

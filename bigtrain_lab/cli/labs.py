@@ -12,7 +12,9 @@ from cyclopts import App, Group, Parameter
 from .. import report
 from .screen import follow, results, said, screen, timeline, title
 
-KNOBS, MORE, OWN = (Group(name, sort_key=i) for i, name in enumerate(("Settings", "More settings", "Options")))
+KNOBS, MORE, OWN = (
+    Group(name, sort_key=i) for i, name in enumerate(("Settings", "More settings", "Options"))
+)
 
 
 def option(help: str) -> Parameter:
@@ -24,8 +26,13 @@ def menu(verb: str, act: Callable) -> App:
     """A command for each experiment, with its knobs and the keyword options of `act(experiment, *, ...)`."""
     from ..experiments import Experiment
 
-    commands = App(name=f"bigtrain {verb}", help=getdoc(act), version_flags=[], result_action="return_value",
-                   suppress_keyboard_interrupt=False)
+    commands = App(
+        name=f"bigtrain {verb}",
+        help=getdoc(act),
+        version_flags=[],
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
     for name, cls in Experiment.all().items():
         commands.command(command(cls, act), name=name)
     return commands
@@ -35,19 +42,30 @@ def command(cls: type, act: Callable) -> Callable:
     """`act` on an experiment of this class, with a signature that cyclopts makes options from."""
     from ..runtime import border
 
-    own = {name: p for name, p in signature(act).parameters.items() if p.kind is Option.KEYWORD_ONLY}
+    own = {
+        name: p for name, p in signature(act).parameters.items() if p.kind is Option.KEYWORD_ONLY
+    }
 
     def act_on(**given) -> int:
         options = {name: given.pop(name) for name in own if name in given}
         experiment = cls(**given)
         if idle := cls.idle_settings(experiment.model_dump()) & set(given):
             names = ", ".join(sorted(name.replace("_", "-") for name in idle))
-            screen(stderr=True, quiet=not border.speaks()).print(f"Not used with these settings: {names}.")
+            screen(stderr=True, quiet=not border.speaks()).print(
+                f"Not used with these settings: {names}."
+            )
         return act(experiment, **options)
 
     act_on.__doc__ = cls.question
-    knobs = [Option(name, Option.KEYWORD_ONLY, default=field.get_default(call_default_factory=True), annotation=annotation(field))
-             for name, field in cls.model_fields.items()]
+    knobs = [
+        Option(
+            name,
+            Option.KEYWORD_ONLY,
+            default=field.get_default(call_default_factory=True),
+            annotation=annotation(field),
+        )
+        for name, field in cls.model_fields.items()
+    ]
     act_on.__signature__ = Signature([*knobs, *own.values()])
     return act_on
 
@@ -55,13 +73,24 @@ def command(cls: type, act: Callable) -> Callable:
 def annotation(field):
     """A field's option: its help says range and unit. Numbers are checked by the experiment, whose sentence says the range."""
     knob, kind = field.json_schema_extra["knob"], field.annotation
-    limits = f"{number(knob.low)} to {number(knob.high)}" if knob.low is not None and knob.high is not None else ""
+    limits = (
+        f"{number(knob.low)} to {number(knob.high)}"
+        if knob.low is not None and knob.high is not None
+        else ""
+    )
     about = f"{limits} {knob.unit}".strip()
     choices = [str(choice) for choice in knob.menu() or ()] or None
     numeric = {int: "INT", float: "FLOAT"}.get(kind)
-    return Annotated[int | float | str if numeric else kind, Parameter(
-        help=f"{knob.help} ({about})" if about else knob.help, choices=choices, metavar=numeric,
-        converter=as_written if numeric else None, group=MORE if knob.more else KNOBS)]
+    return Annotated[
+        int | float | str if numeric else kind,
+        Parameter(
+            help=f"{knob.help} ({about})" if about else knob.help,
+            choices=choices,
+            metavar=numeric,
+            converter=as_written if numeric else None,
+            group=MORE if knob.more else KNOBS,
+        ),
+    ]
 
 
 def as_written(_, tokens) -> int | float | str:
@@ -78,12 +107,23 @@ def number(value: float) -> str:
     return f"{value:,}" if value == int(value) else f"{value:g}"
 
 
-def run(experiment, *,
-        directory: Annotated[Path | None, option("where the run is kept, new or empty; else a new folder under runs/")] = None,
-        stall_s: Annotated[float, option("seconds without any progress after which the ranks are ended as hanging")] = 30.0,
-        clock: Annotated[bool, option("carry the modelled clock; without it only wall times are recorded")] = True,
-        device: Annotated[Literal["cpu", "auto", "cuda"], option("where ranks compute; auto takes GPUs where they are (not tested on any)")] = "cpu",
-        ) -> int:
+def run(
+    experiment,
+    *,
+    directory: Annotated[
+        Path | None, option("where the run is kept, new or empty; else a new folder under runs/")
+    ] = None,
+    stall_s: Annotated[
+        float, option("seconds without any progress after which the ranks are ended as hanging")
+    ] = 30.0,
+    clock: Annotated[
+        bool, option("carry the modelled clock; without it only wall times are recorded")
+    ] = True,
+    device: Annotated[
+        Literal["cpu", "auto", "cuda"],
+        option("where ranks compute; auto takes GPUs where they are (not tested on any)"),
+    ] = "cpu",
+) -> int:
     """Run an experiment on real ranks and compare it with its prediction."""
     from ..runtime import RankFailed, warm
     from ..runtime.border import place_given
@@ -98,7 +138,9 @@ def run(experiment, *,
         predicted = None if quiet else experiment.predict()
     try:
         with errors.status("starting the ranks"):
-            started = experiment.run(directory=directory, stall_s=stall_s, clock=clock, device=device)
+            started = experiment.run(
+                directory=directory, stall_s=stall_s, clock=clock, device=device
+            )
     except RankFailed as failure:  # under torchrun: one rank tells all, the others a sentence
         screen(stderr=True).print(f"The run failed.\n{failure}", soft_wrap=True)
         return 1
@@ -109,20 +151,30 @@ def run(experiment, *,
     except KeyboardInterrupt:
         started.stop()
     if started.state == "stopped":
-        errors.print(f"Stopped: the ranks have ended. What they wrote is kept in {started.directory}.")
+        errors.print(
+            f"Stopped: the ranks have ended. What they wrote is kept in {started.directory}."
+        )
         return 130
     if started.state == "failed":
-        errors.print(f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in {started.directory}.")
+        errors.print(
+            f"The run failed.\n{started.diagnosis}\nWhat the ranks wrote is kept in {started.directory}."
+        )
         return 1
     traces = [predicted, *started.traces().values()]
     console.print(results(experiment, traces))
     console.print(said(experiment, traces))
     console.print(*report.cost_of(started), sep="\n")
-    console.print(f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True)
+    console.print(
+        f"The run is kept in {started.directory}: see it again with bigtrain show.", soft_wrap=True
+    )
     return 0
 
 
-def predict(experiment, *, save: Annotated[Path | None, option("also write the predicted trace to this file")] = None) -> int:
+def predict(
+    experiment,
+    *,
+    save: Annotated[Path | None, option("also write the predicted trace to this file")] = None,
+) -> int:
     """Predict an experiment: no processes, instant."""
     console = screen()
     console.print(title(experiment))

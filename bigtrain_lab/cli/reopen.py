@@ -38,7 +38,9 @@ def reopen(path: Path | None) -> Reopened:
     if path is None:
         raise Impossible(f"Name a run directory, or a file that predict --save wrote{newest()}.")
     if not os.path.lexists(path):
-        raise Impossible(f"There is no {path}: name a run directory, or a file that predict --save wrote.")
+        raise Impossible(
+            f"There is no {path}: name a run directory, or a file that predict --save wrote."
+        )
     notes = []
     if os.path.isdir(path):
         run = Run.open(path)
@@ -50,9 +52,13 @@ def reopen(path: Path | None) -> Reopened:
     try:
         experiment = Experiment.restored(settings, ranks)
         same = experiment.is_of(settings)
-        traces = answering(experiment, [*map(experiment.vouched, traces)], predict=bool(run) and same)
+        traces = answering(
+            experiment, [*map(experiment.vouched, traces)], predict=bool(run) and same
+        )
         if run and not same:
-            notes.append("This run is of an earlier order, so there is no prediction of it: run it again to compare.")
+            notes.append(
+                "This run is of an earlier order, so there is no prediction of it: run it again to compare."
+            )
     except Impossible as error:
         experiment = None
         notes.append(f"There is no table: {error}")
@@ -72,7 +78,9 @@ def answering(experiment: Experiment, traces: list[Trace], predict: bool) -> lis
     except Impossible:
         raise
     except Exception as error:  # of events that no run wrote anything may come
-        raise Impossible(f"its events are not those of its settings ({type(error).__name__}): run it again.") from error
+        raise Impossible(
+            f"its events are not those of its settings ({type(error).__name__}): run it again."
+        ) from error
 
 
 def newest() -> str:
@@ -105,7 +113,9 @@ class Side(NamedTuple):
     def about(self) -> str:
         """Which run it is, in a line."""
         run = self.opened.run
-        kept = f"started {run.settings['started']}: {report.outcome(run)}" if run else "a saved trace"
+        kept = (
+            f"started {run.settings['started']}: {report.outcome(run)}" if run else "a saved trace"
+        )
         return f"{self.path}: {self.name} on {counted(self.opened.ranks, 'rank')}, {kept}"
 
 
@@ -113,11 +123,18 @@ def sides(paths: Iterable[Path]) -> list[Side]:
     """The runs, opened; Impossible for fewer than two, or where they answer different questions."""
     paths = list(paths)
     if not 2 <= len(paths) <= len(ascii_uppercase):
-        raise Impossible(f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more, up to {len(ascii_uppercase)}.")
-    found = [Side(letter, path, reopen(path)) for letter, path in zip(ascii_uppercase, paths, strict=False)]
+        raise Impossible(
+            f"{len(paths)} run{'' if len(paths) == 1 else 's'} cannot be compared: name 2 or more, up to {len(ascii_uppercase)}."
+        )
+    found = [
+        Side(letter, path, reopen(path))
+        for letter, path in zip(ascii_uppercase, paths, strict=False)
+    ]
     for other in found[1:]:
         if other.name != found[0].name:
-            raise Impossible(f"{found[0].path} is of the experiment {found[0].name} and {other.path} of {other.name}: compare runs of one experiment.")
+            raise Impossible(
+                f"{found[0].path} is of the experiment {found[0].name} and {other.path} of {other.name}: compare runs of one experiment."
+            )
     return found
 
 
@@ -125,14 +142,24 @@ def on_one_clock(found: list[Side], clock: str | None) -> list[Trace]:
     """Their traces on this clock, by default the first of PREFERRED that all have; Impossible where they have none in common."""
     common = [name for name in PREFERRED if all(name in side.opened.traces for side in found)]
     if clock not in (None, *common) or not common:
-        lacking = next(side for side in found if clock not in side.opened.traces) if clock else found[-1]
-        raise Impossible(f"{lacking.path} has no {clock or PREFERRED[0]} times: " + (
-            f"choose {' or '.join(common)}." if common else "these have no clock in common, so compare runs with runs."))
+        lacking = (
+            next(side for side in found if clock not in side.opened.traces) if clock else found[-1]
+        )
+        raise Impossible(
+            f"{lacking.path} has no {clock or PREFERRED[0]} times: "
+            + (
+                f"choose {' or '.join(common)}."
+                if common
+                else "these have no clock in common, so compare runs with runs."
+            )
+        )
     traces = [side.opened.traces[clock or common[0]] for side in found]
     for side, trace in zip(found, traces, strict=True):
         if trace.unit != traces[0].unit:
-            raise Impossible(f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and {side.path} in {units(trace)}: "
-                             f"compare runs on profiles of one kind{', or say --clock measured' if 'measured' in common else ''}.")
+            raise Impossible(
+                f"{found[0].path} counts {traces[0].clock} time in {units(traces[0])} and {side.path} in {units(trace)}: "
+                f"compare runs on profiles of one kind{', or say --clock measured' if 'measured' in common else ''}."
+            )
     return traces
 
 
@@ -144,7 +171,11 @@ def settings_that_differ(found: list[Side]) -> list[tuple[str, list]]:
     """(name, its value in each) of every setting that is not the same in all; None where there is no such setting."""
     names = dict.fromkeys(name for side in found for name in side.settings)
     values = {name: [side.settings.get(name) for side in found] for name in names}
-    return [(name.replace("_", "-"), each) for name, each in values.items() if any(value != each[0] for value in each)]
+    return [
+        (name.replace("_", "-"), each)
+        for name, each in values.items()
+        if any(value != each[0] for value in each)
+    ]
 
 
 def orders_differ(found: list[Side]) -> bool:
@@ -162,11 +193,30 @@ class Line(NamedTuple):
 
 def lines(found: list[Side], traces: list[Trace]) -> list[Line]:
     """A line a quantity that any of the experiments has."""
-    tables = [report.rows(side.opened.experiment.quantities, trace) if side.opened.experiment else []
-              for side, trace in zip(found, traces, strict=True)]
-    columns = [{row.quantity: amount for row in table if (amount := getattr(row, traces[0].clock)) is not None} for table in tables]
-    rows = [(name, [column.get(name) for column in columns]) for name in dict.fromkeys(name for column in columns for name in column)]
-    return [Line(name, each, [report.gap(each[0], other) if each[0] and other else "" for other in each[1:]]) for name, each in rows]
+    tables = [
+        report.rows(side.opened.experiment.quantities, trace) if side.opened.experiment else []
+        for side, trace in zip(found, traces, strict=True)
+    ]
+    columns = [
+        {
+            row.quantity: amount
+            for row in table
+            if (amount := getattr(row, traces[0].clock)) is not None
+        }
+        for table in tables
+    ]
+    rows = [
+        (name, [column.get(name) for column in columns])
+        for name in dict.fromkeys(name for column in columns for name in column)
+    ]
+    return [
+        Line(
+            name,
+            each,
+            [report.gap(each[0], other) if each[0] and other else "" for other in each[1:]],
+        )
+        for name, each in rows
+    ]
 
 
 def results_differ(a: Side, b: Side) -> str | None:

@@ -26,11 +26,20 @@ def screen(**options) -> Console:
 def title(experiment) -> Text:
     """The question, and what the settings amount to."""
     amounts_to = experiment.describe()
-    return Text(f"{experiment.name}: {experiment.question}", style="bold") + Text(f"\n{amounts_to}" if amounts_to else "")
+    return Text(f"{experiment.name}: {experiment.question}", style="bold") + Text(
+        f"\n{amounts_to}" if amounts_to else ""
+    )
 
 
 def columns(heading: str, lines: list[tuple[str, str]]) -> Table:
-    table = Table(title=heading, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        title=heading,
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for name, text in lines:
         table.add_row(Text(name, style="cyan", no_wrap=True), Text(text))
     return table
@@ -41,9 +50,21 @@ def census() -> list[Table | str]:
     from ..doctor import constants, worth
 
     rows = constants()
-    tables = [columns(of, [(row.name, f"{worth(row.name, row.value)} ({row.tag}: {row.source})".strip()) for row in own])
-              for of, own in groupby(rows, lambda row: row.of)]
-    return [*tables, f"{len(rows)} constants: " + ", ".join(f"{count} {tag}" for tag, count in Counter(row.tag for row in rows).items())]
+    tables = [
+        columns(
+            of,
+            [
+                (row.name, f"{worth(row.name, row.value)} ({row.tag}: {row.source})".strip())
+                for row in own
+            ],
+        )
+        for of, own in groupby(rows, lambda row: row.of)
+    ]
+    return [
+        *tables,
+        f"{len(rows)} constants: "
+        + ", ".join(f"{count} {tag}" for tag, count in Counter(row.tag for row in rows).items()),
+    ]
 
 
 def cell(row: report.Row, name: str) -> str:
@@ -54,14 +75,20 @@ def cell(row: report.Row, name: str) -> str:
 def results(experiment, traces) -> Table:
     """The table predicted | modelled | measured | difference, with the clocks that there are."""
     given = {trace.clock: trace for trace in traces}
-    shown = [clock for clock in CLOCKS if clock in given] + (["difference"] if len(given) > 1 else [])
+    shown = [clock for clock in CLOCKS if clock in given] + (
+        ["difference"] if len(given) > 1 else []
+    )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("quantity", no_wrap=True)
     rows = report.rows(experiment.quantities, *given.values(), here=report.priced_here(experiment))
     for name in shown:
-        numbers = name != "difference"  # which gives way, over two lines, where the screen is narrow
+        numbers = (
+            name != "difference"
+        )  # which gives way, over two lines, where the screen is narrow
         widest = max(len(cell(row, name)) for row in rows) if numbers else None
-        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, min_width=widest)
+        table.add_column(
+            name, justify="right" if numbers else "left", no_wrap=numbers, min_width=widest
+        )
     for row in rows:
         table.add_row(row.quantity, *(cell(row, name) for name in shown))
     return table
@@ -76,7 +103,9 @@ def timeline(trace: Trace, width: int) -> Group:
         line = Text(f"{name:<{names}}", no_wrap=True)
         for (kind, odd), box in groupby(cells, key=lambda cell: cell[1:]):
             paint = palette.phase(kind)
-            style = f"{'bold ' if odd else ''}{palette.ink(paint)} on {paint}" if kind else palette.IDLE
+            style = (
+                f"{'bold ' if odd else ''}{palette.ink(paint)} on {paint}" if kind else palette.IDLE
+            )
             line.append("".join(cell.text for cell in box), style)
         lines.append(line)
     return Group(*lines)
@@ -85,7 +114,9 @@ def timeline(trace: Trace, width: int) -> Group:
 def said(experiment, traces) -> str:
     """Why the trace looks so: of the modelled clock where there is one, else of the predicted one."""
     given = {trace.clock: trace for trace in traces}
-    return "\n".join(report.whole_first(experiment.explain(given.get("modelled", given["predicted"]))))
+    return "\n".join(
+        report.whole_first(experiment.explain(given.get("modelled", given["predicted"])))
+    )
 
 
 def settings_apart(letters, rows) -> Table:
@@ -107,17 +138,31 @@ def amounts_apart(letters, clock: str, lines) -> Table:
     for letter in letters[1:]:
         table.add_column(f"{letter} against {letters[0]}")
     for line in lines:
-        table.add_row(line.quantity, *("–" if amount is None else str(amount) for amount in line.amounts), *line.differences)
+        table.add_row(
+            line.quantity,
+            *("–" if amount is None else str(amount) for amount in line.amounts),
+            *line.differences,
+        )
     return table
 
 
 def follow(run, predicted: Trace, errors: Console) -> None:
     """A progress bar of each rank until the run has ended: its spans so far, of those that the prediction has."""
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-                   console=errors, transient=True, disable=not errors.is_terminal)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
     threading.Thread(target=mention, args=(run, errors), daemon=True).start()
     with bar:
-        tasks = [bar.add_task(f"rank {rank}", total=len(predicted.spans(rank))) for rank in range(run.ranks)]
+        tasks = [
+            bar.add_task(f"rank {rank}", total=len(predicted.spans(rank)))
+            for rank in range(run.ranks)
+        ]
         for event in run.events():
             bar.advance(tasks[event.rank], isinstance(event, Span))
 
@@ -135,4 +180,6 @@ def mention(run, errors: Console) -> None:
 def finding_line(finding) -> Text:
     """One finding of the doctor."""
     mend = f". Mend: {finding.mend}" if finding.mend else ""
-    return Text.assemble((f"{finding.level:<5}", LEVELS[finding.level]), f"{finding.name:<9}{finding.says}{mend}")
+    return Text.assemble(
+        (f"{finding.level:<5}", LEVELS[finding.level]), f"{finding.name:<9}{finding.says}{mend}"
+    )

@@ -12,8 +12,14 @@ from ..collective import Collective, Move, Rounds
 def all_gather(members: list[int], chunks: list[list[int]], owner: int = 0) -> Rounds:
     """On a ring of these ranks; `chunks[i]` are one part. Member i begins with part i + owner."""
     n = len(members)
-    return [[Move(members[i], members[(i + 1) % n], chunk)
-             for i in range(n) for chunk in chunks[(i + owner - t) % n]] for t in range(n - 1)]
+    return [
+        [
+            Move(members[i], members[(i + 1) % n], chunk)
+            for i in range(n)
+            for chunk in chunks[(i + owner - t) % n]
+        ]
+        for t in range(n - 1)
+    ]
 
 
 class AllGather(Collective):

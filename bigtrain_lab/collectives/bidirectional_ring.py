@@ -15,8 +15,14 @@ class BidirectionalRing(Collective):
 
     def rounds(self):
         n, up, down = self.ranks, self.ranks // 2, (self.ranks - 1) // 2  # hops from either side
-        to = [[Move((c + side * d) % n, (c + side * (d - 1)) % n, c, reduce=True)
-               for side, far in ((1, up), (-1, down)) if d <= far for c in range(n)]
-              for d in range(up, 0, -1)]
+        to = [
+            [
+                Move((c + side * d) % n, (c + side * (d - 1)) % n, c, reduce=True)
+                for side, far in ((1, up), (-1, down))
+                if d <= far
+                for c in range(n)
+            ]
+            for d in range(up, 0, -1)
+        ]
         back = [[Move(m.dst, m.src, m.chunk) for m in moves] for moves in reversed(to)]
         return to + back

@@ -10,8 +10,10 @@ from ..collective import Collective, Move, Rounds
 
 def broadcast(ranks: int) -> Rounds:
     """Of one chunk from rank 0."""
-    return [[Move(rank, rank + d, 0) for rank in range(min(d, ranks - d))]
-            for d in (1 << bit for bit in range((ranks - 1).bit_length()))]
+    return [
+        [Move(rank, rank + d, 0) for rank in range(min(d, ranks - d))]
+        for d in (1 << bit for bit in range((ranks - 1).bit_length()))
+    ]
 
 
 class Broadcast(Collective):

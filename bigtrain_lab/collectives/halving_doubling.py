@@ -21,9 +21,20 @@ class HalvingDoubling(Collective):
 
     def rounds(self):
         size, extra = self.chunks, range(self.chunks, self.ranks)
-        give = [[Move(rank, rank - size, c, reduce=True) for rank in extra for c in range(size)]] if extra else []
+        give = (
+            [[Move(rank, rank - size, c, reduce=True) for rank in extra for c in range(size)]]
+            if extra
+            else []
+        )
         far = [size >> bit for bit in range(1, size.bit_length())]  # N/2, N/4, ..., 1
-        halve = [[Move(rank, rank ^ d, c, reduce=True) for rank in range(size) for c in range(size)
-                  if c & -2 * d == (rank ^ d) & -2 * d and c & d == (rank ^ d) & d] for d in far]
+        halve = [
+            [
+                Move(rank, rank ^ d, c, reduce=True)
+                for rank in range(size)
+                for c in range(size)
+                if c & -2 * d == (rank ^ d) & -2 * d and c & d == (rank ^ d) & d
+            ]
+            for d in far
+        ]
         steps = give + halve  # the way back is the same way
         return steps + [[Move(m.dst, m.src, m.chunk) for m in moves] for moves in reversed(steps)]

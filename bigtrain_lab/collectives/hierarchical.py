@@ -25,7 +25,9 @@ class Hierarchical(Collective):
         m = min(self.node_size, self.ranks)
         k = self.ranks // m
         if k * m != self.ranks:
-            raise Impossible(f"{self.ranks} ranks do not fill nodes of {m}: take {k * m} or {(k + 1) * m} ranks.")
+            raise Impossible(
+                f"{self.ranks} ranks do not fill nodes of {m}: take {k * m} or {(k + 1) * m} ranks."
+            )
         nodes = [[node * m + local for local in range(m)] for node in range(k)]
         shares = [[share * k + part for part in range(k)] for share in range(m)]
         rails = [[node[share] for node in nodes] for share in range(m)]  # the ranks of one share
@@ -36,7 +38,12 @@ class Hierarchical(Collective):
         def between(step):
             return together(step(rail, [[c] for c in share]) for rail, share in zip(rails, shares))
 
-        return inside(reduce_scatter) + between(reduce_scatter) + between(all_gather) + inside(all_gather)
+        return (
+            inside(reduce_scatter)
+            + between(reduce_scatter)
+            + between(all_gather)
+            + inside(all_gather)
+        )
 
 
 def together(several):

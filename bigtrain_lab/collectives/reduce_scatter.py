@@ -13,8 +13,14 @@ from ..collective import Collective, Move, Rounds
 def reduce_scatter(members: list[int], chunks: list[list[int]], owner: int = 0) -> Rounds:
     """On a ring of these ranks; `chunks[i]` are one part. Member i ends with part i + owner."""
     n = len(members)
-    return [[Move(members[i], members[(i + 1) % n], chunk, reduce=True)
-             for i in range(n) for chunk in chunks[(i + owner - 1 - t) % n]] for t in range(n - 1)]
+    return [
+        [
+            Move(members[i], members[(i + 1) % n], chunk, reduce=True)
+            for i in range(n)
+            for chunk in chunks[(i + owner - 1 - t) % n]
+        ]
+        for t in range(n - 1)
+    ]
 
 
 class ReduceScatter(Collective):

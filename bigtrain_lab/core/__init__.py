@@ -12,5 +12,26 @@ from .lane import FREE, Lane, Link
 from .mesh import Mesh
 from .trace import CLOCKS, Trace
 
-__all__ = ["Alive", "CLOCKS", "FREE", "MEMORY_KINDS", "Cost", "Family", "Hardware", "Histogram", "Impossible", "Knob", "Lane", "Link",
-           "Memory", "Mesh", "Scalar", "Span", "Trace", "Transfer", "available_bytes", "knob", "write_whole"]
+__all__ = [
+    "Alive",
+    "CLOCKS",
+    "FREE",
+    "MEMORY_KINDS",
+    "Cost",
+    "Family",
+    "Hardware",
+    "Histogram",
+    "Impossible",
+    "Knob",
+    "Lane",
+    "Link",
+    "Memory",
+    "Mesh",
+    "Scalar",
+    "Span",
+    "Trace",
+    "Transfer",
+    "available_bytes",
+    "knob",
+    "write_whole",
+]

@@ -30,15 +30,23 @@ def granted(groups: str, root: Path = CGROUPS) -> Iterator[int]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
-            files, places = ("memory.max", "memory.current", "inactive_file"), (root, root / "unified")
+            files, places = (
+                ("memory.max", "memory.current", "inactive_file"),
+                (root, root / "unified"),
+            )
         elif "memory" in controllers.split(","):
-            files, places = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), (root / "memory", root)
+            files, places = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+                (root / "memory", root),
+            )
         else:
             continue
         inner = Path(path.lstrip("/"))
         for folder in (place / part for place in places for part in (inner, *inner.parents)):
             try:
-                limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in files[:2])
+                limit, used = (
+                    int((folder / name).read_text(encoding="utf-8")) for name in files[:2]
+                )
             except (OSError, ValueError):  # no such group here, or the word "max"
                 continue
             yield limit - used + freed(folder / "memory.stat", files[2])
@@ -47,6 +55,8 @@ def granted(groups: str, root: Path = CGROUPS) -> Iterator[int]:
 def freed(path: Path, name: str) -> int:
     """A number of a group's memory.stat; 0 where it is not told."""
     try:
-        return int(dict(line.split() for line in path.read_text(encoding="utf-8").splitlines())[name])
+        return int(
+            dict(line.split() for line in path.read_text(encoding="utf-8").splitlines())[name]
+        )
     except (OSError, ValueError, KeyError):
         return 0

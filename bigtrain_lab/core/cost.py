@@ -19,7 +19,11 @@ from .lane import FREE, Link
 def exact(value) -> Fraction:
     """A number as the decimal it was written as: 0.1 is 1/10, not the nearest binary fraction."""
     try:
-        return value if isinstance(value, Fraction) else Fraction(repr(float(value)) if isinstance(value, float) else value)
+        return (
+            value
+            if isinstance(value, Fraction)
+            else Fraction(repr(float(value)) if isinstance(value, float) else value)
+        )
     except (ValueError, TypeError, OverflowError) as error:
         raise Impossible(f"{value!r} is no cost: give a finite number.") from error
 
@@ -30,7 +34,12 @@ COLLECTIVES = {
     "all_reduce": (2, 2, 0, "published: Patarasuk and Yuan 2009, ring all-reduce"),
     "reduce_scatter": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
     "all_gather": (1, 1, 0, "published: Thakur, Rabenseifner and Gropp 2005, ring"),
-    "broadcast": (1, 0, 1, "derived: a ring that passes on small pieces at once; nccl-tests counts the tensor once"),
+    "broadcast": (
+        1,
+        0,
+        1,
+        "derived: a ring that passes on small pieces at once; nccl-tests counts the tensor once",
+    ),
     "barrier": (2, 0, 0, "derived: an all-reduce of no bytes"),
 }
 
@@ -93,15 +102,26 @@ class Cost:
     def __post_init__(self):
         given = [exact(share) for share in self.shares.values()]
         if any(share <= 0 for share in given) or sum(given) > 1:
-            raise Impossible(f"The lanes' shares of the links are {dict(self.shares)}: "
-                             "give each more than 0, and all together at most 1.")
-        for name, table in (("duration", self.durations), ("message", self.messages), ("slowdown", self.slowdown),
-                            ("slowdown", {"an overlap": self.overlap_slowdown}),
-                            *(("duration", own) for own in {id(own): own for own in self.of_batch.values()}.values())):
+            raise Impossible(
+                f"The lanes' shares of the links are {dict(self.shares)}: "
+                "give each more than 0, and all together at most 1."
+            )
+        for name, table in (
+            ("duration", self.durations),
+            ("message", self.messages),
+            ("slowdown", self.slowdown),
+            ("slowdown", {"an overlap": self.overlap_slowdown}),
+            *(
+                ("duration", own)
+                for own in {id(own): own for own in self.of_batch.values()}.values()
+            ),
+        ):
             for kind, prices in table.items():
                 for price in prices if isinstance(prices, (tuple, list)) else (prices,):
                     if exact(price) < 0:
-                        raise Impossible(f"The {name} of {kind} is {price}: a cost must not be negative.")
+                        raise Impossible(
+                            f"The {name} of {kind} is {price}: a cost must not be negative."
+                        )
         object.__setattr__(self, "_ticks", {})
         object.__setattr__(self, "_bytes", {})
 
@@ -119,31 +139,51 @@ class Cost:
         if self.of_batch:
             key = rank, beside, *step
         else:
-            key = (rank, beside, step[0].kind, step[0].stage) if len(step) == 1 else (rank, beside, *((a.kind, a.stage) for a in step))
+            key = (
+                (rank, beside, step[0].kind, step[0].stage)
+                if len(step) == 1
+                else (rank, beside, *((a.kind, a.stage) for a in step))
+            )
         if key not in self._ticks:
             together = "+".join(a.kind for a in step)
             if len(step) > 1 and together in self.durations:
                 total = self._price(self.durations[together], step[0].stage)
             else:
                 total = sum(self._price(self._of(a, rank), a.stage) for a in step)
-            total *= exact(self.slowdown.get(rank, 1)) * (exact(self.overlap_slowdown) if beside else 1) * self.ticks_per_unit
+            total *= (
+                exact(self.slowdown.get(rank, 1))
+                * (exact(self.overlap_slowdown) if beside else 1)
+                * self.ticks_per_unit
+            )
             self._ticks[key] = -(-total.numerator // total.denominator)
         return self._ticks[key]
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
-        key = ("parts", rank, beside, *(step if self.of_batch else ((a.kind, a.stage) for a in step)))
+        key = (
+            "parts",
+            rank,
+            beside,
+            *(step if self.of_batch else ((a.kind, a.stage) for a in step)),
+        )
         if key not in self._ticks:
-            total, own = self.duration(step, rank, beside), [self._price(self._of(a, rank), a.stage) for a in step]
+            total, own = (
+                self.duration(step, rank, beside),
+                [self._price(self._of(a, rank), a.stage) for a in step],
+            )
             done, at = Fraction(0), [0]
             for action, price in zip(step, own):
                 calls = self.inside.get((action.kind, action.stage), ())
-                at += [ceil(total * (done + price * call.share) / (sum(own) or 1)) for call in calls]
+                at += [
+                    ceil(total * (done + price * call.share) / (sum(own) or 1)) for call in calls
+                ]
                 done += price
             self._ticks[key] = tuple(after - before for before, after in zip(at, [*at[1:], total]))
         return self._ticks[key]
 
-    def collective(self, kind: str, size_bytes: int, ranks: Iterable[int], lane: str = "compute") -> int:
+    def collective(
+        self, kind: str, size_bytes: int, ranks: Iterable[int], lane: str = "compute"
+    ) -> int:
         """Ticks of a backend's collective of these ranks on a lane, the same on each; `size_bytes` is the whole tensor, also where each
         rank brings or keeps a part. One rank alone takes no time. `durations` may name a time for the kind
         instead. See COLLECTIVES; of a ring of n ranks the all-reduce takes
@@ -156,7 +196,9 @@ class Cost:
             self._ticks[key] = -(-total.numerator // total.denominator)
         elif key not in self._ticks:
             if kind not in COLLECTIVES:
-                raise Impossible(f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}.")
+                raise Impossible(
+                    f"The cost knows no collective {kind!r}: choose one of {', '.join(COLLECTIVES)}."
+                )
             links = [self.link(*pair) for pair in zip(ranks, ranks[1:] + ranks[:1])]
             gap = max(Fraction(link.ticks, link.bytes) for link in links)
             on_node = Counter(rank // self.node_size for rank in ranks)
@@ -164,7 +206,10 @@ class Cost:
                 gap = max(gap / min(on_node.values()), Fraction(bus.ticks, bus.bytes))
             others, alpha = len(ranks) - 1, max(link.alpha for link in links)
             gap /= exact(self.shares.get(lane, 1))
-            total = COLLECTIVES[kind][0] * others * alpha + port_share(kind, len(ranks)) * size_bytes * gap
+            total = (
+                COLLECTIVES[kind][0] * others * alpha
+                + port_share(kind, len(ranks)) * size_bytes * gap
+            )
             self._ticks[key] = -(-total.numerator // total.denominator) if others else 0
         return self._ticks[key]
 
@@ -194,7 +239,9 @@ class Cost:
         if self.of_batch and kind in (own := self.of_batch.get((rank, micro_batch), {})):
             return own[kind]
         if kind not in self.durations and kind in "FBIW":  # an update may be free, work is not
-            raise Impossible(f'The cost has no duration for {kind}: add one to {dict(self.durations)}.')
+            raise Impossible(
+                f"The cost has no duration for {kind}: add one to {dict(self.durations)}."
+            )
         return self.durations.get(kind, 0)
 
     @staticmethod
@@ -202,5 +249,7 @@ class Cost:
         if not isinstance(prices, (tuple, list)):
             return exact(prices)
         if stage >= len(prices):
-            raise Impossible(f"The cost names {len(prices)} stages and there is a stage {stage}: give one number a stage.")
+            raise Impossible(
+                f"The cost names {len(prices)} stages and there is a stage {stage}: give one number a stage."
+            )
         return exact(prices[stage])

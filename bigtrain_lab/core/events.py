@@ -14,8 +14,18 @@ Tick = Annotated[int, Field(ge=0, le=2**62)]
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
 Lane = Annotated[str, Field(max_length=200)]  # a row of a picture is named after it
 
-MEMORY_KINDS = ("weights", "master", "stashed", "gradients", "optimizer", "activations", "recomputed", "queued", "communication",
-                "temporaries")
+MEMORY_KINDS = (
+    "weights",
+    "master",
+    "stashed",
+    "gradients",
+    "optimizer",
+    "activations",
+    "recomputed",
+    "queued",
+    "communication",
+    "temporaries",
+)
 
 at_once = property(lambda event: event.start, doc="The end of an event that takes no time.")
 
@@ -115,7 +125,11 @@ def checked(*types) -> TypeAdapter:
 def fields_of(event: type, timed: bool = True) -> dict[str, type]:
     """The types of an event's fields by name; without `timed`, its times may be null."""
     fields = get_type_hints(event, include_extras=True)
-    return fields if timed else {name: Optional[of] if name in ("start", "end") else of for name, of in fields.items()}
+    return (
+        fields
+        if timed
+        else {name: Optional[of] if name in ("start", "end") else of for name, of in fields.items()}
+    )
 
 
 @cache
@@ -132,12 +146,16 @@ def event_of(line: bytes, ranks: int):
 
 def named(line: bytes) -> str:
     """The text that a line of JSON begins with: ["span", ..."""
-    return line[2:line.index(b'"', 2)].decode() if line.startswith(b'["') else ""
+    return line[2 : line.index(b'"', 2)].decode() if line.startswith(b'["') else ""
 
 
 def sound(event, ranks: int):
     """The event, whose fields fit together; ValueError where they do not."""
-    if (event.start is None) != (event.end is None) or event.start is not None and event.end < event.start:
+    if (
+        (event.start is None) != (event.end is None)
+        or event.start is not None
+        and event.end < event.start
+    ):
         raise ValueError("it ends before it starts")
     if event.rank >= ranks or isinstance(event, Transfer) and event.src >= ranks:
         raise ValueError(f"it is of a rank that a run of {ranks} does not have")

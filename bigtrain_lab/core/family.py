@@ -25,14 +25,19 @@ def import_files(package: str, folders) -> None:
             import_module(name)
         except Exception as error:
             why = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
-            _broken[name] = f"{where(error, module.module_finder.path)}: {why}; nothing of this file is there until it is mended."
+            _broken[name] = (
+                f"{where(error, module.module_finder.path)}: {why}; nothing of this file is there until it is mended."
+            )
 
 
 def where(error: Exception, folder: str) -> str:
     """The innermost line of a file in this folder that the error came through."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    places = [f"{frame.filename}, line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    places = [
+        f"{frame.filename}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
     return next((place for place in reversed(places) if place.startswith(folder)), places[-1])
 
 
@@ -54,7 +59,9 @@ class Family:
             cls._members, cls._folder = [], family
             return
         if is_typed(cls):
-            cls._members[:] = [m for m in cls._members if not (is_typed(m) and m.__qualname__ == cls.__qualname__)]
+            cls._members[:] = [
+                m for m in cls._members if not (is_typed(m) and m.__qualname__ == cls.__qualname__)
+            ]
         if "name" in vars(cls):
             refuse_clash(cls)
         cls._members.append(cls)
@@ -76,9 +83,16 @@ class Family:
     @classmethod
     def _missing(cls) -> list[str]:
         """What is not among the members and was meant to be, a sentence each."""
-        broken = [sentence for module, sentence in _broken.items() if cls._folder and module.startswith(cls._folder + ".")]
-        return broken + [f"{m.__qualname__} has no name of its own, so it is in no menu: write name = \"...\" in the class."
-                         for m in cls._members if is_nameless(m, cls._folder)]
+        broken = [
+            sentence
+            for module, sentence in _broken.items()
+            if cls._folder and module.startswith(cls._folder + ".")
+        ]
+        return broken + [
+            f'{m.__qualname__} has no name of its own, so it is in no menu: write name = "..." in the class.'
+            for m in cls._members
+            if is_nameless(m, cls._folder)
+        ]
 
     @classmethod
     def named(cls, name: str) -> type:
@@ -86,7 +100,9 @@ class Family:
         members = cls.all()
         if name not in members:
             others = "".join(f" {sentence}" for sentence in cls._missing())
-            raise Impossible(f"There is no {cls.__name__.lower()} called {name!r}: choose one of {', '.join(members)}.{others}")
+            raise Impossible(
+                f"There is no {cls.__name__.lower()} called {name!r}: choose one of {', '.join(members)}.{others}"
+            )
         return members[name]
 
 
@@ -102,11 +118,18 @@ def refuse_clash(cls: type) -> None:
         if itself or is_typed(member) and is_typed(cls):
             cls._members.remove(member)
         else:
-            raise Impossible(f"The name {cls.name!r} is taken by {member.__module__}.{member.__qualname__}: "
-                             f"give {cls.__qualname__} another `name`.")
+            raise Impossible(
+                f"The name {cls.name!r} is taken by {member.__module__}.{member.__qualname__}: "
+                f"give {cls.__qualname__} another `name`."
+            )
 
 
 def is_nameless(cls: type, folder: str) -> bool:
     """Whether a class of the library or a notebook has no name of its own, though it is whole and no base of another."""
     ours = is_typed(cls) or bool(folder) and cls.__module__.startswith(folder + ".")
-    return ours and "name" not in vars(cls) and not inspect.isabstract(cls) and not cls.__subclasses__()
+    return (
+        ours
+        and "name" not in vars(cls)
+        and not inspect.isabstract(cls)
+        and not cls.__subclasses__()
+    )

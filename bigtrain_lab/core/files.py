@@ -32,8 +32,10 @@ def write_whole(path, text: str) -> Path:
     except OSError as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise Impossible(f"Cannot write {path}: {error.strerror or error}; "
-                         f"{'free some space' if error.errno == ENOSPC else 'choose another place'}.") from error
+        raise Impossible(
+            f"Cannot write {path}: {error.strerror or error}; "
+            f"{'free some space' if error.errno == ENOSPC else 'choose another place'}."
+        ) from error
     return path
 
 

@@ -80,8 +80,9 @@ class Hardware:
     def named(name: str) -> "Hardware":
         """The profile called `name`; Impossible, with the names there are, when there is none."""
         if name not in PROFILES:
-            raise Impossible(f"There is no hardware called {name!r}: "
-                             f"choose one of {', '.join(PROFILES)}.")
+            raise Impossible(
+                f"There is no hardware called {name!r}: choose one of {', '.join(PROFILES)}."
+            )
         return PROFILES[name]
 
     @property
@@ -101,8 +102,12 @@ class Hardware:
         """A Cost's keyword arguments that this hardware knows, all but durations and bytes."""
         nodes = range(1, -(-ranks // self.node_size) + 1) if self.collective_bytes_per_s else ()
         buses = {n: Link(0, TICKS_PER_SECOND, round(self.bus_bytes_per_s(n))) for n in nodes}
-        return {"links": self.links(ranks), "buses": buses, "node_size": self.node_size,
-                "overlap_slowdown": self.overlap_slowdown}
+        return {
+            "links": self.links(ranks),
+            "buses": buses,
+            "node_size": self.node_size,
+            "overlap_slowdown": self.overlap_slowdown,
+        }
 
     def bus_bytes_per_s(self, nodes: int) -> float:
         """Bandwidth of a collective over so many whole nodes: straight lines between the published
@@ -117,17 +122,23 @@ class Hardware:
     def seconds(self, flops: float, moved_bytes: float, dtype: str, operators: int = 0) -> float:
         """Time of an action: matmul FLOPs in this dtype, bytes of other operators, launches."""
         if dtype not in self.flops_per_s:
-            raise Impossible(f"{self.name} states no speed for {dtype}: "
-                             f"choose one of {', '.join(self.flops_per_s)}.")
-        work = (flops / (self.matmul_share * self.flops_per_s[dtype])
-                + moved_bytes / (self.memory_share * self.memory_bytes_per_s))
+            raise Impossible(
+                f"{self.name} states no speed for {dtype}: "
+                f"choose one of {', '.join(self.flops_per_s)}."
+            )
+        work = flops / (self.matmul_share * self.flops_per_s[dtype]) + moved_bytes / (
+            self.memory_share * self.memory_bytes_per_s
+        )
         launches = operators * self.launch_s
         return max(work, launches) if self.launches_ahead else work + launches
 
     def constants(self) -> "list[Constant]":
         """The numbers of this profile, each with its tag and its source."""
-        return [Constant(self.name, path, self._at(path), *told.split(": ", 1))
-                for path, told in self.sources.items() if ": " in told]
+        return [
+            Constant(self.name, path, self._at(path), *told.split(": ", 1))
+            for path, told in self.sources.items()
+            if ": " in told
+        ]
 
     def _at(self, path: str):
         return reduce(lambda value, part: getattr(value, part, None), path.split("."), self)
@@ -135,8 +146,12 @@ class Hardware:
 
 # -- the library's profiles ------------------------------------------------------------------------
 
-TAGS = {"published": "stands in the source", "derived": "computed from published numbers",
-        "fitted": "assumed, or taken from another device", "measured": "measured on this machine"}
+TAGS = {
+    "published": "stands in the source",
+    "derived": "computed from published numbers",
+    "fitted": "assumed, or taken from another device",
+    "measured": "measured on this machine",
+}
 
 
 class Constant(NamedTuple):
@@ -167,8 +182,11 @@ published, derived, fitted = (partial(known, tag) for tag in ("published", "deri
 def profile(name: str, inside: str, between: str, *facts: Known) -> Hardware:
     """A profile of two wires by name, and of facts: `inside_alpha_s` is the first wire's."""
     values = {key: value for fact in facts for key, value in fact.values.items()}
-    sources = {re.sub("^(inside|between)_", r"\1.", key): f"{fact.tag}: {fact.source}"
-               for fact in facts for key in fact.values}
+    sources = {
+        re.sub("^(inside|between)_", r"\1.", key): f"{fact.tag}: {fact.source}"
+        for fact in facts
+        for key in fact.values
+    }
     for place, wire in (("inside", inside), ("between", between)):
         alpha, bandwidth = values.pop(f"{place}_alpha_s"), values.pop(f"{place}_bytes_per_s")
         values[place] = Wire(wire, alpha, bandwidth)
@@ -176,8 +194,11 @@ def profile(name: str, inside: str, between: str, *facts: Known) -> Hardware:
 
 
 def alphas(inside_s: float, between_s: float) -> Known:
-    return fitted("the order of a small NCCL message on such a link; data sheets state no latency",
-                  inside_alpha_s=inside_s, between_alpha_s=between_s)
+    return fitted(
+        "the order of a small NCCL message on such a link; data sheets state no latency",
+        inside_alpha_s=inside_s,
+        between_alpha_s=between_s,
+    )
 
 
 GB = 2**30
@@ -186,86 +207,195 @@ GA100 = {"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 3
 GH100 = {"float64": 34e12, "float32": 67e12, "bfloat16": 989.4e12, "float16": 989.4e12}
 MATMULS = "Bekman, Machine Learning Engineering, table Maximum Achievable Matmul FLOPS (bfloat16)"
 ETHERNET = published("10GBASE: 10 Gb/s", between_bytes_per_s=1.25e9)
-LAUNCH = fitted("PyTorch takes 4 to 10 us of the host's time for an eager operator, on any GPU",
-                launch_s=5e-6)
-OVERLAP = fitted("the middle of 1.1 to 1.3, documentation of Galvatron's hardware profiler",
-                 overlap_slowdown=1.2)
+LAUNCH = fitted(
+    "PyTorch takes 4 to 10 us of the host's time for an eager operator, on any GPU", launch_s=5e-6
+)
+OVERLAP = fitted(
+    "the middle of 1.1 to 1.3, documentation of Galvatron's hardware profiler", overlap_slowdown=1.2
+)
 BY_LINKS = derived("nothing published: the slowest link of the ring", collective_bytes_per_s=())
-BY_NODES = ((1, 436e9), (2, 361.7e9), (4, 160.1e9), (8, 99.6e9),
-            (16, 84.7e9), (32, 64.9e9), (64, 32.9e9))
-PLAYBOOK = ("Hugging Face 2025, The Ultra-Scale Playbook, figure Communication Bandwidth by Number "
-            "of Nodes: all-reduce of 256 MB on H100")
+BY_NODES = (
+    (1, 436e9),
+    (2, 361.7e9),
+    (4, 160.1e9),
+    (8, 99.6e9),
+    (16, 84.7e9),
+    (32, 64.9e9),
+    (64, 32.9e9),
+)
+PLAYBOOK = (
+    "Hugging Face 2025, The Ultra-Scale Playbook, figure Communication Bandwidth by Number "
+    "of Nodes: all-reduce of 256 MB on H100"
+)
 HOPPER = (
-    published("NVIDIA H100 and H200 data sheets, SXM5 (dense: half the figures with sparsity; "
-              "float32 without TF32): up to 700 W, NVLink 900 GB/s in both directions",
-              flops_per_s=GH100, watts=700, inside_bytes_per_s=450e9),
-    published("NVIDIA DGX H100 and H200 data sheets: 8 GPUs, one 400 Gb/s NDR port each",
-              node_size=8, between_bytes_per_s=50e9), alphas(3e-6, 5e-6), LAUNCH, OVERLAP)
+    published(
+        "NVIDIA H100 and H200 data sheets, SXM5 (dense: half the figures with sparsity; "
+        "float32 without TF32): up to 700 W, NVLink 900 GB/s in both directions",
+        flops_per_s=GH100,
+        watts=700,
+        inside_bytes_per_s=450e9,
+    ),
+    published(
+        "NVIDIA DGX H100 and H200 data sheets: 8 GPUs, one 400 Gb/s NDR port each",
+        node_size=8,
+        between_bytes_per_s=50e9,
+    ),
+    alphas(3e-6, 5e-6),
+    LAUNCH,
+    OVERLAP,
+)
 
-PROFILES = {each.name: each for each in (
-    Hardware("unit", node_size=1024, sources={
-        "durations": "published: F = 1, B = 2 slots, links free, as in the papers' figures"}),
-    profile(
-        "rtx3090-pcie", "PCIe 3.0 x16", "10 Gb Ethernet",
-        published("NVIDIA Ampere GA102 whitepaper v2, table 2 (dense, FP32 accumulate; FP64 = 1/64 "
-                  "of FP32): 24 GB GDDR6X, 936 GB/s", flops_per_s=GA102,
-                  memory_bytes=24 * GB, memory_bytes_per_s=936e9),
-        published("NVIDIA GeForce RTX 3090 specification: graphics card power 350 W", watts=350),
-        fitted("what transfers reach of 15.75 GB/s each way", inside_bytes_per_s=12e9),
-        fitted("a server of eight slots", node_size=8), ETHERNET, alphas(5e-6, 30e-6),
-        fitted("as A100, the same generation", matmul_share=0.859, memory_share=0.9),
-        LAUNCH, OVERLAP, BY_LINKS),
-    profile(
-        "a100-nvlink", "NVLink 3", "InfiniBand HDR",
-        published("NVIDIA A100 80GB SXM data sheet: 400 W, 80 GB HBM2e, 2,039 GB/s, NVLink 600 "
-                  "GB/s in both directions (dense; float32 without TF32, float64 without tensor cores)",
-                  flops_per_s=GA100, watts=400, memory_bytes=80 * GB, memory_bytes_per_s=2039e9,
-                  inside_bytes_per_s=300e9),
-        published("NVIDIA DGX A100 data sheet: 8 GPUs, one 200 Gb/s HDR port each",
-                  node_size=8, between_bytes_per_s=25e9), alphas(3e-6, 5e-6),
-        published(f"{MATMULS}: 267.9 of 312 TFLOP/s", matmul_share=0.859),
-        published("Isaev et al. 2023, Calculon, systems/a100_80g.json: 0.90 from 100 MB on",
-                  memory_share=0.9), LAUNCH,
-        published("Galvatron's hardware profiles of A100 nodes, overlap_coefficient.json",
-                  overlap_slowdown=1.13),
-        published("Bekman, Machine Learning Engineering, network: nccl-tests on one A100 node; "
-                  "between nodes the ports", collective_bytes_per_s=((1, 235e9),))),
-    profile(
-        "titan-rtx-nvlink", "NVLink bridge", "10 Gb Ethernet",
-        published("NVIDIA Turing GPU architecture whitepaper, appendix on TITAN RTX (FP16 tensor "
-                  "cores with FP32 accumulate; FP64 = 1/32 of FP32)",
-                  flops_per_s={"float64": 0.51e12, "float32": 16.3e12, "float16": 130.5e12}),
-        published("NVIDIA TITAN RTX specification: 280 W, 24 GB GDDR6, 672 GB/s, two cards by one "
-                  "NVLink bridge of 100 GB/s in both directions", watts=280, memory_bytes=24 * GB,
-                  memory_bytes_per_s=672e9, node_size=2, inside_bytes_per_s=50e9),
-        ETHERNET, alphas(5e-6, 30e-6),
-        fitted("as V100, the generation before", matmul_share=0.664, memory_share=0.833),
-        LAUNCH, OVERLAP, BY_LINKS),
-    profile(
-        "v100-nvlink", "NVLink 2", "InfiniBand EDR",
-        published("NVIDIA V100 data sheet, SXM2 (float16 on tensor cores): 300 W, 32 GB HBM2, "
-                  "900 GB/s, NVLink 300 GB/s in both directions",
-                  flops_per_s={"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12}, watts=300,
-                  memory_bytes=32 * GB, memory_bytes_per_s=900e9, inside_bytes_per_s=150e9),
-        published("NVIDIA DGX-1 data sheet: 8 GPUs", node_size=8),
-        fitted("one 100 Gb/s EDR port a GPU", between_bytes_per_s=12.5e9), alphas(4e-6, 5e-6),
-        derived("Markidis et al. 2018 (arXiv:1803.04014), abstract: 83 of 125 TFLOP/s in float16",
-                matmul_share=0.664),
-        fitted("near the 750 of 900 GB/s of Jia et al. 2018 (arXiv:1804.06826), not read again",
-               memory_share=0.833), LAUNCH, OVERLAP, BY_LINKS),
-    profile(
-        "h100-nvlink", "NVLink 4", "InfiniBand NDR", *HOPPER,
-        published("NVIDIA H100 data sheet, SXM5: 80 GB HBM3, 3.35 TB/s",
-                  memory_bytes=80 * GB, memory_bytes_per_s=3350e9),
-        published(f"{MATMULS}: 792.1 of 989 TFLOP/s", matmul_share=0.801),
-        published("Voltage Park and AI at Georgia Tech, vpbenchmarking: 2,903 of 3,350 GB/s",
-                  memory_share=0.867),
-        published(PLAYBOOK, collective_bytes_per_s=BY_NODES)),
-    profile(
-        "h200-nvlink", "NVLink 4", "InfiniBand NDR", *HOPPER,
-        published("NVIDIA H200 data sheet, SXM5: 141 GB HBM3e, 4.8 TB/s",
-                  memory_bytes=141 * GB, memory_bytes_per_s=4800e9),
-        published(f"{MATMULS}: 794.5 of 989 TFLOP/s on H100 and H200", matmul_share=0.803),
-        fitted("as H100, the same generation", memory_share=0.867),
-        fitted(f"as H100, of the same links: {PLAYBOOK}", collective_bytes_per_s=BY_NODES)),
-)}
+PROFILES = {
+    each.name: each
+    for each in (
+        Hardware(
+            "unit",
+            node_size=1024,
+            sources={
+                "durations": "published: F = 1, B = 2 slots, links free, as in the papers' figures"
+            },
+        ),
+        profile(
+            "rtx3090-pcie",
+            "PCIe 3.0 x16",
+            "10 Gb Ethernet",
+            published(
+                "NVIDIA Ampere GA102 whitepaper v2, table 2 (dense, FP32 accumulate; FP64 = 1/64 "
+                "of FP32): 24 GB GDDR6X, 936 GB/s",
+                flops_per_s=GA102,
+                memory_bytes=24 * GB,
+                memory_bytes_per_s=936e9,
+            ),
+            published(
+                "NVIDIA GeForce RTX 3090 specification: graphics card power 350 W", watts=350
+            ),
+            fitted("what transfers reach of 15.75 GB/s each way", inside_bytes_per_s=12e9),
+            fitted("a server of eight slots", node_size=8),
+            ETHERNET,
+            alphas(5e-6, 30e-6),
+            fitted("as A100, the same generation", matmul_share=0.859, memory_share=0.9),
+            LAUNCH,
+            OVERLAP,
+            BY_LINKS,
+        ),
+        profile(
+            "a100-nvlink",
+            "NVLink 3",
+            "InfiniBand HDR",
+            published(
+                "NVIDIA A100 80GB SXM data sheet: 400 W, 80 GB HBM2e, 2,039 GB/s, NVLink 600 "
+                "GB/s in both directions (dense; float32 without TF32, float64 without tensor cores)",
+                flops_per_s=GA100,
+                watts=400,
+                memory_bytes=80 * GB,
+                memory_bytes_per_s=2039e9,
+                inside_bytes_per_s=300e9,
+            ),
+            published(
+                "NVIDIA DGX A100 data sheet: 8 GPUs, one 200 Gb/s HDR port each",
+                node_size=8,
+                between_bytes_per_s=25e9,
+            ),
+            alphas(3e-6, 5e-6),
+            published(f"{MATMULS}: 267.9 of 312 TFLOP/s", matmul_share=0.859),
+            published(
+                "Isaev et al. 2023, Calculon, systems/a100_80g.json: 0.90 from 100 MB on",
+                memory_share=0.9,
+            ),
+            LAUNCH,
+            published(
+                "Galvatron's hardware profiles of A100 nodes, overlap_coefficient.json",
+                overlap_slowdown=1.13,
+            ),
+            published(
+                "Bekman, Machine Learning Engineering, network: nccl-tests on one A100 node; "
+                "between nodes the ports",
+                collective_bytes_per_s=((1, 235e9),),
+            ),
+        ),
+        profile(
+            "titan-rtx-nvlink",
+            "NVLink bridge",
+            "10 Gb Ethernet",
+            published(
+                "NVIDIA Turing GPU architecture whitepaper, appendix on TITAN RTX (FP16 tensor "
+                "cores with FP32 accumulate; FP64 = 1/32 of FP32)",
+                flops_per_s={"float64": 0.51e12, "float32": 16.3e12, "float16": 130.5e12},
+            ),
+            published(
+                "NVIDIA TITAN RTX specification: 280 W, 24 GB GDDR6, 672 GB/s, two cards by one "
+                "NVLink bridge of 100 GB/s in both directions",
+                watts=280,
+                memory_bytes=24 * GB,
+                memory_bytes_per_s=672e9,
+                node_size=2,
+                inside_bytes_per_s=50e9,
+            ),
+            ETHERNET,
+            alphas(5e-6, 30e-6),
+            fitted("as V100, the generation before", matmul_share=0.664, memory_share=0.833),
+            LAUNCH,
+            OVERLAP,
+            BY_LINKS,
+        ),
+        profile(
+            "v100-nvlink",
+            "NVLink 2",
+            "InfiniBand EDR",
+            published(
+                "NVIDIA V100 data sheet, SXM2 (float16 on tensor cores): 300 W, 32 GB HBM2, "
+                "900 GB/s, NVLink 300 GB/s in both directions",
+                flops_per_s={"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12},
+                watts=300,
+                memory_bytes=32 * GB,
+                memory_bytes_per_s=900e9,
+                inside_bytes_per_s=150e9,
+            ),
+            published("NVIDIA DGX-1 data sheet: 8 GPUs", node_size=8),
+            fitted("one 100 Gb/s EDR port a GPU", between_bytes_per_s=12.5e9),
+            alphas(4e-6, 5e-6),
+            derived(
+                "Markidis et al. 2018 (arXiv:1803.04014), abstract: 83 of 125 TFLOP/s in float16",
+                matmul_share=0.664,
+            ),
+            fitted(
+                "near the 750 of 900 GB/s of Jia et al. 2018 (arXiv:1804.06826), not read again",
+                memory_share=0.833,
+            ),
+            LAUNCH,
+            OVERLAP,
+            BY_LINKS,
+        ),
+        profile(
+            "h100-nvlink",
+            "NVLink 4",
+            "InfiniBand NDR",
+            *HOPPER,
+            published(
+                "NVIDIA H100 data sheet, SXM5: 80 GB HBM3, 3.35 TB/s",
+                memory_bytes=80 * GB,
+                memory_bytes_per_s=3350e9,
+            ),
+            published(f"{MATMULS}: 792.1 of 989 TFLOP/s", matmul_share=0.801),
+            published(
+                "Voltage Park and AI at Georgia Tech, vpbenchmarking: 2,903 of 3,350 GB/s",
+                memory_share=0.867,
+            ),
+            published(PLAYBOOK, collective_bytes_per_s=BY_NODES),
+        ),
+        profile(
+            "h200-nvlink",
+            "NVLink 4",
+            "InfiniBand NDR",
+            *HOPPER,
+            published(
+                "NVIDIA H200 data sheet, SXM5: 141 GB HBM3e, 4.8 TB/s",
+                memory_bytes=141 * GB,
+                memory_bytes_per_s=4800e9,
+            ),
+            published(f"{MATMULS}: 794.5 of 989 TFLOP/s on H100 and H200", matmul_share=0.803),
+            fitted("as H100, the same generation", memory_share=0.867),
+            fitted(f"as H100, of the same links: {PLAYBOOK}", collective_bytes_per_s=BY_NODES),
+        ),
+    )
+}

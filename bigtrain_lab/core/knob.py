@@ -25,7 +25,11 @@ class Knob:
     more: bool = False
 
     def menu(self) -> list | None:
-        return None if self.choices is None else list(self.choices() if callable(self.choices) else self.choices)
+        return (
+            None
+            if self.choices is None
+            else list(self.choices() if callable(self.choices) else self.choices)
+        )
 
     def typed(self) -> set[str]:
         """The names on the menu whose class was typed in a notebook's cell."""
@@ -37,4 +41,10 @@ class Knob:
 def knob(default, help: str, **about):
     """A pydantic field with a Knob behind it; `low` and `high` are enforced. `more=True` folds the control away."""
     control = Knob(help, **about)
-    return Field(default, ge=control.low, le=control.high, description=help, json_schema_extra={"knob": control})
+    return Field(
+        default,
+        ge=control.low,
+        le=control.high,
+        description=help,
+        json_schema_extra={"knob": control},
+    )

@@ -30,7 +30,9 @@ class Mesh:
     def coords(self, rank: int) -> dict[str, int]:
         """Where `rank` sits on each axis."""
         if not 0 <= rank < self.size:
-            raise Impossible(f"Rank {rank} is not on this mesh of {self.size} ranks (0 to {self.size - 1}).")
+            raise Impossible(
+                f"Rank {rank} is not on this mesh of {self.size} ranks (0 to {self.size - 1})."
+            )
         coords = {}
         for axis, size in reversed(self.axes):
             rank, coords[axis] = divmod(rank, size)
@@ -48,7 +50,11 @@ class Mesh:
         sizes = dict(self.axes)
         for axis in axes:
             if axis not in sizes:
-                raise Impossible(f"This mesh has no axis {axis!r}: its axes are {', '.join(sizes) or 'none'}.")
+                raise Impossible(
+                    f"This mesh has no axis {axis!r}: its axes are {', '.join(sizes) or 'none'}."
+                )
         own = self.coords(rank)
-        return tuple(self.rank(**own | dict(zip(axes, place)))
-                     for place in product(*(range(sizes[axis]) for axis in axes)))
+        return tuple(
+            self.rank(**own | dict(zip(axes, place)))
+            for place in product(*(range(sizes[axis]) for axis in axes))
+        )

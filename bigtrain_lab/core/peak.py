@@ -25,7 +25,11 @@ class Peak(NamedTuple):
         """In words: "in 0B1", "after 0F3", "before its first action"."""
         if not self.action:
             return "in an action that did not end"
-        return "before its first action" if self.action == "start" else f"{'in' if self.inside else 'after'} {self.action}"
+        return (
+            "before its first action"
+            if self.action == "start"
+            else f"{'in' if self.inside else 'after'} {self.action}"
+        )
 
 
 def readings(trace: Trace, rank: int) -> list[Peak]:
@@ -41,7 +45,7 @@ def over_step(trace: Trace, rank: int, step: int, most: int) -> list[Peak]:
     count only where they tell of all kinds."""
     deep = followed(trace)
     told = [read for read in readings(trace, rank) if deep or not read.inside]
-    begin, end = (trace._begin(), *trace.step_ends)[step:step + 2]
+    begin, end = (trace._begin(), *trace.step_ends)[step : step + 2]
     before = [read._replace(start=begin) for read in told if read.start <= begin][-1:]
     inside = [read for read in told if begin < read.start <= end]
     if len(inside) > most:
@@ -58,7 +62,10 @@ def summed(events: list[Memory], rank: int) -> Iterator[Peak]:
     settled: dict[str, int] = {}
     now: dict[str, int] = {}
     for moment in moments(events):
-        changed, (*_, action, start, _, inside) = {change.kind: change.bytes for change in moment}, moment[0]
+        changed, (*_, action, start, _, inside) = (
+            {change.kind: change.bytes for change in moment},
+            moment[0],
+        )
         if inside:
             now |= changed
         else:
@@ -71,7 +78,12 @@ def moments(events: list[Memory]) -> Iterator[list[Memory]]:
     """What was told together: of one action at one time; inside an action that takes no time, until a kind is told again."""
     moment: list[Memory] = []
     for event in events:
-        if moment and (event[3:5] != moment[0][3:5] or event.inside != moment[0].inside or event.inside and event.kind in {e.kind for e in moment}):
+        if moment and (
+            event[3:5] != moment[0][3:5]
+            or event.inside != moment[0].inside
+            or event.inside
+            and event.kind in {e.kind for e in moment}
+        ):
             yield moment
             moment = []
         moment.append(event)
@@ -99,7 +111,14 @@ def peak(trace: Trace, rank: int) -> Peak | None:
         for each in alive:
             held[each.kind] = held.get(each.kind, 0) + each.bytes
         found, start = Peak(rank, alive[0].start, "", held, True), alive[0].start
-        read = next((each for each in readings(trace, rank) if (each.start, each.bytes) == (start, found.bytes)), None)
+        read = next(
+            (
+                each
+                for each in readings(trace, rank)
+                if (each.start, each.bytes) == (start, found.bytes)
+            ),
+            None,
+        )
         return found._replace(action=read.action if read else action_at(trace, rank, start))
     return max(readings(trace, rank), key=lambda each: each.bytes, default=None)
 

@@ -35,10 +35,16 @@ from .impossible import Impossible
 
 MARK = "R"  # the kind of a span that only says that a round begins
 CLOCKS = ("predicted", "modelled", "measured")
-IN_TIME = itemgetter(4, 0, 1)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
+IN_TIME = itemgetter(
+    4, 0, 1
+)  # start, rank, lane: every event begins (rank, lane, kind, name, start)
 MAGIC, VERSION = "bigtrain-trace", 1
-ACTION = re.compile(r"(?<![^+])(\d{1,9})([A-Z])(\d{1,9})(?![^+])")  # in a span's name: "2F0", or several joined by "+"
-CALLED = re.compile(r"(?:\d{1,9}[A-Z]\d{1,9}\+?)+\.\d")  # begins the name of a collective that an action calls: "1F0.2 layers.1.mlp"
+ACTION = re.compile(
+    r"(?<![^+])(\d{1,9})([A-Z])(\d{1,9})(?![^+])"
+)  # in a span's name: "2F0", or several joined by "+"
+CALLED = re.compile(
+    r"(?:\d{1,9}[A-Z]\d{1,9}\+?)+\.\d"
+)  # begins the name of a collective that an action calls: "1F0.2 layers.1.mlp"
 GATHERED = re.compile(r"parameters of bucket \d+ of batch (\d{1,9})")  # after an update of shards
 
 
@@ -92,18 +98,27 @@ class Trace:
         A transfer's rank is its receiver. Ask the whole trace, not a part, for idle shares and for bytes sent.
         """
         kept = tuple(
-            e for e in self.events
+            e
+            for e in self.events
             if (type is None or isinstance(e, type))
             and all(getattr(e, name, None) == value for name, value in fields.items())
         )
         return replace(self, events=kept)
 
     def spans(self, rank: int | None = None) -> list[Span]:
-        return [e for e in self.events if isinstance(e, Span)] if rank is None else self._sorted_out[Span, rank]
+        return (
+            [e for e in self.events if isinstance(e, Span)]
+            if rank is None
+            else self._sorted_out[Span, rank]
+        )
 
     def transfers(self, rank: int | None = None) -> list[Transfer]:
         """Messages, those that `rank` sent where one is given."""
-        return [e for e in self.events if isinstance(e, Transfer)] if rank is None else self._sorted_out[Transfer, rank]
+        return (
+            [e for e in self.events if isinstance(e, Transfer)]
+            if rank is None
+            else self._sorted_out[Transfer, rank]
+        )
 
     def boxes(self) -> list[Span]:
         """The work of each lane; of a lane that does none, the messages that it received, one after the other."""
@@ -140,7 +155,10 @@ class Trace:
 
     def _makespan_ticks(self) -> int:
         begin = self._begin()
-        return max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=begin) - begin
+        return (
+            max((e.end for e in self.events if isinstance(e, (Span, Transfer))), default=begin)
+            - begin
+        )
 
     @cached_property
     def makespan(self) -> float:
@@ -154,7 +172,9 @@ class Trace:
         An update that only some of the ranks have made, in a run that broke off, ends nothing. A trace without updates
         is divided into steps of equal length.
         """
-        ends: dict[int, list[int]] = defaultdict(list)  # an update's micro-batch -> its end on each stage
+        ends: dict[int, list[int]] = defaultdict(
+            list
+        )  # an update's micro-batch -> its end on each stage
         gathered: dict[int, int] = defaultdict(int)  # step -> when all ranks have its parameters
         for span in self.spans():
             if span.kind == "all_gather" and (found := GATHERED.fullmatch(span.name)):
@@ -166,10 +186,16 @@ class Trace:
         stages = max(map(len, ends.values()), default=0)
         whole = [max(ends[n]) for n in sorted(ends) if len(ends[n]) == stages]
         each = len(whole) // self.steps  # several updates a step, where none waits for the batch
-        if self.settings.get("unfinished") and isinstance(size := self.settings.get("micro_batches"), int):
-            each = min(each, sum(n < size and len(ends[n]) == stages for n in ends))  # the rest are of a step that broke off
+        if self.settings.get("unfinished") and isinstance(
+            size := self.settings.get("micro_batches"), int
+        ):
+            each = min(
+                each, sum(n < size and len(ends[n]) == stages for n in ends)
+            )  # the rest are of a step that broke off
         if each:
-            return tuple(max(*whole[:each * (step + 1)], gathered[step]) for step in range(self.steps))
+            return tuple(
+                max(*whole[: each * (step + 1)], gathered[step]) for step in range(self.steps)
+            )
         begin, length = self._begin(), self._makespan_ticks()
         return tuple(begin + length * (step + 1) // self.steps for step in range(self.steps))
 
@@ -208,7 +234,9 @@ class Trace:
         whole = self._makespan_ticks() * len(ranks)
         if not whole:
             return Shares(0.0, 0.0, 1.0)
-        compute, waits = (sum(self._spent[each][what] for each in ranks) for what in ("compute", "waits"))
+        compute, waits = (
+            sum(self._spent[each][what] for each in ranks) for what in ("compute", "waits")
+        )
         return Shares(compute / whole, waits / whole, (whole - compute - waits) / whole)
 
     @cached_property
@@ -277,8 +305,14 @@ class Trace:
     # -- files ----------------------------------------------------------------------------------------------
 
     def header(self) -> dict:
-        return {"clock": self.clock, "unit": self.unit, "ticks_per_unit": self.ticks_per_unit,
-                "ranks": self.ranks, "steps": self.steps, "settings": self.settings}
+        return {
+            "clock": self.clock,
+            "unit": self.unit,
+            "ticks_per_unit": self.ticks_per_unit,
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "settings": self.settings,
+        }
 
     def save(self, path) -> Path:
         """Write one JSON array a line, a header first; the file appears whole or not at all."""
@@ -310,21 +344,36 @@ class Trace:
             if magic != MAGIC or type(version) is not int:
                 raise ValueError(magic)
         except (ValueError, TypeError) as error:
-            raise Impossible(f"{path} is not a trace: choose a file that Trace.save wrote.") from error
+            raise Impossible(
+                f"{path} is not a trace: choose a file that Trace.save wrote."
+            ) from error
         if version != VERSION:
-            raise Impossible(f"{path} has trace version {str(version)[:20]}, this library reads {VERSION}: save it again with this one.")
+            raise Impossible(
+                f"{path} has trace version {str(version)[:20]}, this library reads {VERSION}: save it again with this one."
+            )
         return Header.model_validate_json(json.dumps(header))
 
     def to_chrome(self, path) -> Path:
         """Write Chrome's trace format, which Perfetto opens: spans, messages as flows, memory as counters."""
-        us = 1e6 / self.ticks_per_unit if self.unit == "s" else 1000 / self.ticks_per_unit  # a slot shows as 1 ms
-        out = [{"ph": "M", "pid": r, "name": "process_name", "args": {"name": f"rank {r}"}} for r in range(self.ranks)]
+        us = (
+            1e6 / self.ticks_per_unit if self.unit == "s" else 1000 / self.ticks_per_unit
+        )  # a slot shows as 1 ms
+        out = [
+            {"ph": "M", "pid": r, "name": "process_name", "args": {"name": f"rank {r}"}}
+            for r in range(self.ranks)
+        ]
         for number, e in enumerate(self.events):
             at = {"pid": e.rank, "tid": e.lane, "name": e.name, "cat": e.kind, "ts": e.start * us}
             if isinstance(e, Span):
-                out.append({**at, "ph": "X", "dur": (e.end - e.start) * us, "args": {"version": e.version}})
+                out.append(
+                    {**at, "ph": "X", "dur": (e.end - e.start) * us, "args": {"version": e.version}}
+                )
             elif isinstance(e, Transfer):
-                lane = {"tid": "messages", "id": number, "args": {"bytes": e.bytes, "from": e.src, "to": e.rank}}
+                lane = {
+                    "tid": "messages",
+                    "id": number,
+                    "args": {"bytes": e.bytes, "from": e.src, "to": e.rank},
+                }
                 out.append({**at, **lane, "ph": "X", "dur": (e.end - e.start) * us})
                 out.append({**at, **lane, "ph": "s", "pid": e.src, "tid": e.lane})
                 out.append({**at, **lane, "ph": "f", "bp": "e", "tid": e.lane, "ts": e.end * us})
@@ -332,4 +381,6 @@ class Trace:
                 out.append({**at, "ph": "C", "name": "bytes " + e.kind, "args": {e.kind: e.bytes}})
             elif isinstance(e, Scalar) and math.isfinite(e.value):  # JSON has no nan
                 out.append({**at, "ph": "C", "args": {e.name: e.value}})
-        return write_whole(path, json.dumps({"traceEvents": out, "otherData": self.header()}, allow_nan=False))
+        return write_whole(
+            path, json.dumps({"traceEvents": out, "otherData": self.header()}, allow_nan=False)
+        )

@@ -44,8 +44,10 @@ class Batches:
         self.pairs, self.tokens, self.parts, self.seed = pairs, tokens, parts, seed
         self.lengths = np.array([1 + max(len(source), len(target)) for source, target in pairs])
         if (longest := self.lengths.max()) > tokens:
-            raise Impossible(f"A sentence of {longest:,} tokens is more than a batch of "
-                             f"{tokens:,}: take larger batches, or leave out such sentences.")
+            raise Impossible(
+                f"A sentence of {longest:,} tokens is more than a batch of "
+                f"{tokens:,}: take larger batches, or leave out such sentences."
+            )
         self.starts = cuts(np.sort(self.lengths), tokens)
         self.latest = (-1, [])  # an epoch, and its batches
 
@@ -73,8 +75,12 @@ class Batches:
         digest = sha256()
         for pair in self.pairs:
             digest.update(repr(pair).encode())
-        return {"seed": self.seed, "batch_tokens": self.tokens, "pairs": len(self.pairs),
-                "digest of the pairs": digest.hexdigest()[:16]}
+        return {
+            "seed": self.seed,
+            "batch_tokens": self.tokens,
+            "pairs": len(self.pairs),
+            "digest of the pairs": digest.hexdigest()[:16],
+        }
 
     def place(self, update: int) -> tuple[int, int]:
         """Epoch, and batch in it."""
@@ -84,7 +90,7 @@ class Batches:
         """Which sentences a micro-batch has, numbered through the run."""
         update, part = divmod(micro_batch, self.parts)
         epoch, place = self.place(update)
-        return self.epoch(epoch)[place][part::self.parts].tolist()
+        return self.epoch(epoch)[place][part :: self.parts].tolist()
 
     def words(self, micro_batch: int) -> int:
         """Target tokens, ends included: what its loss is the mean of."""
@@ -108,7 +114,7 @@ def cuts(lengths: np.ndarray, tokens: int) -> list[int]:
 def in_order(pairs: Sequence[Ids], rows: int) -> list[list[int]]:
     """All pairs once, the shortest sources first, so many at a time: what an evaluation reads."""
     order = np.array([len(source) for source, _ in pairs]).argsort(kind="stable").tolist()
-    return [order[start:start + rows] for start in range(0, len(order), rows)]
+    return [order[start : start + rows] for start in range(0, len(order), rows)]
 
 
 def padded(pairs: Sequence[Ids]) -> Sample:
@@ -124,7 +130,7 @@ def filled(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """(B, longest) int64, short rows filled with padding."""
     ids = torch.full((len(rows), max(map(len, rows))), PAD)
     for row, own in zip(ids, rows):
-        row[:len(own)] = torch.tensor(own)
+        row[: len(own)] = torch.tensor(own)
     return ids
 
 

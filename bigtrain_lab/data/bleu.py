@@ -23,8 +23,10 @@ def counted(said: Sequence[str], right: Sequence[str], chinese: bool = False) ->
     """n-gram matches for n = 1 .. 4, n-grams said, the length said and the right one: counts that
     add up."""
     if len(said) != len(right):
-        raise Impossible(f"{len(said)} translations and {len(right)} references: give one of each "
-                         "for each sentence.")
+        raise Impossible(
+            f"{len(said)} translations and {len(right)} references: give one of each "
+            "for each sentence."
+        )
     if not said:
         return [0] * COUNTS
     score = BLEU(tokenize="zh" if chinese else "13a").corpus_score([*said], [[*right]])
@@ -34,5 +36,5 @@ def counted(said: Sequence[str], right: Sequence[str], chinese: bool = False) ->
 def bleu(counts: Sequence[int]) -> float:
     """The score of these counts, 0 to 100, smoothed as sacrebleu's corpus_bleu is."""
     counts = [int(count) for count in counts]
-    matches, said, lengths = counts[:ORDERS], counts[ORDERS:2 * ORDERS], counts[2 * ORDERS:]
+    matches, said, lengths = counts[:ORDERS], counts[ORDERS : 2 * ORDERS], counts[2 * ORDERS :]
     return BLEU.compute_bleu(matches, said, *lengths, smooth_method="exp").score

@@ -25,13 +25,14 @@ class Digits:
 
     def __init__(self):
         from sklearn.datasets import load_digits
+
         given = load_digits()
         images, labels = torch.tensor(given.images) / 16, torch.tensor(given.target)
         order = torch.randperm(len(labels), generator=generator("digits", "test"))
         test, train = order[:TEST], order[TEST:]
         images = images - images[train].mean()
         around = F.pad(images, (1, 1, 1, 1), value=float(images.min()))
-        moved = [around[:, i:i + 8, j:j + 8].flatten(1) for i in range(3) for j in range(3)]
+        moved = [around[:, i : i + 8, j : j + 8].flatten(1) for i in range(3) for j in range(3)]
         self._moved, self._labels = torch.stack(moved, 1)[train], labels[train]
         self.test = images[test].flatten(1), labels[test]
 

@@ -15,21 +15,34 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.models.seed import stable_seed
 
 HELD_OUT = 10  # one value of so many
-SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-         "fifteen sixteen seventeen eighteen nineteen").split()
+SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
+).split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth",
-            "nine": "ninth", "twelve": "twelfth", "twenty": "twentieth", "thirty": "thirtieth"}
-MONTHS = ("January February March April May June July August September October November "
-          "December").split()
+ORDINALS = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+    "twenty": "twentieth",
+    "thirty": "thirtieth",
+}
+MONTHS = (
+    "January February March April May June July August September October November December"
+).split()
 LARGE = (10**9, "billion"), (10**6, "million"), (10**3, "thousand")
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 DIGITS = "零一二三四五六七八九"
 MOST_DIGITS = 12
 
 
-def pair(seed: int, number: int, held_out: bool = False, digits: int = 8,
-         one_way: bool = False) -> tuple[str, str]:
+def pair(
+    seed: int, number: int, held_out: bool = False, digits: int = 8, one_way: bool = False
+) -> tuple[str, str]:
     """The number-th pair (English, Chinese) of a split: numbers of up to so many digits, and dates,
     said in `one_way` or in two."""
     if not 1 <= digits <= MOST_DIGITS:
@@ -101,5 +114,11 @@ def chinese(n: int) -> str:
 
 def every_word() -> list[str]:
     """A text for each word of the task."""
-    return [*SMALL, *TENS, *map(ordinal, range(1, 32)), *MONTHS, DIGITS + "〇十百千万亿年月日",
-            "hundred thousand million billion and oh the of -"]
+    return [
+        *SMALL,
+        *TENS,
+        *map(ordinal, range(1, 32)),
+        *MONTHS,
+        DIGITS + "〇十百千万亿年月日",
+        "hundred thousand million billion and oh the of -",
+    ]

@@ -33,8 +33,9 @@ class Parallel:
     chinese: bool = False
     name: str = "pairs"
 
-    def encoded(self, held_out: bool = False,
-                longest: int | None = None) -> list[tuple[list[int], list[int]]]:
+    def encoded(
+        self, held_out: bool = False, longest: int | None = None
+    ) -> list[tuple[list[int], list[int]]]:
         """The ids of both sides of each pair; only of those of at most `longest` tokens, an end
         included."""
         found = self._held_out_ids if held_out else self._train_ids
@@ -42,8 +43,9 @@ class Parallel:
             return found
         short = [pair for pair in found if max(map(len, pair)) < longest]
         if not short:
-            raise Impossible(f"No pair of {self.name} has at most {longest} tokens: take a longer "
-                             "`longest`.")
+            raise Impossible(
+                f"No pair of {self.name} has at most {longest} tokens: take a longer `longest`."
+            )
         return short
 
     @cached_property
@@ -56,8 +58,9 @@ class Parallel:
 
 
 @lru_cache(maxsize=4)
-def generated(seed: int = 0, pairs: int = 20_000, held_out: int = 500, digits: int = 8,
-              into: str = "chinese") -> Parallel:
+def generated(
+    seed: int = 0, pairs: int = 20_000, held_out: int = 500, digits: int = 8, into: str = "chinese"
+) -> Parallel:
     """Numbers and dates from English into Chinese, or into "english"."""
     require_count("pairs", pairs)
     require_count("held_out", held_out)
@@ -70,32 +73,47 @@ def generated(seed: int = 0, pairs: int = 20_000, held_out: int = 500, digits: i
         return [pair[::-1] for pair in found] if turned else list(found)
 
     turned = into == "english"
-    return Parallel(split(pairs, False), split(held_out, True), Words(numerals.every_word()),
-                    not turned, "the generated pairs")
+    return Parallel(
+        split(pairs, False),
+        split(held_out, True),
+        Words(numerals.every_word()),
+        not turned,
+        "the generated pairs",
+    )
 
 
-def read_pairs(source, target=None, held_out: int = 1000, vocabulary: str = "subwords",
-               size: int = 8000) -> Parallel:
+def read_pairs(
+    source, target=None, held_out: int = 1000, vocabulary: str = "subwords", size: int = 8000
+) -> Parallel:
     """A file of lines `source TAB target`, or two files of as many lines. `size`: of the trained
     vocabulary."""
     name, lines = str(source), read_lines(source)
     if target is not None:
         others = read_lines(target)
         if len(lines) != len(others):
-            raise Impossible(f"{name} has {len(lines):,} lines and {target} has {len(others):,}: "
-                             "line n of one must translate line n of the other.")
+            raise Impossible(
+                f"{name} has {len(lines):,} lines and {target} has {len(others):,}: "
+                "line n of one must translate line n of the other."
+            )
         pairs, name = list(zip(lines, others)), f"{name} and {target}"
     else:
         pairs = [tuple(line.split("\t")) if line.strip() else ("", "") for line in lines]
         for number, parts in enumerate(pairs, 1):
             if len(parts) != 2:
-                raise Impossible(f"Line {number} of {name} has {len(parts) - 1} tabs: write "
-                                 "`source TAB target`, one pair a line.")
+                raise Impossible(
+                    f"Line {number} of {name} has {len(parts) - 1} tabs: write "
+                    "`source TAB target`, one pair a line."
+                )
     return of_pairs(pairs, name, held_out, vocabulary, size)
 
 
-def of_pairs(pairs: Sequence[Pair], name: str = "pairs", held_out: int = 1000,
-             vocabulary: str = "subwords", size: int = 8000) -> Parallel:
+def of_pairs(
+    pairs: Sequence[Pair],
+    name: str = "pairs",
+    held_out: int = 1000,
+    vocabulary: str = "subwords",
+    size: int = 8000,
+) -> Parallel:
     """Split by source text, a tenth at most held out, with a vocabulary of the training pairs."""
     require_count("held_out", held_out)
     require_count("size", size)
@@ -103,20 +121,26 @@ def of_pairs(pairs: Sequence[Pair], name: str = "pairs", held_out: int = 1000,
     for number, pair in enumerate(pairs, 1):
         for side, text in zip(("source", "target"), pair):
             if not text and any(pair):
-                raise Impossible(f"Line {number} of {name} has no {side}: give both sides of each "
-                                 "pair, or leave the line out.")
+                raise Impossible(
+                    f"Line {number} of {name} has no {side}: give both sides of each "
+                    "pair, or leave the line out."
+                )
             if (words := len(text.split())) > MOST_WORDS or len(text) > MOST_LETTERS:
-                raise Impossible(f"Line {number} of {name} has {words:,} words and {len(text):,} "
-                                 f"letters: write one sentence a line, of at most {MOST_WORDS:,} "
-                                 f"words and {MOST_LETTERS:,} letters.")
+                raise Impossible(
+                    f"Line {number} of {name} has {words:,} words and {len(text):,} "
+                    f"letters: write one sentence a line, of at most {MOST_WORDS:,} "
+                    f"words and {MOST_LETTERS:,} letters."
+                )
     pairs = [pair for pair in pairs if all(pair)]
     sources = sorted({source for source, _ in pairs}, key=partial(stable_seed, "held out"))
     if len(sources) < 2:
-        raise Impossible(f"{name} has {len(sources)} different sources: give at least 2, one to "
-                         "train on and one to hold out.")
+        raise Impossible(
+            f"{name} has {len(sources)} different sources: give at least 2, one to "
+            "train on and one to hold out."
+        )
     if vocabulary not in ("subwords", "words"):
         raise Impossible(f"vocabulary is {vocabulary!r}: choose subwords or words.")
-    kept = set(sources[:max(1, min(held_out, len(sources) // 10))])
+    kept = set(sources[: max(1, min(held_out, len(sources) // 10))])
     train = [pair for pair in pairs if pair[0] not in kept]
     texts = [text for pair in train for text in pair]
     found = Words(texts, spaces=True) if vocabulary == "words" else Subwords(texts, size)
@@ -132,15 +156,18 @@ def read_lines(path) -> list[str]:
             raise Impossible(f"{path} is no file: name a text file.")
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Impossible(f"{path} is not in UTF-8 (byte {error.start:,}): save it as UTF-8, for "
-                         "example with iconv.") from error
+        raise Impossible(
+            f"{path} is not in UTF-8 (byte {error.start:,}): save it as UTF-8, for "
+            "example with iconv."
+        ) from error
     except Impossible:
         raise
     except (TypeError, ValueError) as error:
         raise Impossible(f"{path!r} is no path: give the name of a text file.") from error
     except OSError as error:
-        raise Impossible(f"{path} cannot be read ({error.strerror}): name a text file that you may "
-                         "open.") from error
+        raise Impossible(
+            f"{path} cannot be read ({error.strerror}): name a text file that you may open."
+        ) from error
     if "\0" in text:
         raise Impossible(f"{path} is no text, or in UTF-16: save it as UTF-8, with iconv for one.")
     if not text.strip():
@@ -148,22 +175,33 @@ def read_lines(path) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def from_hugging_face(name: str, source: str, target: str, *, fetch: bool = False,
-                      config: str | None = None, split: str = "train", **options) -> Parallel:
+def from_hugging_face(
+    name: str,
+    source: str,
+    target: str,
+    *,
+    fetch: bool = False,
+    config: str | None = None,
+    split: str = "train",
+    **options,
+) -> Parallel:
     """A data set whose rows have a "translation" of the two languages. Without `fetch` only a copy
     on this machine is read. `options` as for `of_pairs`."""
     try:
         from datasets import DownloadConfig, load_dataset
     except ImportError as error:
-        raise Impossible("A Hugging Face data set needs the package datasets, which is not "
-                         "installed: pip install datasets, or give files of your own.") from error
+        raise Impossible(
+            "A Hugging Face data set needs the package datasets, which is not "
+            "installed: pip install datasets, or give files of your own."
+        ) from error
     try:
         here = DownloadConfig(local_files_only=not fetch)
         rows = load_dataset(name, config, split=split, download_config=here)
         pairs = [(row["translation"][source], row["translation"][target]) for row in rows]
     except (KeyError, TypeError) as error:
-        raise Impossible(f"{name} has no translation from {source} to {target}: take languages "
-                         "that it has.") from error
+        raise Impossible(
+            f"{name} has no translation from {source} to {target}: take languages that it has."
+        ) from error
     except Exception as error:  # whatever a hub, a network or a cache raises
         advice = "check its name and the network" if fetch else "fetch it once with fetch=True"
         raise Impossible(f"{name} is not to be had ({type(error).__name__}): {advice}.") from error

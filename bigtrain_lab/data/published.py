@@ -16,7 +16,11 @@ class Log(NamedTuple):
 
     ranks: int = 3
     epoch_s: float = 457.0
-    seconds: tuple[tuple[str, float], ...] = (("training", 231.0), ("held-out loss", 6.0), ("BLEU, about", 210.0))
+    seconds: tuple[tuple[str, float], ...] = (
+        ("training", 231.0),
+        ("held-out loss", 6.0),
+        ("BLEU, about", 210.0),
+    )
     updates: int = 1844  # of an epoch; the learning rate after it is that of the next one
     width: int = 512
     warm_up: int = 4000

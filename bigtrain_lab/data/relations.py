@@ -22,7 +22,20 @@ import torch
 from bigtrain_lab.models.config import require_count
 from bigtrain_lab.models.seed import generator, stable_seed
 
-from .grammar import ADVERBS, ASSERT, CLASSES, DENY, ENDINGS, JOINTS, NAMES, NEVER, NONE, RELATIONS, RELATIVE, Relation
+from .grammar import (
+    ADVERBS,
+    ASSERT,
+    CLASSES,
+    DENY,
+    ENDINGS,
+    JOINTS,
+    NAMES,
+    NEVER,
+    NONE,
+    RELATIONS,
+    RELATIVE,
+    Relation,
+)
 
 PAD, CLS, E1, E1_END, E2, E2_END = SPECIAL = ("[PAD]", "[CLS]", "[E1]", "[/E1]", "[E2]", "[/E2]")
 LONGEST = 40
@@ -55,8 +68,19 @@ class Examples(NamedTuple):
 @lru_cache(maxsize=1)
 def vocabulary() -> tuple[str, ...]:
     """Every word that the grammar can say, the special ones first; a word's number is its place."""
-    phrases = [p for r in RELATIONS for p in (*r.forward, *r.inverse)] + [*ASSERT, *DENY, *ADVERBS, *JOINTS, *ENDINGS, *RELATIVE.values()]
-    words = {w for p in phrases for w in p.split()} | {w for halves in NAMES.values() for half in halves for w in half} | {NEVER, "and", "."}
+    phrases = [p for r in RELATIONS for p in (*r.forward, *r.inverse)] + [
+        *ASSERT,
+        *DENY,
+        *ADVERBS,
+        *JOINTS,
+        *ENDINGS,
+        *RELATIVE.values(),
+    ]
+    words = (
+        {w for p in phrases for w in p.split()}
+        | {w for halves in NAMES.values() for half in halves for w in half}
+        | {NEVER, "and", "."}
+    )
     return SPECIAL + tuple(sorted(words - {"~", "{s}", "{o}"}))
 
 
@@ -92,10 +116,16 @@ class _Writer:
     def adverb(self, phrase: str, never: bool) -> str:
         return phrase.replace("~", NEVER if never else self.draw.choice(ADVERBS))
 
-    def clause(self, relation: Relation, frame: str, inverse: bool, never=False) -> tuple[str, str, str]:
+    def clause(
+        self, relation: Relation, frame: str, inverse: bool, never=False
+    ) -> tuple[str, str, str]:
         """(the clause, its subject, its object)"""
         s, o = map(self.name, relation.kinds)
-        chosen = self.phrase(relation.inverse, frame) if inverse else "{s} " + self.phrase(relation.forward, frame) + " {o}"
+        chosen = (
+            self.phrase(relation.inverse, frame)
+            if inverse
+            else "{s} " + self.phrase(relation.forward, frame) + " {o}"
+        )
         return self.adverb(chosen, never).replace("{s}", f"<{s}>").replace("{o}", f"<{o}>"), s, o
 
     def other(self, frame: str) -> tuple[str, str, str]:
@@ -106,11 +136,19 @@ class _Writer:
     def write(self, label: int) -> Sentence:
         """A sentence of this class."""
         draw, number, apart, denied = self.draw, label, False, False
-        if CLASSES[label] == NONE:  # a relation is denied, or it is stated of other pairs than the marked one
+        if (
+            CLASSES[label] == NONE
+        ):  # a relation is denied, or it is stated of other pairs than the marked one
             apart = not (denied := draw.random() < 0.5)
             number = draw.choices(range(1, len(CLASSES)), SHARES[1:])[0]
         relation, inverse = RELATIONS[(number - 1) // 2], number % 2 == 0
-        frame = draw.choice([f for f in FRAMES if not (inverse and f in ("relative", "list")) and not (apart and f == "alone")])
+        frame = draw.choice(
+            [
+                f
+                for f in FRAMES
+                if not (inverse and f in ("relative", "list")) and not (apart and f == "alone")
+            ]
+        )
         text, pair = self.framed(relation, inverse, frame, denied, apart)
         return Sentence(marked(f"{text} {draw.choice(ENDINGS)} .", pair), label, frame)
 
@@ -119,12 +157,18 @@ class _Writer:
         draw = self.draw
         if frame in ("relative", "list"):
             return self.of_one_subject(relation, frame, denied, apart)
-        if frame == "second":  # an opening speaks of the clause behind it, which is the other one here
+        if (
+            frame == "second"
+        ):  # an opening speaks of the clause behind it, which is the other one here
             core, s, o = self.clause(relation, frame, inverse, denied)
             other, *more = self.other(frame)
             text = f"{draw.choice(ASSERT + DENY)} {other} {draw.choice(JOINTS)} {core}"
         else:
-            deny, never = draw.choice(((True, False), (False, True))) if denied else draw.choice([(False, False)] * 4 + [(True, True)])
+            deny, never = (
+                draw.choice(((True, False), (False, True)))
+                if denied
+                else draw.choice([(False, False)] * 4 + [(True, True)])
+            )
             core, s, o = self.clause(relation, frame, inverse, never)
             text, more = f"{draw.choice(DENY if deny else ASSERT)} {core}", ()
             if frame == "first":
@@ -135,19 +179,36 @@ class _Writer:
     def of_one_subject(self, relation, frame, denied, apart) -> tuple[str, tuple[str, str]]:
         """Several things said of one subject: in a list, or one of them in a relative clause."""
         draw, kind = self.draw, relation.kinds[0]
-        another = draw.choice([r for r in RELATIONS if r.kinds[0] == kind and r is not relation] or [relation])
-        subject, *objects = self.name(kind), self.name(relation.kinds[1]), self.name(another.kinds[1])
-        said = [f"{self.adverb(self.phrase(r.forward, frame), never)} <{name}>"
-                for r, never, name in zip((relation, another), (denied, draw.random() < 0.25), objects)]
+        another = draw.choice(
+            [r for r in RELATIONS if r.kinds[0] == kind and r is not relation] or [relation]
+        )
+        subject, *objects = (
+            self.name(kind),
+            self.name(relation.kinds[1]),
+            self.name(another.kinds[1]),
+        )
+        said = [
+            f"{self.adverb(self.phrase(r.forward, frame), never)} <{name}>"
+            for r, never, name in zip((relation, another), (denied, draw.random() < 0.25), objects)
+        ]
         first, second = said if draw.random() < 0.5 else said[::-1]
-        joined = f", {RELATIVE[kind]} {first} , {second}" if frame == "relative" else f"{first} and {second}"
-        return f"{draw.choice(ASSERT)} <{subject}> {joined}", tuple(objects) if apart else (subject, objects[0])
+        joined = (
+            f", {RELATIVE[kind]} {first} , {second}"
+            if frame == "relative"
+            else f"{first} and {second}"
+        )
+        return f"{draw.choice(ASSERT)} <{subject}> {joined}", tuple(objects) if apart else (
+            subject,
+            objects[0],
+        )
 
 
 def marked(text: str, pair: tuple[str, str]) -> tuple[str, ...]:
     """The words; around the pair's names, the one that comes first gets [E1]. Other names lose their brackets."""
     first, second = sorted(pair, key=lambda name: text.index(f"<{name}>"))
-    text = text.replace(f"<{first}>", f"{E1} {first} {E1_END}").replace(f"<{second}>", f"{E2} {second} {E2_END}")
+    text = text.replace(f"<{first}>", f"{E1} {first} {E1_END}").replace(
+        f"<{second}>", f"{E2} {second} {E2_END}"
+    )
     return CLS, *text.replace("<", "").replace(">", "").split()
 
 
@@ -162,7 +223,7 @@ def encoded(sentences) -> Examples:
     sentences = list(sentences)
     ids = torch.zeros(len(sentences), LONGEST, dtype=torch.int64)  # [PAD] is word 0
     for row, one in zip(ids, sentences):
-        row[:len(one.words)] = torch.tensor([numbers()[word] for word in one.words])
+        row[: len(one.words)] = torch.tensor([numbers()[word] for word in one.words])
     marks = torch.tensor([[one.words.index(E1), one.words.index(E2)] for one in sentences])
     return Examples(ids, ids != 0, marks, torch.tensor([one.label for one in sentences]))
 

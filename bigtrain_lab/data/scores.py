@@ -23,7 +23,9 @@ class F1(NamedTuple):
 def f1(answers: torch.Tensor, labels: torch.Tensor, classes) -> F1:
     """Of whole-number tensors of one shape, over these classes."""
     if answers.shape != labels.shape:
-        raise Impossible(f"{answers.numel()} answers and {labels.numel()} labels cannot be compared: give one answer for each label.")
+        raise Impossible(
+            f"{answers.numel()} answers and {labels.numel()} labels cannot be compared: give one answer for each label."
+        )
     if not (classes := list(classes)):
         raise Impossible("F1 over no classes is nothing: name at least one class.")
     hits = [int(((answers == c) & (labels == c)).sum()) for c in classes]

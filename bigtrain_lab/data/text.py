@@ -27,8 +27,10 @@ class ByteText:
 
     def __post_init__(self):
         if len(self.content) < 2:
-            raise Impossible(f"{self.name} holds {_count(len(self.content))}: take a text of at least 2 bytes, "
-                             "one to read and one to predict.")
+            raise Impossible(
+                f"{self.name} holds {_count(len(self.content))}: take a text of at least 2 bytes, "
+                "one to read and one to predict."
+            )
         tokens = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
         object.__setattr__(self, "_tokens", tokens)
 
@@ -41,8 +43,10 @@ class ByteText:
         require_count("sequence", sequence)
         last_start = len(self) - sequence - 1
         if last_start < 0:
-            raise Impossible(f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads {sequence + 1}: "
-                             f"take a sequence of at most {len(self) - 1} or a longer text.")
+            raise Impossible(
+                f"{self.name} holds {_count(len(self))}, a sequence of {sequence} reads {sequence + 1}: "
+                f"take a sequence of at most {len(self) - 1} or a longer text."
+            )
         draw = generator("text", seed, step, micro_batch)
         starts = torch.randint(last_start + 1, (batch, 1), generator=draw)
         windows = self._tokens[starts + torch.arange(sequence + 1)].long()
@@ -54,23 +58,29 @@ def help_text() -> ByteText:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise Impossible("This Python comes without its help text (pydoc_data.topics): "
-                         "name a text file of your own.") from error
-    return ByteText("\n".join(topics[name] for name in sorted(topics)).encode(), "Python's help text")
+        raise Impossible(
+            "This Python comes without its help text (pydoc_data.topics): "
+            "name a text file of your own."
+        ) from error
+    return ByteText(
+        "\n".join(topics[name] for name in sorted(topics)).encode(), "Python's help text"
+    )
 
 
 def read_text(path) -> ByteText:
     """Any file, read as bytes."""
     try:
         file = Path(path).expanduser()
-        if file.exists() and not file.is_file():      # a folder, or a device that never ends
+        if file.exists() and not file.is_file():  # a folder, or a device that never ends
             raise Impossible(f"{str(path)!r} is no file: name a text file.")
         content = file.read_bytes()
     except Impossible:
         raise
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise Impossible(f"{str(path)!r} cannot be read ({reason}): name a text file that you may open.") from error
+        raise Impossible(
+            f"{str(path)!r} cannot be read ({reason}): name a text file that you may open."
+        ) from error
     return ByteText(content, repr(str(path)))
 
 

@@ -49,17 +49,25 @@ class Subwords:
         try:
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         except ImportError as error:
-            raise Impossible("Subwords need the package tokenizers, which is not installed: "
-                             "install bigtrain_lab[tokens], or take vocabulary='words'.") from error
+            raise Impossible(
+                "Subwords need the package tokenizers, which is not installed: "
+                "install bigtrain_lab[tokens], or take vocabulary='words'."
+            ) from error
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if size < (fewest := len(RESERVED) + len(alphabet)):
             raise Impossible(f"{size} subwords are fewer than {fewest}, those of bytes: take more.")
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
-        self.tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-            vocab_size=size, special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"],
-            initial_alphabet=alphabet, show_progress=False))
+        self.tokenizer.train_from_iterator(
+            texts,
+            trainers.BpeTrainer(
+                vocab_size=size,
+                special_tokens=["<pad>", "<begin>", "<end>", "<unknown>"],
+                initial_alphabet=alphabet,
+                show_progress=False,
+            ),
+        )
         self.tokenizer.encode_special_tokens = True  # "<end>" in a text is text
 
     def __len__(self):

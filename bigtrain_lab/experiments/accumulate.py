@@ -42,20 +42,69 @@ class Accumulate(OneDevice):
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
 
     sequences: int = knob(2, "sequences in a micro-batch: what must fit at once", low=1, high=32)
-    accumulation: int = knob(4, "micro-batches whose gradients are added before an update", low=1, high=32)
-    spread: float = knob(16.0, "the longest sequence over the shortest; 1: all of one length", low=1, high=16, step=0.5)
-    micro_batches: int = knob(10, "micro-batches in all; where they do not divide, the last window ends early", low=1, high=200)
-    rule: str = knob("token-weighted", "what each micro-batch's summed loss is divided by", choices=tuple(RULES))
-    hardware: str = knob("unit", "what the modelled clock charges for compute", choices=profiles, more=True)
+    accumulation: int = knob(
+        4, "micro-batches whose gradients are added before an update", low=1, high=32
+    )
+    spread: float = knob(
+        16.0,
+        "the longest sequence over the shortest; 1: all of one length",
+        low=1,
+        high=16,
+        step=0.5,
+    )
+    micro_batches: int = knob(
+        10,
+        "micro-batches in all; where they do not divide, the last window ends early",
+        low=1,
+        high=200,
+    )
+    rule: str = knob(
+        "token-weighted", "what each micro-batch's summed loss is divided by", choices=tuple(RULES)
+    )
+    hardware: str = knob(
+        "unit", "what the modelled clock charges for compute", choices=profiles, more=True
+    )
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(1e-2, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
-    clip: float = knob(0.0, "largest norm of an update's gradient; 0: it is not clipped", low=0, high=100, step=0.1, more=True)
-    compare: bool = knob(True, "take each window as one large batch too, beside the run, and compare the gradients", more=True)
+    learning_rate: float = knob(
+        1e-2, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    clip: float = knob(
+        0.0,
+        "largest norm of an update's gradient; 0: it is not clipped",
+        low=0,
+        high=100,
+        step=0.1,
+        more=True,
+    )
+    compare: bool = knob(
+        True,
+        "take each window as one large batch too, beside the run, and compare the gradients",
+        more=True,
+    )
     layers: int = knob(2, "transformer blocks", low=1, high=48, more=True)
-    width: int = knob(32, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    width: int = knob(
+        32,
+        "width of the model; 12 x width^2 weights a block",
+        low=16,
+        high=1024,
+        step=16,
+        more=True,
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
-    sequence: int = knob(64, "tokens (bytes of text) that a sequence is padded to", low=4, high=1024, unit="tokens", more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    sequence: int = knob(
+        64,
+        "tokens (bytes of text) that a sequence is padded to",
+        low=4,
+        high=1024,
+        unit="tokens",
+        more=True,
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
@@ -69,7 +118,13 @@ class Accumulate(OneDevice):
 
     @cached_property
     def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, dtype=getattr(torch, self.dtype))
+        return GPTConfig(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=self.sequence,
+            dtype=getattr(torch, self.dtype),
+        )
 
     @property
     def steps(self) -> int:
@@ -82,44 +137,85 @@ class Accumulate(OneDevice):
     def lengths(self, spread: float) -> list[int]:
         """Tokens that count in a sequence of each micro-batch of a window: from the shortest to the longest, by equal factors."""
         last = max(self.accumulation - 1, 1)
-        return [max(1, round(self.sequence * spread ** (i / last - 1))) for i in range(last + 1)][-self.accumulation:]
+        return [max(1, round(self.sequence * spread ** (i / last - 1))) for i in range(last + 1)][
+            -self.accumulation :
+        ]
 
     def tokens(self, spread: float | None = None) -> list[int]:
         """Tokens of each micro-batch of a whole window, or of all that there are."""
-        return [self.sequences * length for length in self.lengths(spread or self.spread)][:self.micro_batches]
+        return [self.sequences * length for length in self.lengths(spread or self.spread)][
+            : self.micro_batches
+        ]
 
     def describe(self) -> str:
         tokens = self.tokens()
-        told = ", ".join(map(str, tokens)) if len(tokens) <= MOST_LISTED else f"{tokens[0]} .. {tokens[-1]}"
-        return (f"{self.steps} update{'s' * (self.steps > 1)} of a model of {self.dry.start['weights'] / self.config.dtype.itemsize / 1e6:.3g} M "
-                f"parameters; in a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens")
+        told = (
+            ", ".join(map(str, tokens))
+            if len(tokens) <= MOST_LISTED
+            else f"{tokens[0]} .. {tokens[-1]}"
+        )
+        return (
+            f"{self.steps} update{'s' * (self.steps > 1)} of a model of {self.dry.start['weights'] / self.config.dtype.itemsize / 1e6:.3g} M "
+            f"parameters; in a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens"
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a token of each micro-batch counts, and the error to expect by spread and by update: see techniques/accumulate.py."""
-        return {**super().facts, "tokens": self.tokens(), "counts": {name: token_counts(rule, self.tokens()) for name, rule in RULES.items()},
-                "spread": self.spread, "expected": [[spread, noise_error(mean_of_means, self.tokens(spread))] for spread in SPREADS],
-                "noise": [noise_error(mean_of_means, self.tokens()[:len(window)]) for window in self.windows()]}
+        return {
+            **super().facts,
+            "tokens": self.tokens(),
+            "counts": {name: token_counts(rule, self.tokens()) for name, rule in RULES.items()},
+            "spread": self.spread,
+            "expected": [
+                [spread, noise_error(mean_of_means, self.tokens(spread))] for spread in SPREADS
+            ],
+            "noise": [
+                noise_error(mean_of_means, self.tokens()[: len(window)])
+                for window in self.windows()
+            ],
+        }
 
     # -- theory ---------------------------------------------------------------------------------------------
 
-    shapes: ClassVar[tuple[str, ...]] = ("sequences", "layers", "width", "heads", "sequence", "dtype", "optimizer", "clip")
-    slots: ClassVar[dict] = {"F": 1, "B": 2, "U": Fraction(1, 2)}  # an update reads and writes weights, whatever the batch: here, enough to be seen
+    shapes: ClassVar[tuple[str, ...]] = (
+        "sequences",
+        "layers",
+        "width",
+        "heads",
+        "sequence",
+        "dtype",
+        "optimizer",
+        "clip",
+    )
+    slots: ClassVar[dict] = {
+        "F": 1,
+        "B": 2,
+        "U": Fraction(1, 2),
+    }  # an update reads and writes weights, whatever the batch: here, enough to be seen
 
     @property
     def pieces(self) -> tuple[int, int]:
         """Micro-batches of the dry run's windows: a window's second is as all after it, and the second window as all after it."""
         inside = min(self.accumulation, self.micro_batches, 2)
-        return inside, min(inside, self.micro_batches - self.accumulation) if self.steps == 2 else inside * (self.steps > 1)
+        return inside, min(
+            inside, self.micro_batches - self.accumulation
+        ) if self.steps == 2 else inside * (self.steps > 1)
 
     def shaped(self) -> dict[str, Any]:
         inside, later = self.pieces
-        return {name: getattr(self, name) for name in self.shapes} | {"accumulation": inside, "micro_batches": inside + later, "compare": False}
+        return {name: getattr(self, name) for name in self.shapes} | {
+            "accumulation": inside,
+            "micro_batches": inside + later,
+            "compare": False,
+        }
 
     def like(self, action: Action) -> Action:
         window, place = divmod(action.micro_batch, self.accumulation)
         count, before = self.pieces[min(window, 1)], self.pieces[0] if window else 0
-        return action._replace(micro_batch=before + (count - 1 if action.kind == "U" else min(place, count - 1)))
+        return action._replace(
+            micro_batch=before + (count - 1 if action.kind == "U" else min(place, count - 1))
+        )
 
     def activations(self, times: int = 1) -> int:
         """Bytes that a forward of so many micro-batches at once saves; the summed loss keeps one number, of how many tokens it is."""
@@ -127,28 +223,64 @@ class Accumulate(OneDevice):
         return times * (self.acted(F(0, 0)[0]).after["activations"] - one) + one
 
     def order(self) -> list[Step]:
-        return [step for window in self.windows() for step in (*(each for n in window for each in (F(0, n), B(0, n))), U(0, window[-1]))]
+        return [
+            step
+            for window in self.windows()
+            for step in (*(each for n in window for each in (F(0, n), B(0, n))), U(0, window[-1]))
+        ]
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         time, peak, _ = super().quantities
-        whole, expected = self.activations(min(self.accumulation, self.micro_batches)), noise_error(mean_of_means, self.tokens())
+        whole, expected = (
+            self.activations(min(self.accumulation, self.micro_batches)),
+            noise_error(mean_of_means, self.tokens()),
+        )
         return (
-            time, peak, Quantity("peak memory", "B", peak_bytes), Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
-            Quantity("activations, window in one pass", "B", lambda t: whole if t.clock == "predicted" else None),
-            Quantity("gradient off by, token-weighted", "%", lambda t: self.of_whole_windows(t, "error, token-weighted", 0.0, 100), exact=False),
-            Quantity("gradient off by, mean of means", "%", lambda t: self.of_whole_windows(t, "error, mean of means", expected, 100), exact=False),
-            Quantity("cosine, mean of means", "", lambda t: self.of_whole_windows(t, "cosine, mean of means", 1 / math.hypot(1, expected)), exact=False),
-            Quantity("loss, last update", "", self.last_loss, exact=False))
+            time,
+            peak,
+            Quantity("peak memory", "B", peak_bytes),
+            Quantity("activations, peak", "B", lambda t: t.peak_bytes(0, "activations")),
+            Quantity(
+                "activations, window in one pass",
+                "B",
+                lambda t: whole if t.clock == "predicted" else None,
+            ),
+            Quantity(
+                "gradient off by, token-weighted",
+                "%",
+                lambda t: self.of_whole_windows(t, "error, token-weighted", 0.0, 100),
+                exact=False,
+            ),
+            Quantity(
+                "gradient off by, mean of means",
+                "%",
+                lambda t: self.of_whole_windows(t, "error, mean of means", expected, 100),
+                exact=False,
+            ),
+            Quantity(
+                "cosine, mean of means",
+                "",
+                lambda t: self.of_whole_windows(
+                    t, "cosine, mean of means", 1 / math.hypot(1, expected)
+                ),
+                exact=False,
+            ),
+            Quantity("loss, last update", "", self.last_loss, exact=False),
+        )
 
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last update that is done; None where there is none."""
         losses = self.by_update([event.value for event in trace.where(Scalar, name="loss")])
         return losses[-1] if losses else None
 
-    def of_whole_windows(self, trace: Trace, name: str, expected: float, times: float = 1.0) -> float | None:
+    def of_whole_windows(
+        self, trace: Trace, name: str, expected: float, times: float = 1.0
+    ) -> float | None:
         """The mean of what a run logged under a name, of its whole windows where there are any; what to expect, of a prediction."""
-        values = [e.value for e in trace.where(Scalar, name=name)][:self.micro_batches // self.accumulation or None]
+        values = [e.value for e in trace.where(Scalar, name=name)][
+            : self.micro_batches // self.accumulation or None
+        ]
         values = [expected] if trace.clock == "predicted" else values
         return times * sum(values) / len(values) if values else None
 
@@ -157,30 +289,49 @@ class Accumulate(OneDevice):
         return "Fewer sequences in a micro-batch, and more micro-batches for the same window, would need less."
 
     def explain(self, trace: Trace) -> list[str]:
-        saved, k, counts = self.activations(), min(self.accumulation, self.micro_batches), token_counts(mean_of_means, self.tokens())
-        said = [f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one pass would hold {size(self.activations(k))}."]
+        saved, k, counts = (
+            self.activations(),
+            min(self.accumulation, self.micro_batches),
+            token_counts(mean_of_means, self.tokens()),
+        )
+        said = [
+            f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one pass would hold {size(self.activations(k))}."
+        ]
         if max(counts) > min(counts):
-            said.append(f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f} times what it should, "
-                        f"one of the longest {min(counts):.2f} times. Where tokens' gradients are noise its gradient is off by about "
-                        f"{noise_error(mean_of_means, self.tokens()):.0%} (predicted); where they agree, as in the first updates, by less.")
+            said.append(
+                f"By the mean of means a token of the shortest micro-batch counts {max(counts):.2f} times what it should, "
+                f"one of the longest {min(counts):.2f} times. Where tokens' gradients are noise its gradient is off by about "
+                f"{noise_error(mean_of_means, self.tokens()):.0%} (predicted); where they agree, as in the first updates, by less."
+            )
         if over := self.micro_batches % self.accumulation:
-            said.append(f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not {self.accumulation}, and divides by their tokens.")
+            said.append(
+                f"The last update is made of {over} micro-batch{'es' * (over > 1)}, not {self.accumulation}, and divides by their tokens."
+            )
         return super().explain(trace) + said
 
     # -- reality --------------------------------------------------------------------------------------------
 
     def micro_batch(self, number: int) -> Sample:
         """(inputs, targets), each (sequences, sequence): the same text whatever the window, its tail left out of the targets."""
-        ids, targets = chosen_text(self.text).batch(self.seed, 0, number, self.sequences, self.sequence)
+        ids, targets = chosen_text(self.text).batch(
+            self.seed, 0, number, self.sequences, self.sequence
+        )
         length = self.lengths(self.spread)[number % self.accumulation]
         return Sample(ids, targets.masked_fill(torch.arange(self.sequence) >= length, IGNORED))
 
     @property
     def recipe(self) -> Recipe:
         return Recipe(
-            model=lambda stage: GPT(self.config, seed=self.seed), data=self.micro_batch, loss=mean, clip=self.clip or None,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps, samples=self.micro_batches,
-            micro_batches=min(self.accumulation, self.micro_batches), weights=self.shares)
+            model=lambda stage: GPT(self.config, seed=self.seed),
+            data=self.micro_batch,
+            loss=mean,
+            clip=self.clip or None,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            steps=self.steps,
+            samples=self.micro_batches,
+            micro_batches=min(self.accumulation, self.micro_batches),
+            weights=self.shares,
+        )
 
     def shares(self, window: Sequence[Sample]) -> list[float]:
         """What the mean loss of each micro-batch is multiplied by: each of its tokens counts as the rule says."""
@@ -189,8 +340,16 @@ class Accumulate(OneDevice):
     def by_update(self, losses: Sequence[float]) -> list[float]:
         """The loss of each update that is done, of those of its micro-batches."""
         lengths = self.lengths(self.spread)
-        return [sum(share * losses[n] for n, share in zip(window, shares(self.rule, [lengths[n % self.accumulation] for n in window])))
-                for window in self.windows() if window[-1] < len(losses)]
+        return [
+            sum(
+                share * losses[n]
+                for n, share in zip(
+                    window, shares(self.rule, [lengths[n % self.accumulation] for n in window])
+                )
+            )
+            for window in self.windows()
+            if window[-1] < len(losses)
+        ]
 
     def program(self, rank) -> dict[str, np.ndarray]:
         trained = train(self.recipe, rank, BesideLarge(rank) if self.compare else Lens())
@@ -198,6 +357,7 @@ class Accumulate(OneDevice):
 
     def reference(self) -> dict[str, np.ndarray]:
         """Each window as one large batch, in one pass; every token weighted as the rule says."""
+
         def large_batch(number: int) -> Sample:
             window = [self.micro_batch(n) for n in self.windows()[number]]
             return Sample(*(torch.cat([each[i] for each in window]) for i in (0, 1)))
@@ -208,16 +368,27 @@ class Accumulate(OneDevice):
             sums = mean(logits, targets, "none").view(len(parts), -1).sum(1)
             return (sums * torch.tensor(factors, dtype=self.config.dtype)).sum()
 
-        return replace(self.recipe, data=large_batch, loss=loss, weights=None, micro_batches=1, samples=self.steps).reference()
+        return replace(
+            self.recipe,
+            data=large_batch,
+            loss=loss,
+            weights=None,
+            micro_batches=1,
+            samples=self.steps,
+        ).reference()
 
 
 def shares(rule: str, tokens: Sequence[int]) -> list[float]:
     return [factor * count for factor, count in zip(RULES[rule](tokens), tokens)]
 
 
-def mean(logits_BSV: torch.Tensor, targets_BS: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+def mean(
+    logits_BSV: torch.Tensor, targets_BS: torch.Tensor, reduction: str = "mean"
+) -> torch.Tensor:
     """The mean loss over the tokens that count."""
-    return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction)
+    return nn.functional.cross_entropy(
+        logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
 
 
 def counting(targets: torch.Tensor) -> int:
@@ -240,15 +411,23 @@ class BesideLarge(Lens):
 
 def compared(model: nn.Module, batch: Sequence[Sample]) -> dict[str, float]:
     """How far each rule's gradient is from that of the window as one large batch: |g' - g| / |g|, and the cosine between them."""
+
     def gradient(loss):
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     tokens = [counting(each.targets) for each in batch]
-    large = gradient(mean(model(torch.cat([each.inputs for each in batch])), torch.cat([each.targets for each in batch])))
+    large = gradient(
+        mean(
+            model(torch.cat([each.inputs for each in batch])),
+            torch.cat([each.targets for each in batch]),
+        )
+    )
     parts = [gradient(mean(model(each.inputs), each.targets, "sum")) for each in batch]
     told = {}
     for name, rule in RULES.items():
         found = sum(factor * part for factor, part in zip(rule(tokens), parts))
-        told |= {f"error, {name}": float((found - large).norm() / large.norm()),
-                 f"cosine, {name}": float(nn.functional.cosine_similarity(found, large, dim=0))}
+        told |= {
+            f"error, {name}": float((found - large).norm() / large.norm()),
+            f"cosine, {name}": float(nn.functional.cosine_similarity(found, large, dim=0)),
+        }
     return told

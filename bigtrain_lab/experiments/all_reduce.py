@@ -36,13 +36,33 @@ class AllReduce(OnHardware):
     question: ClassVar[str] = "Why not just send everything to rank 0?"
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
 
-    collective: str = knob("ring", "who sends which part of the gradient to whom, round by round", choices=lambda: Collective.all())
-    ranks: int = knob(4, f"devices, each with a gradient of its own; up to {MOST} run on one machine, more are predicted", low=1, high=72)
-    megabytes: float = knob(16.0, "size of each rank's gradient; a run needs three times as much memory a rank", low=0.004, high=373, logarithmic=True, unit="MB")
-    hardware: str = knob("rtx3090-pcie", "whose links the modelled clock charges for", choices=lambda: profiles()[1:])
+    collective: str = knob(
+        "ring",
+        "who sends which part of the gradient to whom, round by round",
+        choices=lambda: Collective.all(),
+    )
+    ranks: int = knob(
+        4,
+        f"devices, each with a gradient of its own; up to {MOST} run on one machine, more are predicted",
+        low=1,
+        high=72,
+    )
+    megabytes: float = knob(
+        16.0,
+        "size of each rank's gradient; a run needs three times as much memory a rank",
+        low=0.004,
+        high=373,
+        logarithmic=True,
+        unit="MB",
+    )
+    hardware: str = knob(
+        "rtx3090-pcie", "whose links the modelled clock charges for", choices=lambda: profiles()[1:]
+    )
     node_size: int = knob(8, "ranks in a node; links between nodes are slower", low=1, high=72)
     seed: int = knob(0, "seed of the gradients", low=0, high=2**31 - 1, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of the gradients", choices=("float32", "float64"), more=True)
+    dtype: Literal["float32", "float64"] = knob(
+        "float32", "number format of the gradients", choices=("float32", "float64"), more=True
+    )
 
     steps: ClassVar[int] = 1
 
@@ -55,7 +75,14 @@ class AllReduce(OnHardware):
     @cached_property
     def order(self) -> Collective:
         chosen = Collective.named(self.collective)
-        return chosen(self.ranks, **{name: getattr(self, name) for name in chosen.options() if name in type(self).model_fields})
+        return chosen(
+            self.ranks,
+            **{
+                name: getattr(self, name)
+                for name in chosen.options()
+                if name in type(self).model_fields
+            },
+        )
 
     @cached_property
     def profile(self) -> Hardware:
@@ -76,18 +103,39 @@ class AllReduce(OnHardware):
     def lowered(self) -> Plan:
         """The collective's messages; each round of a rank begins with a box that takes no time."""
         plan = lower_collective(self.order, self.elements, self.format.itemsize)
-        rounds = {at: groupby(ops, key=lambda op: place(op.message.name)[0]) for at, ops in plan.lanes.items()}
-        lanes = {at: tuple(op for number, ops in own for op in (Compute((Action(MARK, at[0], number),)), *ops)) for at, own in rounds.items()}
+        rounds = {
+            at: groupby(ops, key=lambda op: place(op.message.name)[0])
+            for at, ops in plan.lanes.items()
+        }
+        lanes = {
+            at: tuple(
+                op for number, ops in own for op in (Compute((Action(MARK, at[0], number),)), *ops)
+            )
+            for at, own in rounds.items()
+        }
         return Plan(lanes, self.ranks)
 
     def cost(self) -> Cost:
-        held = {rank: (("gradients", self.elements * self.format.itemsize),) for rank in range(self.ranks)}
-        return self.misfortune.priced(Cost({}, resident=held, unit="s", ticks_per_unit=TICKS_PER_SECOND, capacity_bytes=self.capacity_bytes,
-                                           **self.profile.prices(self.ranks)))
+        held = {
+            rank: (("gradients", self.elements * self.format.itemsize),)
+            for rank in range(self.ranks)
+        }
+        return self.misfortune.priced(
+            Cost(
+                {},
+                resident=held,
+                unit="s",
+                ticks_per_unit=TICKS_PER_SECOND,
+                capacity_bytes=self.capacity_bytes,
+                **self.profile.prices(self.ranks),
+            )
+        )
 
     def predict(self) -> Trace:
         trace = simulate(self.lowered, self.cost())
-        return Trace.of([*trace.events, *self.holdings(trace)], **{**trace.header(), "settings": self.told})
+        return Trace.of(
+            [*trace.events, *self.holdings(trace)], **{**trace.header(), "settings": self.told}
+        )
 
     def holdings(self, trace: Trace) -> list[Scalar]:
         """Whose gradients each chunk holds once it has come, by replay: what the ranks of a run find out from its numbers."""
@@ -96,7 +144,10 @@ class AllReduce(OnHardware):
         arrived = {(each.rank, each.src, each.name): each.end for each in trace.transfers()}
         before, found = [*provenance(self.order)], []  # each round
         for (rank, lane), ops in self.lowered.lanes.items():
-            found += [self.scalar(rank, lane, 0, chunk, 0, held) for chunk, held in enumerate(before[0][rank])]
+            found += [
+                self.scalar(rank, lane, 0, chunk, 0, held)
+                for chunk, held in enumerate(before[0][rank])
+            ]
             now, own = 0, []
             for op in ops:
                 if isinstance(op, Compute):
@@ -118,8 +169,15 @@ class AllReduce(OnHardware):
     @cached_property
     def periods(self) -> torch.Tensor:
         """[rank, place] the numbers of which each rank's gradient is made, again and again."""
-        draws = (torch.Generator().manual_seed(self.seed * 1009 + rank) for rank in range(self.ranks))
-        return torch.stack([torch.randn(PERIOD, generator=draw, dtype=torch.float64).to(self.format) for draw in draws])
+        draws = (
+            torch.Generator().manual_seed(self.seed * 1009 + rank) for rank in range(self.ranks)
+        )
+        return torch.stack(
+            [
+                torch.randn(PERIOD, generator=draw, dtype=torch.float64).to(self.format)
+                for draw in draws
+            ]
+        )
 
     def terms(self, chunk: int, every: int, count: int) -> torch.Tensor:
         """[rank, n] what each rank brings of some elements of a chunk: the first, and `every` so many one more."""
@@ -134,19 +192,32 @@ class AllReduce(OnHardware):
         subsets = torch.arange(1 << self.ranks)[:, None] >> torch.arange(self.ranks) & 1
         off = (subsets.double() @ terms - tensor[:LOOKED_AT].double()).abs().amax(1)
         near = int(off.argmin())
-        return near if off[near] <= self.ranks * torch.finfo(self.format).eps * terms.abs().sum() else 0
+        return (
+            near
+            if off[near] <= self.ranks * torch.finfo(self.format).eps * terms.abs().sum()
+            else 0
+        )
 
     def program(self, rank) -> dict[str, Any]:
-        gradient = self.periods[rank.index].repeat(-(-self.elements // PERIOD))[:self.elements].clone()
+        gradient = (
+            self.periods[rank.index].repeat(-(-self.elements // PERIOD))[: self.elements].clone()
+        )
         rank.watch(lambda: {"gradients": {"gradient": gradient}})
         execute(self.lowered, rank, work := Seen(self, rank, gradient))
         work.store(gradient)
         parts = enumerate(gradient.tensor_split(self.order.chunks))
-        return {f"chunk {chunk}": part[::every(part)].numpy() for chunk, part in parts if self.order.wants(rank.index, chunk)}
+        return {
+            f"chunk {chunk}": part[:: every(part)].numpy()
+            for chunk, part in parts
+            if self.order.wants(rank.index, chunk)
+        }
 
     def reference(self) -> dict[str, Any]:
         parts = enumerate(torch.empty(self.elements, device="meta").tensor_split(self.order.chunks))
-        return {f"chunk {chunk}": self.terms(chunk, every(part), len(part)).sum(0).numpy() for chunk, part in parts}
+        return {
+            f"chunk {chunk}": self.terms(chunk, every(part), len(part)).sum(0).numpy()
+            for chunk, part in parts
+        }
 
     def needed_bytes(self) -> list[int]:
         """The gradient, the chunks that came, and those on the way."""
@@ -156,13 +227,24 @@ class AllReduce(OnHardware):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        return (Quantity("time", "s", lambda t: t.makespan), Quantity("rounds", "", rounds_of),
-                Quantity("bytes sent by the busiest rank", "B", lambda t: max(map(t.bytes_sent, range(t.ranks)))),
-                Quantity("bytes through the busiest port, in and out", "B", lambda t: max(ports(t))))
+        return (
+            Quantity("time", "s", lambda t: t.makespan),
+            Quantity("rounds", "", rounds_of),
+            Quantity(
+                "bytes sent by the busiest rank",
+                "B",
+                lambda t: max(map(t.bytes_sent, range(t.ranks))),
+            ),
+            Quantity("bytes through the busiest port, in and out", "B", lambda t: max(ports(t))),
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**super().facts, "terms": {"micro_batch": "round", "stage": "rank"}, "chunks": self.order.chunks}
+        return {
+            **super().facts,
+            "terms": {"micro_batch": "round", "stage": "rank"},
+            "chunks": self.order.chunks,
+        }
 
     @property
     def relief(self) -> str:
@@ -170,20 +252,34 @@ class AllReduce(OnHardware):
 
     def describe(self) -> str:
         chunks, rounds = self.order.chunks, len(self.planned())
-        return (f"{counted(self.elements, 'element')} in {counted(chunks, 'chunk')} of {size(self.elements * self.format.itemsize / chunks)}, "
-                f"{counted(rounds, 'round')}")
+        return (
+            f"{counted(self.elements, 'element')} in {counted(chunks, 'chunk')} of {size(self.elements * self.format.itemsize / chunks)}, "
+            f"{counted(rounds, 'round')}"
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         passed = ports(trace)
         if not any(passed) or trace.settings.get("unfinished"):
             return super().explain(trace)
         most, mean = max(passed), sum(passed) / trace.ranks
-        told = [f"All ports are equally busy: each passes {size(most)}, in and out together." if most < 1.01 * mean else
-                f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in and out together, {most / mean:.3g} times the mean of all ports."]
+        told = [
+            f"All ports are equally busy: each passes {size(most)}, in and out together."
+            if most < 1.01 * mean
+            else f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in and out together, {most / mean:.3g} times the mean of all ports."
+        ]
         if trace.clock != "measured":
             links = self.profile.links(self.ranks)
-            latency = sum(max(links[move[:2]].alpha for move in moves) for moves in self.planned() if moves) / TICKS_PER_SECOND
-            told.append(f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')} of its {duration(trace.makespan, 's')}.")
+            latency = (
+                sum(
+                    max(links[move[:2]].alpha for move in moves)
+                    for moves in self.planned()
+                    if moves
+                )
+                / TICKS_PER_SECOND
+            )
+            told.append(
+                f"The latency of {counted(rounds_of(trace), 'round')} is {duration(latency, 's')} of its {duration(trace.makespan, 's')}."
+            )
         return told + super().explain(trace)
 
 

@@ -21,8 +21,27 @@ from ..data import chosen_text
 from ..dry_run import META, Acted, Work, dry_run
 from ..models import GPTConfig, Noise, parameter_shapes
 from ..models.optimizers import OPTIMIZERS
-from ..models.chains import ChainGPT, UnevenMLP, chain_of, gpt_weights, mlp_weights, repeated, uneven_widths
-from ..recompute import Chain, Op, Recompute, advances, extra_cost, held, live, named, peak_bytes, turn
+from ..models.chains import (
+    ChainGPT,
+    UnevenMLP,
+    chain_of,
+    gpt_weights,
+    mlp_weights,
+    repeated,
+    uneven_widths,
+)
+from ..recompute import (
+    Chain,
+    Op,
+    Recompute,
+    advances,
+    extra_cost,
+    held,
+    live,
+    named,
+    peak_bytes,
+    turn,
+)
 from ..recompute_compared import compared, work_beside
 from ..recompute_optimum import frontier, smallest_budget
 from ..recipe import Lens, Recipe, train
@@ -37,7 +56,9 @@ from .on_hardware import profiles
 from .one_device import OneDevice
 
 
-MOST_FOLLOWED = 100  # operations of a plan that a dry run carries out one by one, in a third of a second
+MOST_FOLLOWED = (
+    100  # operations of a plan that a dry run carries out one by one, in a third of a second
+)
 
 
 class Checkpoint(OneDevice):
@@ -46,21 +67,47 @@ class Checkpoint(OneDevice):
     terms: ClassVar[dict[str, str]] = {"stage": "layer", "micro_batch": "pass"}
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "budgets")
 
-    plan: str = knob("optimal", "which activations are kept, and which are made again", choices=lambda: Recompute.all())
-    budget: float = knob(25.0, "memory for kept activations, as a share of what keeping all would take", low=1, high=100, step=0.5, unit="%")
+    plan: str = knob(
+        "optimal",
+        "which activations are kept, and which are made again",
+        choices=lambda: Recompute.all(),
+    )
+    budget: float = knob(
+        25.0,
+        "memory for kept activations, as a share of what keeping all would take",
+        low=1,
+        high=100,
+        step=0.5,
+        unit="%",
+    )
     layers: int = knob(16, "blocks of the GPT, or layers of the MLP", low=2, high=64)
-    model: Literal["gpt", "mlp"] = knob("gpt", "gpt: equal blocks that learn real text; mlp: layers of unequal widths", choices=("gpt", "mlp"))
+    model: Literal["gpt", "mlp"] = knob(
+        "gpt",
+        "gpt: equal blocks that learn real text; mlp: layers of unequal widths",
+        choices=("gpt", "mlp"),
+    )
     rows: int = knob(4, "samples in a batch", low=1, high=256, unit="samples")
     k: int = knob(4, "every-k: how many layers share one kept input", low=1, high=64, more=True)
     width: int = knob(32, "width of the model", low=16, high=1024, step=16, more=True)
-    sequence: int = knob(32, "gpt: tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    sequence: int = knob(
+        32, "gpt: tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
+    )
     heads: int = knob(4, "gpt: attention heads; they divide the width", low=1, high=32, more=True)
     dropout: float = knob(0.1, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
-    hardware: str = knob("unit", "what the modelled clock charges for compute", choices=profiles, more=True)
+    hardware: str = knob(
+        "unit", "what the modelled clock charges for compute", choices=profiles, more=True
+    )
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
@@ -70,10 +117,16 @@ class Checkpoint(OneDevice):
         if self.model == "gpt":
             self.config  # noqa: B018  (raises Impossible)
         if self.recompute.inside and self.model == "mlp":
-            raise Impossible("The plan selective recomputes inside attention, and an MLP has none: take the model gpt, or another plan.")
-        if self.recompute.needs_budget() and self.budget_bytes < (least := smallest_budget(self.chain)):
-            raise Impossible(f"A budget of {size(self.budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: take at "
-                             f"least {ceil(200 * least / self.everything) / 2:g}% of keep-all, or more layers that share it.")
+            raise Impossible(
+                "The plan selective recomputes inside attention, and an MLP has none: take the model gpt, or another plan."
+            )
+        if self.recompute.needs_budget() and self.budget_bytes < (
+            least := smallest_budget(self.chain)
+        ):
+            raise Impossible(
+                f"A budget of {size(self.budget_bytes)} is below the smallest peak that any plan reaches, {size(least)}: take at "
+                f"least {ceil(200 * least / self.everything) / 2:g}% of keep-all, or more layers that share it."
+            )
         self.ops  # noqa: B018  (raises Impossible)
 
     @classmethod
@@ -81,13 +134,23 @@ class Checkpoint(OneDevice):
         plan = Recompute.all().get(settings["plan"])
         idle = set() if plan and plan().needs_budget() else {"budget"}
         idle |= set() if settings["plan"] == "every-k" else {"k"}
-        return super().idle_settings(settings) | idle | ({"sequence", "heads", "text"} if settings["model"] == "mlp" else set())
+        return (
+            super().idle_settings(settings)
+            | idle
+            | ({"sequence", "heads", "text"} if settings["model"] == "mlp" else set())
+        )
 
     # -- what the settings mean -----------------------------------------------------------------------------
     @cached_property
     def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, dropout=self.dropout,
-                         dtype=getattr(torch, self.dtype))
+        return GPTConfig(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=self.sequence,
+            dropout=self.dropout,
+            dtype=getattr(torch, self.dtype),
+        )
 
     @property
     def item(self) -> int:
@@ -103,13 +166,21 @@ class Checkpoint(OneDevice):
         if self.model == "gpt":
             chain, *work = gpt_weights(self.config, self.rows, selective if inside else None)
         else:
-            chain, *work = mlp_weights(self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype))
+            chain, *work = mlp_weights(
+                self.layers, self.width, self.rows, self.dropout, getattr(torch, self.dtype)
+            )
         if self.profile.textbook:  # a slot a forward; a backward two, and what it makes again
             forwards = [1] * chain.layers
             backwards = [Fraction(b.flops, f.flops) if f.flops else 2 for f, b in zip(*work)]
         else:
-            forwards, backwards = ([each.seconds(self.profile, self.dtype) for each in passes] for passes in work)
-        return Chain.of(*chain[:2], forwards, backwards, *chain[4:]), {"A": tuple(forwards), "F": tuple(forwards), "B": tuple(backwards)}
+            forwards, backwards = (
+                [each.seconds(self.profile, self.dtype) for each in passes] for passes in work
+            )
+        return Chain.of(*chain[:2], forwards, backwards, *chain[4:]), {
+            "A": tuple(forwards),
+            "F": tuple(forwards),
+            "B": tuple(backwards),
+        }
 
     @cached_property
     def chain(self) -> Chain:
@@ -139,7 +210,10 @@ class Checkpoint(OneDevice):
         """The bytes of each layer's weights, tensor by tensor."""
         if self.model == "gpt":
             one = replace(self.config, layers=1)
-            pieces = [[prod(shape) * self.item for shape in parameter_shapes(one, i, i + 1).values()] for i in range(3)]
+            pieces = [
+                [prod(shape) * self.item for shape in parameter_shapes(one, i, i + 1).values()]
+                for i in range(3)
+            ]
             return list(repeated(pieces, self.layers))
         sizes = uneven_widths(self.layers, self.width)
         return [[self.item * a * b] for a, b in zip(sizes, sizes[1:])]
@@ -159,7 +233,20 @@ class Checkpoint(OneDevice):
     def passes(self) -> Counter:
         return Counter(op.action.stage for op in self.ops if op.action.kind != "B")
 
-    shapes: ClassVar[tuple[str, ...]] = ("plan", "budget", "layers", "model", "rows", "k", "width", "sequence", "heads", "dropout", "optimizer", "dtype")
+    shapes: ClassVar[tuple[str, ...]] = (
+        "plan",
+        "budget",
+        "layers",
+        "model",
+        "rows",
+        "k",
+        "width",
+        "sequence",
+        "heads",
+        "dropout",
+        "optimizer",
+        "dtype",
+    )
 
     def like(self, action: Action) -> Action:
         passes = 1 if action.kind == "U" else self.passes[action.stage]
@@ -182,13 +269,26 @@ class Checkpoint(OneDevice):
         """A pass of a layer takes as long in whichever step, and with or without a record."""
         if self.profile.textbook:
             return self.slots
-        return {**self.slots, "U": self.update[1].seconds(self.profile, self.dtype, tensors=sum(map(len, self.weights)))}
+        return {
+            **self.slots,
+            "U": self.update[1].seconds(
+                self.profile, self.dtype, tensors=sum(map(len, self.weights))
+            ),
+        }
 
     @cached_property
     def update(self) -> tuple[int, Work]:
         """Bytes of the optimizer's state, and the work of the last update: the sums over all weights."""
-        each = [updated(size // self.item, getattr(torch, self.dtype), self.optimizer, min(self.steps, 2)) for layer in self.weights for size in layer]
-        return sum(acted.after.get("optimizer", 0) for acted in each), Work(*map(sum, zip(*(acted.work for acted in each))))
+        each = [
+            updated(
+                size // self.item, getattr(torch, self.dtype), self.optimizer, min(self.steps, 2)
+            )
+            for layer in self.weights
+            for size in layer
+        ]
+        return sum(acted.after.get("optimizer", 0) for acted in each), Work(
+            *map(sum, zip(*(acted.work for acted in each)))
+        )
 
     def resident(self):
         return [("weights", sum(self.weight_bytes))]
@@ -203,10 +303,23 @@ class Checkpoint(OneDevice):
             before = dict.fromkeys(levels[0], 0)
             for at, (op, now) in enumerate(zip(self.ops, levels)):
                 now = {**now, "temporaries": now["temporaries"] + more * (at >= first_backward)}
-                gradient = [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
-                found[self.numbered(op.action, step)] = (*gradient, *((kind, now[kind] - before[kind]) for kind in now if now[kind] != before[kind]))
+                gradient = (
+                    [("gradients", weights[op.action.stage])] if op.action.kind == "B" else []
+                )
+                found[self.numbered(op.action, step)] = (
+                    *gradient,
+                    *(
+                        (kind, now[kind] - before[kind])
+                        for kind in now
+                        if now[kind] != before[kind]
+                    ),
+                )
                 before = now
-            found[Action("U", 0, step)] = (("gradients", -sum(weights)), ("temporaries", -before["temporaries"]), *[("optimizer", state)] * (state > 0 == step))
+            found[Action("U", 0, step)] = (
+                ("gradients", -sum(weights)),
+                ("temporaries", -before["temporaries"]),
+                *[("optimizer", state)] * (state > 0 == step),
+            )
         return found
 
     def looked_into(self, trace: Trace) -> Trace:
@@ -223,10 +336,22 @@ class Checkpoint(OneDevice):
     def quantities(self) -> tuple[Quantity, ...]:
         time, peak, loss = super().quantities
         return (
-            time, Quantity("work beside keep-all", "x", self.work, exact=False),
-            Quantity("forwards run again, a step", "", lambda t: sum(e.kind == "A" for e in t.spans(0)) / self.steps),
+            time,
+            Quantity("work beside keep-all", "x", self.work, exact=False),
+            Quantity(
+                "forwards run again, a step",
+                "",
+                lambda t: sum(e.kind == "A" for e in t.spans(0)) / self.steps,
+            ),
             Quantity("saved activations, peak", "B", self.saved_peak),
-            Quantity("saved activations, keep-all", "B", lambda t: self.everything if t.clock == "predicted" else None), peak, loss)
+            Quantity(
+                "saved activations, keep-all",
+                "B",
+                lambda t: self.everything if t.clock == "predicted" else None,
+            ),
+            peak,
+            loss,
+        )
 
     def work(self, trace: Trace) -> float | None:
         """What layers take in all, over what they would without recompute, by the times of the trace itself."""
@@ -234,30 +359,57 @@ class Checkpoint(OneDevice):
         for span in trace.spans(0):
             took[span.kind] += span.end - span.start
         longer, plain = (sum(c.forwards) + sum(c.backwards) for c in (self.chain, self.whole))
-        return float((took["A"] + took["F"] + took["B"]) * longer / ((took["F"] + took["B"]) * plain)) if took["F"] else None
+        return (
+            float((took["A"] + took["F"] + took["B"]) * longer / ((took["F"] + took["B"]) * plain))
+            if took["F"]
+            else None
+        )
 
     def saved_peak(self, trace: Trace) -> int:
         """The most that is kept for the backward at an action's end. The state in hand is left out, as a budget leaves it out:
         the ledger counts it among what was recomputed where a recorded pass in the backward has just made it."""
-        in_hand = {self.numbered(op.action, step): kinds["activations"] + kinds["recomputed"] - kept for step in range(self.steps)
-                   for op, kinds, kept in zip(self.ops, held(self.ops, self.chain), live(self.ops, self.chain))}
+        in_hand = {
+            self.numbered(op.action, step): kinds["activations"] + kinds["recomputed"] - kept
+            for step in range(self.steps)
+            for op, kinds, kept in zip(
+                self.ops, held(self.ops, self.chain), live(self.ops, self.chain)
+            )
+        }
         in_hand, level, most = {str(action): over for action, over in in_hand.items()}, {}, 0
-        for (_, name), events in groupby(trace.where(Memory, inside=False).events, key=lambda e: (e.start, e.name)):
+        for (_, name), events in groupby(
+            trace.where(Memory, inside=False).events, key=lambda e: (e.start, e.name)
+        ):
             level |= {e.kind: e.bytes for e in events}
-            most = max(most, level.get("activations", 0) + level.get("recomputed", 0) - in_hand.get(name, 0))
+            most = max(
+                most,
+                level.get("activations", 0) + level.get("recomputed", 0) - in_hand.get(name, 0),
+            )
         return most
 
     @property
     def facts(self) -> dict[str, Any]:
         """Every plan beside the recursion's frontier: (peak bytes, work of a step over that of keep-all)."""
-        plans, steps = compared(self.weighed(False)[0], self.weighed(True)[0] if self.model == "gpt" else None, self.k)
-        return {**super().facts, "plans": plans, "frontier": steps, "chosen": self.plan, "everything": self.everything,
-                "here": [peak_bytes(self.ops, self.chain), work_beside(self.ops, self.chain, self.whole)],
-                "budget": self.budget_bytes if self.recompute.needs_budget() else None}
+        plans, steps = compared(
+            self.weighed(False)[0], self.weighed(True)[0] if self.model == "gpt" else None, self.k
+        )
+        return {
+            **super().facts,
+            "plans": plans,
+            "frontier": steps,
+            "chosen": self.plan,
+            "everything": self.everything,
+            "here": [
+                peak_bytes(self.ops, self.chain),
+                work_beside(self.ops, self.chain, self.whole),
+            ],
+            "budget": self.budget_bytes if self.recompute.needs_budget() else None,
+        }
 
     def describe(self) -> str:
-        return (f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M parameters; keeping all takes "
-                f"{size(self.everything)}, the largest layer {size(max(map(self.whole.record, range(self.whole.layers))))}")
+        return (
+            f"{self.chain.layers} layers, {sum(self.weight_bytes) // self.item / 1e6:.3g} M parameters; keeping all takes "
+            f"{size(self.everything)}, the largest layer {size(max(map(self.whole.record, range(self.whole.layers))))}"
+        )
 
     @property
     def relief(self) -> str:
@@ -265,18 +417,43 @@ class Checkpoint(OneDevice):
         return f"{less} would need less (activations down to {size(smallest_budget(self.whole))}), or fewer rows, or fewer or narrower layers."
 
     def explain(self, trace: Trace) -> list[str]:
-        peak, again, (layer, times) = peak_bytes(self.ops, self.chain), advances(self.ops), self.passes.most_common(1)[0]
+        peak, again, (layer, times) = (
+            peak_bytes(self.ops, self.chain),
+            advances(self.ops),
+            self.passes.most_common(1)[0],
+        )
         told, most = [], trace.peak_bytes(0)
-        if len(self.ops) > MOST_FOLLOWED and trace.clock == "predicted" and self.capacity_bytes and most <= self.capacity_bytes < 2 * most:
-            told.append("This prediction knows what is held where actions end. A run is limited at the very operator, and may hold more inside an action.")
-        said = [f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the {size(self.everything)} that keeping all takes, and runs "
-                f"{again:,} forwards again: {work_beside(self.ops, self.chain, self.whole):.2f} times the work."]
+        if (
+            len(self.ops) > MOST_FOLLOWED
+            and trace.clock == "predicted"
+            and self.capacity_bytes
+            and most <= self.capacity_bytes < 2 * most
+        ):
+            told.append(
+                "This prediction knows what is held where actions end. A run is limited at the very operator, and may hold more inside an action."
+            )
+        said = [
+            f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the {size(self.everything)} that keeping all takes, and runs "
+            f"{again:,} forwards again: {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
+        ]
         if again:
-            said.append(f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the pass that its backward uses.")
+            said.append(
+                f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the pass that its backward uses."
+            )
         if self.recompute.inside:
-            said.append("No layer advances: inside each block the attention's square is made again, in its backward.")
-        if self.plan == "optimal" and (better := [memory for memory, cost in frontier(self.chain) if cost < extra_cost(self.ops, self.chain)]):
-            said.append(f"The next better plan needs at most {size(better[0])}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}.")
+            said.append(
+                "No layer advances: inside each block the attention's square is made again, in its backward."
+            )
+        if self.plan == "optimal" and (
+            better := [
+                memory
+                for memory, cost in frontier(self.chain)
+                if cost < extra_cost(self.ops, self.chain)
+            ]
+        ):
+            said.append(
+                f"The next better plan needs at most {size(better[0])}; the smallest budget that any plan fits in is {size(smallest_budget(self.chain))}."
+            )
         return super().explain(trace) + told + said
 
     # -- reality --------------------------------------------------------------------------------------------
@@ -284,17 +461,36 @@ class Checkpoint(OneDevice):
     @property
     def recipe(self) -> Recipe:
         """Plain training; the chain ends in the loss, so a model's output is its loss."""
-        model = partial(ChainGPT, self.config, self.seed) if self.model == "gpt" else partial(
-            UnevenMLP, self.layers, self.width, self.dropout, self.seed, getattr(torch, self.dtype))
-        return Recipe(model=lambda stage: model(), data=self.sample, loss=lambda output, targets: output, steps=self.steps,
-                      optimizer=OPTIMIZERS[self.optimizer](self.learning_rate))
+        model = (
+            partial(ChainGPT, self.config, self.seed)
+            if self.model == "gpt"
+            else partial(
+                UnevenMLP,
+                self.layers,
+                self.width,
+                self.dropout,
+                self.seed,
+                getattr(torch, self.dtype),
+            )
+        )
+        return Recipe(
+            model=lambda stage: model(),
+            data=self.sample,
+            loss=lambda output, targets: output,
+            steps=self.steps,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+        )
 
     def program(self, rank) -> dict[str, Any]:
         inside = selective if self.recompute.inside else None
 
         def planned(model, x, noise, targets):
-            return checkpoint_sequential(chain_of(model, noise, targets, inside), self.ops, x, span=lambda action: rank.span(
-                self.numbered(action, noise.step), noise.step))
+            return checkpoint_sequential(
+                chain_of(model, noise, targets, inside),
+                self.ops,
+                x,
+                span=lambda action: rank.span(self.numbered(action, noise.step), noise.step),
+            )
 
         recipe = replace(self.recipe, recompute=planned)
         trained = train(recipe, rank, Operations(rank))
@@ -305,7 +501,12 @@ class Checkpoint(OneDevice):
         if self.model == "gpt":
             x, targets = chosen_text(self.text).batch(self.seed, step, 0, self.rows, self.sequence)
         else:
-            x = torch.randn(self.rows, self.width, generator=torch.Generator().manual_seed(self.seed * 1000 + step), dtype=getattr(torch, self.dtype))
+            x = torch.randn(
+                self.rows,
+                self.width,
+                generator=torch.Generator().manual_seed(self.seed * 1000 + step),
+                dtype=getattr(torch, self.dtype),
+            )
             targets = x.sin()
         return Sample(x, targets, (Noise(self.seed, step, 0), targets))
 
@@ -313,6 +514,7 @@ class Checkpoint(OneDevice):
 @lru_cache(maxsize=256)
 def updated(numbers: int, dtype: torch.dtype, optimizer: str, steps: int) -> Acted:
     """The last update of a weight of so many numbers, by its dry run; an optimizer updates each number alone."""
+
     def program(rank):
         weight = torch.empty(numbers, dtype=dtype, device=META, requires_grad=True)
         rule = OPTIMIZERS[optimizer](0.1)([weight])
@@ -321,6 +523,7 @@ def updated(numbers: int, dtype: torch.dtype, optimizer: str, steps: int) -> Act
             weight.grad = torch.empty_like(weight)
             with rank.span(Action("U", 0, step)):
                 rule.step()
+
     return dry_run(program).actions[f"0U{steps - 1}"]
 
 

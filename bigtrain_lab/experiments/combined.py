@@ -34,38 +34,88 @@ class Combined(Sharded):
     question: ClassVar[str] = "Which product of data, pipeline and tensor parallel?"
     figures: ClassVar[tuple[str, ...]] = ("mesh", "memory")
 
-    replicas: int = knob(2, "dp: copies of the model, each with its share of a batch", low=1, high=8)
+    replicas: int = knob(
+        2, "dp: copies of the model, each with its share of a batch", low=1, high=8
+    )
     pipeline: int = knob(2, "pp: ranks that the layers of a copy are spread over", low=1, high=8)
     slices: int = knob(2, "tp: ranks that share each layer", low=1, high=8)
-    micro_batches: int = knob(8, "micro-batches of a batch, which the replicas share", low=1, high=64)
-    hardware: str = knob("v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles)
-    schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
+    micro_batches: int = knob(
+        8, "micro-batches of a batch, which the replicas share", low=1, high=64
+    )
+    hardware: str = knob(
+        "v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles
+    )
+    schedule: str = knob(
+        "1f1b",
+        "the order in which the ranks of a pipeline work",
+        choices=lambda: Schedule.all(),
+        more=True,
+    )
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"), more=True)
-    recompute: bool = knob(False, "keep the input of each layer, and compute the rest again in the backward", more=True)
-    sequence_parallel: bool = knob(False, "cut norms and the residual along the sequence, where slices duplicate them", more=True)
-    zero_1: bool = knob(False, "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO); lamb and lars then need tp = 1", more=True)
-    ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
+    recompute: bool = knob(
+        False, "keep the input of each layer, and compute the rest again in the backward", more=True
+    )
+    sequence_parallel: bool = knob(
+        False,
+        "cut norms and the residual along the sequence, where slices duplicate them",
+        more=True,
+    )
+    zero_1: bool = knob(
+        False,
+        "each replica keeps a part of the optimizer's state, in place of a copy (stage 1 of ZeRO); lamb and lars then need tp = 1",
+        more=True,
+    )
+    ranks_per_node: int = knob(
+        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
+    )
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
     layers: int = knob(8, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(64, "width of the model; 12 x width^2 weights a block", low=16, high=2048, step=16, more=True)
+    width: int = knob(
+        64,
+        "width of the model; 12 x width^2 weights a block",
+        low=16,
+        high=2048,
+        step=16,
+        more=True,
+    )
     heads: int = knob(8, "attention heads; they divide the width", low=1, high=32, more=True)
-    vocabulary: int = knob(256, "words; the text's bytes are the first 256", low=256, high=65536, logarithmic=True, more=True)
-    sequence: int = knob(32, "tokens (bytes of text) in a sample", low=4, high=2048, unit="tokens", more=True)
+    vocabulary: int = knob(
+        256,
+        "words; the text's bytes are the first 256",
+        low=256,
+        high=65536,
+        logarithmic=True,
+        more=True,
+    )
+    sequence: int = knob(
+        32, "tokens (bytes of text) in a sample", low=4, high=2048, unit="tokens", more=True
+    )
     rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
         if self.micro_batches % self.replicas:
-            raise Impossible(f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
-                             f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches.")
+            raise Impossible(
+                f"{self.micro_batches} micro-batches cannot be shared equally by {self.replicas} replicas: "
+                f"take {-(-self.micro_batches // self.replicas) * self.replicas} micro-batches."
+            )
         if self.sharded and self.slices > 1 and self.optimizer in ("lamb", "lars"):
-            raise Impossible(f"{self.optimizer} sums its norms over replicas and slices at once under zero-1, which this lab does not predict: "
-                             "take adam, tp = 1, or no zero-1.")
+            raise Impossible(
+                f"{self.optimizer} sums its norms over replicas and slices at once under zero-1, which this lab does not predict: "
+                "take adam, tp = 1, or no zero-1."
+            )
         self.recipe, self.stages  # noqa: B018  (both raise Impossible)
         if self.text:
             chosen_text(self.text).batch(0, 0, 0, 1, self.sequence)
@@ -73,11 +123,29 @@ class Combined(Sharded):
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"pipeline": "schedule", "slices": "sequence_parallel", "replicas": "zero_1"}
-        return super().idle_settings(settings) | {name for axis, name in alone.items() if settings[axis] == 1}
+        return super().idle_settings(settings) | {
+            name for axis, name in alone.items() if settings[axis] == 1
+        }
 
     shapes: ClassVar[tuple[str, ...]] = (
-        "replicas", "pipeline", "slices", "micro_batches", "schedule", "precision", "recompute", "sequence_parallel", "zero_1", "layers", "width", "heads",
-        "vocabulary", "sequence", "rows", "optimizer", "dtype")
+        "replicas",
+        "pipeline",
+        "slices",
+        "micro_batches",
+        "schedule",
+        "precision",
+        "recompute",
+        "sequence_parallel",
+        "zero_1",
+        "layers",
+        "width",
+        "heads",
+        "vocabulary",
+        "sequence",
+        "rows",
+        "optimizer",
+        "dtype",
+    )
 
     @property
     def zero(self) -> int:
@@ -93,7 +161,9 @@ class Combined(Sharded):
         for dp, pp in product(ranks, ranks):
             if self.ranks % (dp * pp) == 0:
                 with suppress(Impossible):
-                    found.append(self.replace(replicas=dp, pipeline=pp, slices=self.ranks // (dp * pp)))
+                    found.append(
+                        self.replace(replicas=dp, pipeline=pp, slices=self.ranks // (dp * pp))
+                    )
         return found
 
     @cached_property
@@ -106,17 +176,21 @@ class Combined(Sharded):
 
     @property
     def further(self) -> dict[str, Any]:
-        return {"precision": None if self.precision == "none" else self.precision,
-                "recompute": checkpoint if self.recompute else None,
-                "sequence_parallel": self.sequence_parallel and self.slices > 1}
+        return {
+            "precision": None if self.precision == "none" else self.precision,
+            "recompute": checkpoint if self.recompute else None,
+            "sequence_parallel": self.sequence_parallel and self.slices > 1,
+        }
 
     @property
     def format(self) -> str:
         return {"none": self.dtype, "bf16": "bfloat16"}[self.precision]
 
     def describe(self) -> str:
-        return (f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline} x {self.slices} ranks; "
-                f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+        return (
+            f"a model of {self.weights / 1e6:.3g} M parameters on {self.replicas} x {self.pipeline} x {self.slices} ranks; "
+            f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes"
+        )
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -124,10 +198,23 @@ class Combined(Sharded):
         of = {axis: at for at, axis in enumerate(("dp", "pp", "tp"))}
         return (
             Quantity("step time", unit, lambda t: t.step_time),
-            *(Quantity(f"{axis}: {WHAT[axis]}, a step", unit, lambda t, at=at: axes(t)[at].time) for axis, at in of.items()),
-            *(Quantity(f"{axis}: bytes sent a rank and step", "B", lambda t, at=at: axes(t)[at].bytes) for axis, at in of.items()),
-            Quantity("peak memory, rank 0", "B", lambda t: max((read.bytes for read in readings(t, 0)), default=0)),
-            Quantity("loss, last batch", "", self.last_loss, exact=False))
+            *(
+                Quantity(f"{axis}: {WHAT[axis]}, a step", unit, lambda t, at=at: axes(t)[at].time)
+                for axis, at in of.items()
+            ),
+            *(
+                Quantity(
+                    f"{axis}: bytes sent a rank and step", "B", lambda t, at=at: axes(t)[at].bytes
+                )
+                for axis, at in of.items()
+            ),
+            Quantity(
+                "peak memory, rank 0",
+                "B",
+                lambda t: max((read.bytes for read in readings(t, 0)), default=0),
+            ),
+            Quantity("loss, last batch", "", self.last_loss, exact=False),
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
@@ -135,6 +222,8 @@ class Combined(Sharded):
             return said
         for axis in axes(trace):
             if dict(self.mesh.axes)[axis.name] > 1:
-                said.append(f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a step of "
-                            f"{duration(trace.step_time, trace.unit)}, and a rank sends {size(round(axis.bytes))}.")
+                said.append(
+                    f"{axis.name}: {WHAT[axis.name]} costs {duration(axis.time, trace.unit)} of a step of "
+                    f"{duration(trace.step_time, trace.unit)}, and a rank sends {size(round(axis.bytes))}."
+                )
         return said

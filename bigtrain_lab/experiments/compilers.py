@@ -36,8 +36,12 @@ KINDS = {"forward": "F", "backward": "B"}
 WHOLE = ("inductor", "cuda-graph")  # run as one action a step
 SWEPT = tuple(2**k for k in range(12, 24))  # elements of a block
 ALIVE = 19  # tensors of the input's size at the peak, at most
-BYTES, FIRST, EAGER, COMPILED = ("bytes moved a step", "first call, s", "eager call, s",
-                                 "compiled call, s")
+BYTES, FIRST, EAGER, COMPILED = (
+    "bytes moved a step",
+    "first call, s",
+    "eager call, s",
+    "compiled call, s",
+)
 
 
 def gelu(xp, x):
@@ -74,21 +78,33 @@ class Compile(OnHardware):
     figures: ClassVar[tuple[str, ...]] = ("timeline", "fusion", "blocks")
     terms: ClassVar[dict[str, str]] = {"stage": "kernel", "micro_batch": "step"}
 
-    function: str = knob("gelu", "what is computed; its operators are written out", choices=FUNCTIONS)
+    function: str = knob(
+        "gelu", "what is computed; its operators are written out", choices=FUNCTIONS
+    )
     compiler: str = knob("ours", "who runs it", choices=("eager", "ours", *WHOLE))
     rows: int = knob(1000, "rows of the input", low=64, high=65536, logarithmic=True)
     columns: int = knob(4000, "columns of the input", low=64, high=65536, logarithmic=True)
-    block: int = knob(2**17, "elements that ours computes at a time", low=256, high=2**26,
-                      logarithmic=True)
+    block: int = knob(
+        2**17, "elements that ours computes at a time", low=256, high=2**26, logarithmic=True
+    )
     backward: bool = knob(False, "the gradient as well", more=True)
-    lengths: int = knob(3, "inputs of so many different lengths after the steps", low=1, high=8,
-                        more=True)
-    dtype: str = knob("float32", "number format of the input",
-                      choices=("float32", "float64", "bfloat16"), more=True)
+    lengths: int = knob(
+        3, "inputs of so many different lengths after the steps", low=1, high=8, more=True
+    )
+    dtype: str = knob(
+        "float32",
+        "number format of the input",
+        choices=("float32", "float64", "bfloat16"),
+        more=True,
+    )
     steps: int = knob(4, "steps of a run", low=1, high=20, more=True)
     sweep: bool = knob(True, "a run of ours also times every block size", more=True)
-    hardware: str = knob("a100-nvlink", "what the modelled clock charges for kernels",
-                         choices=lambda: profiles()[1:], more=True)
+    hardware: str = knob(
+        "a100-nvlink",
+        "what the modelled clock charges for kernels",
+        choices=lambda: profiles()[1:],
+        more=True,
+    )
     seed: int = knob(0, "seed of the input", low=0, high=2**31 - 1, more=True)
 
     ranks: ClassVar[int] = 1
@@ -101,27 +117,48 @@ class Compile(OnHardware):
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         ours = settings.get("compiler") == "ours"
-        return super().idle_settings(settings) | {"fault_rank"} | (
-            set() if ours else {"block", "sweep"})
+        return (
+            super().idle_settings(settings)
+            | {"fault_rank"}
+            | (set() if ours else {"block", "sweep"})
+        )
 
     # -- theory -----------------------------------------------------------------------------------
 
     def kernels(self, compiler: str = "") -> "dict[str, tuple[Kernel, ...]]":
         """Of each pass, in the order in which they run."""
         compiler = compiler or self.compiler
-        return kernels_of(self.function, compiler in ("ours", "inductor"), self.rows,
-                          self.columns, self.dtype, self.backward)
+        return kernels_of(
+            self.function,
+            compiler in ("ours", "inductor"),
+            self.rows,
+            self.columns,
+            self.dtype,
+            self.backward,
+        )
 
     def seconds(self, compiler: str = "") -> dict[str, list[float]]:
         """Of each kernel of a pass; of the whole step where it runs as one."""
         compiler = compiler or self.compiler
         kernels = self.kernels(compiler)
         if compiler == "cuda-graph":  # each pass was recorded once, and is launched once
-            return {"forward": [sum(self.profile.seconds(
-                sum(each.flops for each in own), sum(each.bytes for each in own), self.dtype, 1)
-                for own in kernels.values())]}
-        found = {way: [self.profile.seconds(each.flops, each.bytes, self.dtype, 1) for each in own]
-                 for way, own in kernels.items()}
+            return {
+                "forward": [
+                    sum(
+                        self.profile.seconds(
+                            sum(each.flops for each in own),
+                            sum(each.bytes for each in own),
+                            self.dtype,
+                            1,
+                        )
+                        for own in kernels.values()
+                    )
+                ]
+            }
+        found = {
+            way: [self.profile.seconds(each.flops, each.bytes, self.dtype, 1) for each in own]
+            for way, own in kernels.items()
+        }
         return {"forward": [sum(map(sum, found.values()))]} if compiler == "inductor" else found
 
     def moved(self, compiler: str = "") -> int:
@@ -134,13 +171,23 @@ class Compile(OnHardware):
         return 1 + (self.lengths > 1) if self.compiler in ("eager", "ours") else None
 
     def order(self):
-        return ((Action(KINDS[way], k, step),) for step in range(self.steps)
-                for way, own in self.seconds().items() for k in range(len(own)))
+        return (
+            (Action(KINDS[way], k, step),)
+            for step in range(self.steps)
+            for way, own in self.seconds().items()
+            for k in range(len(own))
+        )
 
     def cost(self) -> Cost:
         prices = {KINDS[way]: tuple(own) for way, own in self.seconds().items()}
-        return self.misfortune.priced(Cost(prices, unit="s", ticks_per_unit=TICKS_PER_SECOND,
-                                           capacity_bytes=self.capacity_bytes))
+        return self.misfortune.priced(
+            Cost(
+                prices,
+                unit="s",
+                ticks_per_unit=TICKS_PER_SECOND,
+                capacity_bytes=self.capacity_bytes,
+            )
+        )
 
     def predict(self) -> Trace:
         plan = Plan({(0, "compute"): tuple(map(Compute, self.order()))}, 1, steps=self.steps)
@@ -152,9 +199,13 @@ class Compile(OnHardware):
     def facts(self) -> dict[str, Any]:
         """What the figures draw."""
         eager = self.kernels("eager")
-        drawn = {way: {"kernels": [each._asdict() for each in own],
-                       "before": [len(eager[way]), sum(each.bytes for each in eager[way])]}
-                 for way, own in self.kernels().items()}
+        drawn = {
+            way: {
+                "kernels": [each._asdict() for each in own],
+                "before": [len(eager[way]), sum(each.bytes for each in eager[way])],
+            }
+            for way, own in self.kernels().items()
+        }
         return {**super().facts, "terms": self.terms, "graph": drawn, "block": self.block}
 
     # -- reality ----------------------------------------------------------------------------------
@@ -163,8 +214,12 @@ class Compile(OnHardware):
         return FUNCTIONS[self.function](torch, x)
 
     def values(self, device="cpu") -> torch.Tensor:
-        drawn = torch.randn(self.rows, self.columns, dtype=getattr(torch, self.dtype),
-                            generator=torch.Generator().manual_seed(self.seed))
+        drawn = torch.randn(
+            self.rows,
+            self.columns,
+            dtype=getattr(torch, self.dtype),
+            generator=torch.Generator().manual_seed(self.seed),
+        )
         return drawn.to(device).requires_grad_(self.backward)
 
     def once(self, function, x):
@@ -172,12 +227,13 @@ class Compile(OnHardware):
         y = function(x)
         if not self.backward:
             return y, None
-        gradient, = torch.autograd.grad(y, x, torch.ones_like(y))
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
         return y.detach(), gradient
 
     def program(self, rank) -> dict[str, Any]:
         """First call, steps kernel by kernel, other lengths; then all is timed."""
         from ..techniques.fusion import Fusion, Unfused
+
         torch.compiler.reset()
         x, watched = self.values(rank.device), Watched(rank)
         backend = (Fusion if self.compiler == "ours" else Unfused)(self.block, watched)
@@ -208,6 +264,7 @@ class Compile(OnHardware):
     def look(self, rank, compiled, backend: "Fusion", x) -> None:
         """Time calls and block sizes on this machine, and see what other lengths do."""
         from ..techniques.fusion import Blocked
+
         for name, function in ((EAGER, self.function_of), (COMPILED, compiled)):
             if self.compiler != "eager":
                 for taken in clocked(lambda function=function: self.once(function, x)):
@@ -235,17 +292,24 @@ class Compile(OnHardware):
     def sums(y, gradient) -> dict[str, Any]:
         """Of each row, of the result and of the gradient."""
         found = {"result, row sums": y, "gradient, row sums": gradient}
-        return {name: each.double().sum(-1).cpu().numpy() for name, each in found.items()
-                if each is not None}
+        return {
+            name: each.double().sum(-1).cpu().numpy()
+            for name, each in found.items()
+            if each is not None
+        }
 
     @property
     def only_predicted(self) -> str:
         if self.compiler == "cuda-graph" and not torch.cuda.is_available():
-            return ("A CUDA graph records the launches of a GPU, and none is visible here: choose "
-                    "ours, or read the prediction.")
+            return (
+                "A CUDA graph records the launches of a GPU, and none is visible here: choose "
+                "ours, or read the prediction."
+            )
         if self.compiler == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-            return ("inductor writes C++, and no compiler for it was found: install g++, or choose "
-                    "ours, which needs none.")
+            return (
+                "inductor writes C++, and no compiler for it was found: install g++, or choose "
+                "ours, which needs none."
+            )
         return super().only_predicted
 
     def needed_bytes(self) -> list[int]:
@@ -257,15 +321,21 @@ class Compile(OnHardware):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        return (Quantity("kernels a step", "", lambda t: len(t.spans(0)) / t.steps),
-                Quantity(BYTES, "B", lambda t: last(t, BYTES)),
-                Quantity("step time", "s", lambda t: t.step_time),
-                Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
-                Quantity("first call, here", "s", on_the_wall(FIRST), exact=False),
-                Quantity("eager call, here, median", "s", on_the_wall(EAGER), exact=False),
-                Quantity("compiled call, here, median", "s", on_the_wall(COMPILED), exact=False),
-                Quantity("steps to break even, here", "",
-                         lambda t: break_even(t) if t.clock == "measured" else None, exact=False))
+        return (
+            Quantity("kernels a step", "", lambda t: len(t.spans(0)) / t.steps),
+            Quantity(BYTES, "B", lambda t: last(t, BYTES)),
+            Quantity("step time", "s", lambda t: t.step_time),
+            Quantity("graphs captured", "", lambda t: captures(t, self.captures)),
+            Quantity("first call, here", "s", on_the_wall(FIRST), exact=False),
+            Quantity("eager call, here, median", "s", on_the_wall(EAGER), exact=False),
+            Quantity("compiled call, here, median", "s", on_the_wall(COMPILED), exact=False),
+            Quantity(
+                "steps to break even, here",
+                "",
+                lambda t: break_even(t) if t.clock == "measured" else None,
+                exact=False,
+            ),
+        )
 
     def describe(self) -> str:
         x = self.rows * self.columns * getattr(torch, self.dtype).itemsize
@@ -276,28 +346,47 @@ class Compile(OnHardware):
         return f"Fewer rows than {self.rows:,} would need less."
 
     def explain(self, trace: Trace) -> list[str]:
-        eager, now = ({way: (len(own), sum(each.bytes for each in own)) for way, own in
-                       self.kernels(compiler).items()} for compiler in ("eager", "ours"))
-        told = [f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
-                f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
-                for way in eager]
+        eager, now = (
+            {
+                way: (len(own), sum(each.bytes for each in own))
+                for way, own in self.kernels(compiler).items()
+            }
+            for compiler in ("eager", "ours")
+        )
+        told = [
+            f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
+            f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
+            for way in eager
+        ]
         slow, fast = (sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours"))
-        told.append(f"On {self.hardware} that is {slow / fast:.1f} times faster. A model that "
-                    "spends 30% of its time on such operators gains a factor of "
-                    f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before.")
+        told.append(
+            f"On {self.hardware} that is {slow / fast:.1f} times faster. A model that "
+            "spends 30% of its time on such operators gains a factor of "
+            f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
+        )
         if self.compiler == "inductor":
             told.append("What inductor makes is known only once it ran: it is charged as ours.")
         if self.compiler == "cuda-graph":
-            told.append("A CUDA graph launches all kernels at once; each moves as many bytes as "
-                        "before.")
+            told.append(
+                "A CUDA graph launches all kernels at once; each moves as many bytes as before."
+            )
         told += [f"Graph {k}: {event.name}." for k, event in enumerate(reasons_of(trace), 1)]
         if fast := samples(trace, COMPILED):
-            steps, both = break_even(trace), (f"eager {spread(samples(trace, EAGER))}, compiled "
-                                              f"{spread(fast)}")
-            won = ("neither is faster within that spread" if steps is None else
-                   f"earned back after {counted(steps, 'step')}" if steps else "never earned back")
-            told.append(f"Here, the first call took {duration(last(trace, FIRST), 's')}; then "
-                        f"{both}: {won}.")
+            steps, both = (
+                break_even(trace),
+                (f"eager {spread(samples(trace, EAGER))}, compiled {spread(fast)}"),
+            )
+            won = (
+                "neither is faster within that spread"
+                if steps is None
+                else f"earned back after {counted(steps, 'step')}"
+                if steps
+                else "never earned back"
+            )
+            told.append(
+                f"Here, the first call took {duration(last(trace, FIRST), 's')}; then "
+                f"{both}: {won}."
+            )
         return told + super().explain(trace)
 
     def hlo(self) -> tuple[str, str]:
@@ -306,8 +395,9 @@ class Compile(OnHardware):
         try:
             import jax
         except ImportError:
-            raise Impossible("JAX is not installed, which brings XLA: pip install "
-                             "'bigtrain-lab[xla]'.") from None
+            raise Impossible(
+                "JAX is not installed, which brings XLA: pip install 'bigtrain-lab[xla]'."
+            ) from None
         shape = jax.ShapeDtypeStruct((self.rows, self.columns), self.dtype)
         with jax.default_device(jax.devices("cpu")[0]):
             lowered = jax.jit(lambda x: FUNCTIONS[self.function](jax.numpy, x)).lower(shape)
@@ -324,24 +414,32 @@ class Watched:
     def __call__(self, way: str, graph):
         def called(*args):
             from ..techniques.captured_graph import KernelRun
+
             if self.step is None:
                 return graph.forward(*args)
-            run = KernelRun(graph, lambda k: self.rank.span(
-                Action(KINDS[way], k, self.step)), count=self.step == 0)
+            run = KernelRun(
+                graph,
+                lambda k: self.rank.span(Action(KINDS[way], k, self.step)),
+                count=self.step == 0,
+            )
             result = run.run(*args)
             self.bytes += sum(run.bytes)
             return result
+
         return called
 
 
 @lru_cache(maxsize=64)
-def kernels_of(function: str, fused: bool, rows: int, columns: int, dtype: str,
-               backward: bool) -> "dict[str, tuple[Kernel, ...]]":
+def kernels_of(
+    function: str, fused: bool, rows: int, columns: int, dtype: str, backward: bool
+) -> "dict[str, tuple[Kernel, ...]]":
     """The kernels of each pass, captured from tensors without values."""
     from ..techniques.captured_graph import captured
     from ..techniques.fusion import Fusion, Unfused
-    x = torch.empty(rows, columns, dtype=getattr(torch, dtype), device="meta",
-                    requires_grad=backward)
+
+    x = torch.empty(
+        rows, columns, dtype=getattr(torch, dtype), device="meta", requires_grad=backward
+    )
     return captured(lambda x: FUNCTIONS[function](torch, x), (Fusion if fused else Unfused)(), x)
 
 
@@ -357,7 +455,9 @@ def clocked(function, times: int = 5) -> list[float]:
 
 def on_the_wall(name: str):
     """The median of what was timed under this name: wall clock, which no other clock tells."""
-    return lambda t: median(taken) if t.clock == "measured" and (taken := samples(t, name)) else None
+    return lambda t: (
+        median(taken) if t.clock == "measured" and (taken := samples(t, name)) else None
+    )
 
 
 def spread(taken: list[float]) -> str:
@@ -366,8 +466,11 @@ def spread(taken: list[float]) -> str:
 
 
 def reasons_of(trace: Trace) -> list[Scalar]:
-    return [event._replace(name=event.name.removeprefix("captured: "))
-            for event in trace.where(Scalar) if event.name.startswith("captured: ")]
+    return [
+        event._replace(name=event.name.removeprefix("captured: "))
+        for event in trace.where(Scalar)
+        if event.name.startswith("captured: ")
+    ]
 
 
 def captures(trace: Trace, predicted: int | None) -> int | None:

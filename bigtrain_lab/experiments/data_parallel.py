@@ -32,7 +32,7 @@ from .pipelined import Pipelined
 
 SYMPTOMS = {
     "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no "
-           "weight is a number anywhere.",
+    "weight is a number anywhere.",
     "straggler": "All ranks wait for rank {rank} in every step: its compute lane alone never idles.",
 }
 
@@ -48,30 +48,112 @@ class DataParallel(Layered):
     faultless: ClassVar[dict[str, str]] = {"mistake": "none"}
 
     replicas: int = knob(3, "copies of the model, each with its share of a batch", low=1, high=8)
-    bucket_mb: float = knob(1.0, "gradients that travel in one message", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True)
-    strategy: str = knob("buckets", "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of Horovod's; or pieces, front "
-                         "layers first, each rank being the server of a part of them, as BytePS pushes and pulls", choices=STRATEGIES, more=True)
-    cycle_ms: float = knob(1.0, "time from one fused cycle to the next; on the textbook profile in slots", low=0.001, high=100, step=0.001, unit="ms", logarithmic=True, more=True)
-    overlap: bool = knob(True, "send a bucket when it is full, beside the backward; else all of them after it")
-    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles)
-    link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s")
-    ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8)
-    split_parameters: bool = knob(False, "cut a parameter where its bucket is full, such as a large embedding", more=True)
-    ring: bool = knob(False, "average by the messages of our ring, in place of the backend's all-reduce", more=True)
-    micro_batches: int = knob(1, "micro-batches of a rank whose gradients are added before they are averaged", low=1, high=16, more=True)
-    pipeline: int = knob(1, "ranks that each copy of the model is cut over", low=1, high=4, more=True)
-    schedule: str = knob("1f1b", "the order in which the ranks of a pipeline work", choices=lambda: Schedule.all(), more=True)
+    bucket_mb: float = knob(
+        1.0,
+        "gradients that travel in one message",
+        low=0.01,
+        high=100,
+        step=0.01,
+        unit="MB",
+        logarithmic=True,
+    )
+    strategy: str = knob(
+        "buckets",
+        "what is sent together: what fills a bucket; what is ready on all ranks at a cycle of Horovod's; or pieces, front "
+        "layers first, each rank being the server of a part of them, as BytePS pushes and pulls",
+        choices=STRATEGIES,
+        more=True,
+    )
+    cycle_ms: float = knob(
+        1.0,
+        "time from one fused cycle to the next; on the textbook profile in slots",
+        low=0.001,
+        high=100,
+        step=0.001,
+        unit="ms",
+        logarithmic=True,
+        more=True,
+    )
+    overlap: bool = knob(
+        True, "send a bucket when it is full, beside the backward; else all of them after it"
+    )
+    hardware: str = knob(
+        "rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles
+    )
+    link_gb_s: float = knob(
+        0.0,
+        "bandwidth inside a node; 0: what the hardware profile states",
+        low=0,
+        high=1000,
+        step=0.5,
+        unit="GB/s",
+    )
+    ranks_per_node: int = knob(
+        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8
+    )
+    split_parameters: bool = knob(
+        False, "cut a parameter where its bucket is full, such as a large embedding", more=True
+    )
+    ring: bool = knob(
+        False,
+        "average by the messages of our ring, in place of the backend's all-reduce",
+        more=True,
+    )
+    micro_batches: int = knob(
+        1,
+        "micro-batches of a rank whose gradients are added before they are averaged",
+        low=1,
+        high=16,
+        more=True,
+    )
+    pipeline: int = knob(
+        1, "ranks that each copy of the model is cut over", low=1, high=4, more=True
+    )
+    schedule: str = knob(
+        "1f1b",
+        "the order in which the ranks of a pipeline work",
+        choices=lambda: Schedule.all(),
+        more=True,
+    )
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
     layers: int = knob(6, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(128, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    width: int = knob(
+        128,
+        "width of the model; 12 x width^2 weights a block",
+        low=16,
+        high=1024,
+        step=16,
+        more=True,
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
-    vocabulary: int = knob(2048, "words; the text's bytes are the first 256", low=256, high=32768, logarithmic=True, more=True)
-    sequence: int = knob(32, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    vocabulary: int = knob(
+        2048,
+        "words; the text's bytes are the first 256",
+        low=256,
+        high=32768,
+        logarithmic=True,
+        more=True,
+    )
+    sequence: int = knob(
+        32, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
+    )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
-    mistake: str = knob("none", "what fault-rank does otherwise than the others, at its all-reduce number fault-at", choices=tuple(MISTAKES), more=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
+    mistake: str = knob(
+        "none",
+        "what fault-rank does otherwise than the others, at its all-reduce number fault-at",
+        choices=tuple(MISTAKES),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
@@ -88,8 +170,11 @@ class DataParallel(Layered):
         used = {"none": set(), "short": {"fault_rank"}}
         used = used.get(settings["mistake"], {"fault_rank", "fault_at"})
         alone = {"schedule"} if settings["pipeline"] == 1 else set()
-        alone |= {"buckets": {"cycle_ms"}, "fused-cycle": {"split_parameters"},
-                  "push-pull": {"cycle_ms", "split_parameters", "ring"}}[settings["strategy"]]
+        alone |= {
+            "buckets": {"cycle_ms"},
+            "fused-cycle": {"split_parameters"},
+            "push-pull": {"cycle_ms", "split_parameters", "ring"},
+        }[settings["strategy"]]
         return super().idle_settings(settings) - used | alone
 
     def refuse_mistake(self) -> None:
@@ -100,8 +185,10 @@ class DataParallel(Layered):
             one = "replica" if self.replicas == 1 else "step"
             raise Impossible(f"One {one} cannot go wrong so: take 2 or more, or no mistake.")
         if self.mistake != "short" and self.fault_at >= count:
-            raise Impossible(f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, "
-                             f"which can make it at 0 to {count - 1}: choose one of them as fault-at.")
+            raise Impossible(
+                f"The mistake is at all-reduce {self.fault_at} of rank {self.fault_rank}, "
+                f"which can make it at 0 to {count - 1}: choose one of them as fault-at."
+            )
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -109,8 +196,14 @@ class DataParallel(Layered):
     def reducing(self) -> dict[str, Any]:
         """What is sent together, when, and by which messages."""
         ticks = round(self.cycle_ms * (1000 if self.profile.textbook else TICKS_PER_SECOND / 1000))
-        strategy = {"buckets": Buckets(self.split_parameters), "fused-cycle": FusedCycle(every_ticks=ticks), "push-pull": PushPull()}[self.strategy]
-        all_reduce = ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
+        strategy = {
+            "buckets": Buckets(self.split_parameters),
+            "fused-cycle": FusedCycle(every_ticks=ticks),
+            "push-pull": PushPull(),
+        }[self.strategy]
+        all_reduce = (
+            ring_all_reduce if self.ring and self.strategy != "push-pull" else strategy.all_reduce
+        )
         return {"strategy": strategy, "overlap": self.overlap, "all_reduce": all_reduce}
 
     @property
@@ -123,12 +216,16 @@ class DataParallel(Layered):
             right = recipe.data_parallel["all_reduce"]
             astray = {"all_reduce": Astray(self.mistake, self.fault_at, right)}
             wrong = {"data_parallel": recipe.data_parallel | astray}
-            recipe = replace(recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong)
+            recipe = replace(
+                recipe, **{"steps": self.steps - 1} if self.mistake == "short" else wrong
+            )
         return recipe.program(rank)
 
     def describe(self) -> str:
-        return (f"a model of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x "
-                f"{self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+        return (
+            f"a model of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; a batch of {self.replicas} x "
+            f"{self.micro_batches} x {self.rows} samples of {self.sequence} bytes"
+        )
 
     # -- theory ---------------------------------------------------------------------------------------------
 
@@ -149,15 +246,24 @@ class DataParallel(Layered):
         return (
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity("exposed communication a step", unit, exposed),
-            Quantity("speed-up over one replica", "times",
-                     lambda t: self.speed_up(t) if t.clock != "measured" else None),
-            Quantity("bytes sent a rank and step", "B",
-                     lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
-            Quantity("loss, last batch", "", self.last_loss, exact=False))
+            Quantity(
+                "speed-up over one replica",
+                "times",
+                lambda t: self.speed_up(t) if t.clock != "measured" else None,
+            ),
+            Quantity(
+                "bytes sent a rank and step",
+                "B",
+                lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
+            ),
+            Quantity("loss, last batch", "", self.last_loss, exact=False),
+        )
 
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas."""
-        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.replicas * self.micro_batches:]
+        losses = [e.value for e in trace.where(Scalar, name="loss")][
+            -self.replicas * self.micro_batches :
+        ]
         return sum(losses) / len(losses) if losses else None
 
     def explain(self, trace: Trace) -> list[str]:
@@ -166,32 +272,45 @@ class DataParallel(Layered):
             said.append(SYMPTOMS[self.fault].format(rank=self.fault_rank))
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
+
         def time(amount):
             return duration(amount, trace.unit)
 
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
-        said.append(f"Gradients travel for {time(travelling)} of each step; {time(wait)} of it a rank "
-                    "has nothing else to do.")
+        said.append(
+            f"Gradients travel for {time(travelling)} of each step; {time(wait)} of it a rank "
+            "has nothing else to do."
+        )
         if wait and self.overlap and reduced:
             start, end = max(reduced.values(), key=lambda times: times[1])
             done = max(s.end for s in trace.spans(0) if s.kind in "BW" and s.end <= end)
-            when = "is full when the backward ends" if start >= done else "waits for those before it"
+            when = (
+                "is full when the backward ends" if start >= done else "waits for those before it"
+            )
             if self.strategy == "fused-cycle":
                 when = f"waits {time(trace.units(max(start - done, 0)))} for its cycle"
             elif self.strategy == "push-pull" and start >= done:
                 when = "lets those of the front layers go first"
-            said.append(f"The last bucket {when}, and takes "
-                        f"{time(trace.units(end - max(start, done)))} after it.")
+            said.append(
+                f"The last bucket {when}, and takes "
+                f"{time(trace.units(end - max(start, done)))} after it."
+            )
         last = max(p.nbytes for p in self.stages[0].parameters())
-        said.append(f"The last gradient, {size(last)} of the embedding, comes at once when the "
-                    "backward ends: smaller buckets, or parts of the parameter, send none of it "
-                    "earlier.")
+        said.append(
+            f"The last gradient, {size(last)} of the embedding, comes at once when the "
+            "backward ends: smaller buckets, or parts of the parameter, send none of it "
+            "earlier."
+        )
         block, profile = self.stage_run(1, WHOLE).work("B"), self.profile
         launches_s = block.operators * profile.launch_s
-        if not profile.textbook and launches_s > block._replace(operators=0).seconds(profile, self.dtype):
-            said.append("A block's backward takes as long as its operators' launches: a wider model "
-                        "would compute more in the same time.")
+        if not profile.textbook and launches_s > block._replace(operators=0).seconds(
+            profile, self.dtype
+        ):
+            said.append(
+                "A block's backward takes as long as its operators' launches: a wider model "
+                "would compute more in the same time."
+            )
         if self.pipeline > 1:
             first = tuple(event for event in trace if event.rank < self.pipeline)
             said += bubbles(replace(trace, events=first, ranks=self.pipeline), self.order)

@@ -31,17 +31,24 @@ def deepest(experiment: Checkpoint, plan: str, memory_bytes: int) -> Depth:
         else:
             best, found = fitting, (middle, found[1])
     if best is None:
-        raise Impossible(f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or make its layers smaller.")
+        raise Impossible(
+            f"No model of {low} layers fits into {memory_bytes:,} bytes by {plan}: give more, or make its layers smaller."
+        )
     return Depth(best.layers, best.work(best.simulated()))
 
 
 def within(experiment: Checkpoint, plan: str, layers: int, memory_bytes: int) -> Checkpoint | None:
     """The experiment at this depth by this plan, where it fits."""
-    change, budgets = {"plan": plan, "layers": layers, "steps": max(2, experiment.steps), "memory_mb": 0.0}, [experiment.budget]
+    change, budgets = (
+        {"plan": plan, "layers": layers, "steps": max(2, experiment.steps), "memory_mb": 0.0},
+        [experiment.budget],
+    )
     if plan == "optimal":
         plain = experiment.replace(**change | {"plan": "keep-none"})
         least = plain.simulated()
-        spare = memory_bytes - least.peak_bytes(0) + plain.saved_peak(least)  # for what is kept, when the rest is as large as it gets
+        spare = (
+            memory_bytes - least.peak_bytes(0) + plain.saved_peak(least)
+        )  # for what is kept, when the rest is as large as it gets
         budgets = [100.0, min(100.0, 100 * spare / plain.everything)]
     for budget in budgets:
         try:

@@ -22,7 +22,11 @@ from ..runtime import Run, launch
 from ..runtime.faults import FAULTS, SLOWER, Fault
 from ..words import counted
 
-BESIDE = ("experiment", "unfinished", "facts")  # what a run or a trace keeps beside the settings that were asked for
+BESIDE = (
+    "experiment",
+    "unfinished",
+    "facts",
+)  # what a run or a trace keeps beside the settings that were asked for
 MB = 10**6  # decimal, as sizes are told
 HANGS_S = 5.0  # the stall limit of a run that is asked to hang: its actions last milliseconds
 
@@ -49,15 +53,40 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     question: ClassVar[str]
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
     ledger: ClassVar[bool] = False  # whether its runs count every storage at every operator
-    quantities: ClassVar[tuple[Quantity, ...]] = ()  # a property where the rows depend on the settings
-    says_itself: ClassVar[tuple[str, ...]] = ("fault",)  # knobs with a menu that have a sentence of their own for what is not on it
+    quantities: ClassVar[
+        tuple[Quantity, ...]
+    ] = ()  # a property where the rows depend on the settings
+    says_itself: ClassVar[tuple[str, ...]] = (
+        "fault",
+    )  # knobs with a menu that have a sentence of their own for what is not on it
 
     # What any lab has, shown after the settings of the subclass: the device's memory, and what may go wrong (runtime/faults.py).
-    memory_mb: float = knob(0.0, "memory of each device; 0: what the hardware profile states", low=0, high=10**6, step=0.001, unit="MB", more=True)
+    memory_mb: float = knob(
+        0.0,
+        "memory of each device; 0: what the hardware profile states",
+        low=0,
+        high=10**6,
+        step=0.001,
+        unit="MB",
+        more=True,
+    )
     fault: str = knob("none", "what goes wrong on purpose", choices=lambda: list(FAULTS), more=True)
     fault_rank: int = knob(1, "the rank that it strikes", low=0, high=7, more=True)
-    fault_at: int = knob(3, "the action of that rank at whose start it strikes, counted from 0", low=0, high=9999, more=True)
-    fault_factor: float = knob(SLOWER, "how many times its time each action of a straggler takes", low=1, high=100, step=0.25, more=True)
+    fault_at: int = knob(
+        3,
+        "the action of that rank at whose start it strikes, counted from 0",
+        low=0,
+        high=9999,
+        more=True,
+    )
+    fault_factor: float = knob(
+        SLOWER,
+        "how many times its time each action of a straggler takes",
+        low=1,
+        high=100,
+        step=0.25,
+        more=True,
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs):
@@ -67,7 +96,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             fields[name] = fields.pop(name)
 
     def __init__(self, **settings: Any):
-        facts = settings.pop("facts", None)  # of a run that is opened again: model_post_init is handed them
+        facts = settings.pop(
+            "facts", None
+        )  # of a run that is opened again: model_post_init is handed them
         try:
             self.__pydantic_validator__.validate_python(settings, self_instance=self, context=facts)
         except ValidationError as error:
@@ -81,7 +112,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         for name, knob in self.knobs().items():
             if type(self).model_fields[name].annotation is str and name not in self.says_itself:
                 if (menu := knob.menu()) is not None and getattr(self, name) not in menu:
-                    raise Impossible(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}.")
+                    raise Impossible(
+                        f"{name} is {getattr(self, name)!r}: choose one of {', '.join(menu)}."
+                    )
 
     @cached_property
     def kept(self) -> dict[str, Any]:
@@ -100,10 +133,16 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             raise Impossible("it is not of an experiment.")
         if not isinstance(facts := told.get("facts", {}), dict):
             raise Impossible("what it kept beside its settings cannot be read: run it again.")
-        chosen = cls if told["experiment"] == getattr(cls, "name", None) else Experiment.named(str(told["experiment"]))
+        chosen = (
+            cls
+            if told["experiment"] == getattr(cls, "name", None)
+            else Experiment.named(str(told["experiment"]))
+        )
         restored = chosen(**asked(told), facts=facts)
         if ranks not in (None, restored.ranks):
-            raise Impossible(f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run it again.")
+            raise Impossible(
+                f"its settings ask for {counted(restored.ranks, 'rank')}, and it has {ranks}: run it again."
+            )
         return restored
 
     def vouched(self, trace: Trace) -> Trace:
@@ -111,7 +150,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         order = order_of(trace.settings)
         facts = {**self.facts, **({"order": order} if order else {})}
         others = {name: value for name, value in trace.settings.items() if name != "facts"}
-        return dataclasses.replace(trace, settings={**others, **({"facts": facts} if facts else {})})
+        return dataclasses.replace(
+            trace, settings={**others, **({"facts": facts} if facts else {})}
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -127,12 +168,19 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def order_digest(self) -> str:
         """A name of that order, the same in every process: a class that was typed again keeps its own name."""
         planned = self.planned()
-        return "" if planned is None else sha256(json.dumps(planned, default=int).encode()).hexdigest()[:16]
+        return (
+            ""
+            if planned is None
+            else sha256(json.dumps(planned, default=int).encode()).hexdigest()[:16]
+        )
 
     @property
     def told(self) -> dict[str, Any]:
         """The settings, and the facts if there are any, as a trace keeps them."""
-        return {**self.model_dump(mode="json"), **({"facts": facts} if (facts := self.facts) else {})}
+        return {
+            **self.model_dump(mode="json"),
+            **({"facts": facts} if (facts := self.facts) else {}),
+        }
 
     def is_of(self, told: dict[str, Any]) -> bool:
         """Whether a run or a trace that keeps this was made by this order; True where it tells none."""
@@ -156,7 +204,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @property
     def capacity_bytes(self) -> int | None:
         """What each device holds at most: a run that needs more fails, as on a GPU. None where neither memory_mb nor a profile says."""
-        return round(self.memory_mb * MB) or getattr(getattr(self, "profile", None), "memory_bytes", None)
+        return round(self.memory_mb * MB) or getattr(
+            getattr(self, "profile", None), "memory_bytes", None
+        )
 
     @property
     def relief(self) -> str:
@@ -167,7 +217,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         """The settings that have no effect beside these values of the others: a panel hides them."""
         fault = settings.get("fault", "none")
-        used = {"none": set(), "straggler": {"fault_rank", "fault_factor"}}.get(fault, {"fault_rank", "fault_at"})
+        used = {"none": set(), "straggler": {"fault_rank", "fault_factor"}}.get(
+            fault, {"fault_rank", "fault_at"}
+        )
         return {"fault_rank", "fault_at", "fault_factor"} - used
 
     @property
@@ -186,8 +238,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         struck = {first, (first + 1) % self.ranks} if self.fault == "deadlock" else {first}
         for rank in struck:
             if self.fault != "straggler" and self.fault_at >= (count := len(self.actions(rank))):
-                raise Impossible(f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to {count - 1}: "
-                                 "choose one of them.")
+                raise Impossible(
+                    f"The fault is at action {self.fault_at} of rank {rank}, which has actions 0 to {count - 1}: "
+                    "choose one of them."
+                )
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -200,7 +254,9 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @property
     def recipe(self) -> Recipe:
         """The training, of which `program` and `reference` are made where a subclass writes none."""
-        raise Impossible(f"{type(self).__name__} says no training: write its recipe, or its program and its reference.")
+        raise Impossible(
+            f"{type(self).__name__} says no training: write its recipe, or its program and its reference."
+        )
 
     def program(self, rank) -> dict[str, Any]:
         """What each rank runs; returns named arrays, which the run keeps."""
@@ -228,7 +284,11 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     @property
     def only_predicted(self) -> str:
         """Why these settings do not run here, in a sentence; "" where they do."""
-        return f"{self.ranks} ranks are predicted only: run at most {MOST}." if self.ranks > MOST else ""
+        return (
+            f"{self.ranks} ranks are predicted only: run at most {MOST}."
+            if self.ranks > MOST
+            else ""
+        )
 
     def run(self, **options) -> Run:
         """Start the real ranks; options as for `launch` (directory=, stall_s=, jitter_s=, ...)."""
@@ -237,12 +297,24 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         if self.fault == "hang":
             options.setdefault("stall_s", HANGS_S)
         options.setdefault("ledger", self.ledger)
-        return launch(self.program, ranks=self.ranks, mesh=self.mesh, cost=self.cost, settings={"experiment": self.name, **self.model_dump(mode="json")},
-                      name=self.name, steps=self.steps, watts=lambda: self.watts,
-                      facts=lambda: self.facts, fault=self.misfortune,
-                      informed=lambda facts: self.replace(facts=facts).program,
-                      capacity_bytes=lambda: self.capacity_bytes, relief=self.relief,
-                      needed_bytes=self.needed_bytes, least_bytes=self.least_bytes, **options)
+        return launch(
+            self.program,
+            ranks=self.ranks,
+            mesh=self.mesh,
+            cost=self.cost,
+            settings={"experiment": self.name, **self.model_dump(mode="json")},
+            name=self.name,
+            steps=self.steps,
+            watts=lambda: self.watts,
+            facts=lambda: self.facts,
+            fault=self.misfortune,
+            informed=lambda facts: self.replace(facts=facts).program,
+            capacity_bytes=lambda: self.capacity_bytes,
+            relief=self.relief,
+            needed_bytes=self.needed_bytes,
+            least_bytes=self.least_bytes,
+            **options,
+        )
 
     def least_bytes(self) -> list[int]:
         """Of each rank's peak, without a prediction; empty where a prediction is as fast."""
@@ -254,7 +326,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         if "steps" in type(self).model_fields:
             asked = asked.replace(steps=min(self.steps, 2))
         trace = asked.predict()
-        return [max((read.bytes for read in readings(trace, rank)), default=0) for rank in range(self.ranks)]
+        return [
+            max((read.bytes for read in readings(trace, rank)), default=0)
+            for rank in range(self.ranks)
+        ]
 
 
 def order_of(told: dict[str, Any]) -> str:

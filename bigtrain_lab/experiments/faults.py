@@ -14,19 +14,25 @@ from .staleness import Staleness
 SYMPTOMS = {
     "none": "All is well: every rank was done, and modelled times are those that were predicted.",
     "raise": "An exception: the run ends at once, and tells the rank, the exception and its line. The others lose their connection "
-             "a moment later and raise too: of many tracebacks, the earliest counts.",
+    "a moment later and raise too: of many tracebacks, the earliest counts.",
     "exit": "A process that left without a word: no traceback anywhere. Its exit code and the last line of its log are all there is.",
     "kill": "A process that was killed: no traceback, and exit code -9. On a cluster, ask the system's log: memory ran out, most often.",
     "hang": "No end and no error: one rank stands still in an action and all others wait for it. Only a time limit sees it, and a "
-            "dump of each rank's stack finds the one that waits for nobody.",
+    "dump of each rank's stack finds the one that waits for nobody.",
     "deadlock": "No end and no error, and no rank works: each waits for another. Who waits for whom has a cycle, and the cycle is the bug.",
     "straggler": "No error at all: each step takes longer. The rank that is busy while all others wait more than before is the slow one.",
     "nan": "No error, and no time lost: the loss is not a number, and in a step or two no weight is one. The first rank that sent such "
-           "a value, of those that received none, is where it began.",
+    "a value, of those that received none, is where it began.",
 }
 GUESSES = {  # what to expect of a run -> the faults of which it is right
-    "?": (), "it ends at once with a traceback": ("raise",), "it ends at once without a traceback": ("exit", "kill", "deadlock"),
-    "it ends by a time limit": ("hang",), "it is slower": ("straggler",), "its loss is not a number": ("nan",), "all is as always": ("none",)}
+    "?": (),
+    "it ends at once with a traceback": ("raise",),
+    "it ends at once without a traceback": ("exit", "kill", "deadlock"),
+    "it ends by a time limit": ("hang",),
+    "it is slower": ("straggler",),
+    "its loss is not a number": ("nan",),
+    "all is as always": ("none",),
+}
 
 
 class Faults(Staleness):
@@ -35,25 +41,50 @@ class Faults(Staleness):
 
     fault: str = knob("none", "what goes wrong", choices=lambda: list(FAULTS))
     fault_rank: int = knob(1, "the rank that it strikes", low=0, high=7)
-    fault_at: int = knob(9, "the action of that rank at whose start it strikes, counted from 0", low=0, high=60)
+    fault_at: int = knob(
+        9, "the action of that rank at whose start it strikes, counted from 0", low=0, high=60
+    )
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
-    schedule: str = knob("1f1b", "the order in which each rank works", choices=lambda: Schedule.all())
-    learning_rate: float = knob(1.0, "step size of plain SGD", low=0.01, high=16, logarithmic=True, more=True)
-    stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward", more=True)
+    schedule: str = knob(
+        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all()
+    )
+    learning_rate: float = knob(
+        1.0, "step size of plain SGD", low=0.01, high=16, logarithmic=True, more=True
+    )
+    stashing: bool = knob(
+        True, "PipeDream: a backward uses the weight version of its forward", more=True
+    )
     steps: int = knob(3, "batches of a run", low=1, high=100, more=True)
 
     def describe(self) -> str:
         if self.fault == "none":
             return "nothing goes wrong"
-        where = "" if self.fault == "straggler" else f", at its action {self.fault_at} ({self.actions(self.fault_rank)[self.fault_at]})"
+        where = (
+            ""
+            if self.fault == "straggler"
+            else f", at its action {self.fault_at} ({self.actions(self.fault_rank)[self.fault_at]})"
+        )
         return f"rank {self.fault_rank}{where}: {self.misfortune}"
 
     def explain(self, trace: Trace) -> list[str]:
         if trace.clock == "predicted":
-            return ["Before you run it: does the run end, whom does it name, and what do the other ranks do? Choose a guess.",
-                    *super().explain(trace)]
+            return [
+                "Before you run it: does the run end, whom does it name, and what do the other ranks do? Choose a guess.",
+                *super().explain(trace),
+            ]
         right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
-        guessed = [] if self.guess == "?" else [f"You guessed: {self.guess}. " + ("Right." if self.guess == right else f"No: {right}.")]
+        guessed = (
+            []
+            if self.guess == "?"
+            else [
+                f"You guessed: {self.guess}. "
+                + ("Right." if self.guess == right else f"No: {right}.")
+            ]
+        )
         slow = max(range(trace.ranks), key=trace.busy)
-        who = [f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the time."] if self.fault == "straggler" else []
+        who = (
+            [f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the time."]
+            if self.fault == "straggler"
+            else []
+        )
         return [SYMPTOMS[self.fault], *who, *guessed, *super().explain(trace)]

@@ -28,17 +28,37 @@ from ..rehearsal import WHOLE, Part, Rehearsal, rehearse
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..techniques.bucket_plan import with_buckets
-from ..techniques.learning_rates import linear_scaling, polynomial_decay, square_root_scaling, warm_up
+from ..techniques.learning_rates import (
+    linear_scaling,
+    polynomial_decay,
+    square_root_scaling,
+    warm_up,
+)
 from ..words import duration
 from .experiment import Quantity
 from .on_hardware import OnHardware, profiles
 from .pipelined import Pipelined
 
 BASE = 32  # the batch whose rate the settings give
-SCALINGS = {"square-root": square_root_scaling, "linear": linear_scaling, "none": lambda rate, batch, base: rate}
+SCALINGS = {
+    "square-root": square_root_scaling,
+    "linear": linear_scaling,
+    "none": lambda rate, batch, base: rate,
+}
 LOOKS, EVALUATIONS = 128, 40  # of a run, at most
 EXAMINED = 256  # held-out sequences of text
-SHAPES = ("optimizer", "task", "layers", "width", "norm", "sequence", "dtype", "replicas", "at_once", "batch")
+SHAPES = (
+    "optimizer",
+    "task",
+    "layers",
+    "width",
+    "norm",
+    "sequence",
+    "dtype",
+    "replicas",
+    "at_once",
+    "batch",
+)
 
 
 class LargeBatch(OnHardware, Pipelined):
@@ -48,31 +68,88 @@ class LargeBatch(OnHardware, Pipelined):
     ledger: ClassVar[bool] = False
     schedule: ClassVar[str] = "1f1b"
 
-    batch: int = knob(4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples")
+    batch: int = knob(
+        4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
+    )
     optimizer: str = knob("lamb", "the rule of the update", choices=tuple(OPTIMIZERS))
-    scaling: str = knob("square-root", "what the rate is multiplied by where a batch is k times 32: sqrt(k), k or 1", choices=tuple(SCALINGS))
-    learning_rate: float = knob(3e-3, "the rate at a batch of 32", low=1e-5, high=10, logarithmic=True)
+    scaling: str = knob(
+        "square-root",
+        "what the rate is multiplied by where a batch is k times 32: sqrt(k), k or 1",
+        choices=tuple(SCALINGS),
+    )
+    learning_rate: float = knob(
+        3e-3, "the rate at a batch of 32", low=1e-5, high=10, logarithmic=True
+    )
     replicas: int = knob(1, "ranks that share each batch", low=1, high=8)
-    warm_up: float = knob(0.1, "share of the updates in which the rate rises to its full height; it falls to 0 in the others", low=0, high=1, step=0.05, more=True)
-    samples: int = knob(2**18, "samples of the run, whatever the batch", low=1024, high=2**22, logarithmic=True, unit="samples", more=True)
-    task: str = knob("digits", "images of digits, or the next byte of a text", choices=("digits", "text"), more=True)
+    warm_up: float = knob(
+        0.1,
+        "share of the updates in which the rate rises to its full height; it falls to 0 in the others",
+        low=0,
+        high=1,
+        step=0.05,
+        more=True,
+    )
+    samples: int = knob(
+        2**18,
+        "samples of the run, whatever the batch",
+        low=1024,
+        high=2**22,
+        logarithmic=True,
+        unit="samples",
+        more=True,
+    )
+    task: str = knob(
+        "digits",
+        "images of digits, or the next byte of a text",
+        choices=("digits", "text"),
+        more=True,
+    )
     layers: int = knob(8, "hidden layers, or transformer blocks", low=1, high=24, more=True)
     width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
-    norm: str = knob("none", "normalisation between the layers of the classifier", choices=("none", "batch"), more=True)
+    norm: str = knob(
+        "none",
+        "normalisation between the layers of the classifier",
+        choices=("none", "batch"),
+        more=True,
+    )
     sequence: int = knob(32, "bytes of text in a sample", low=4, high=256, unit="bytes", more=True)
-    at_once: int = knob(2048, "samples that a rank computes at once: a larger share of a batch comes in micro-batches", low=4, high=8192, logarithmic=True, unit="samples", more=True)
-    target: float = knob(0.9, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True)
-    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    at_once: int = knob(
+        2048,
+        "samples that a rank computes at once: a larger share of a batch comes in micro-batches",
+        low=4,
+        high=8192,
+        logarithmic=True,
+        unit="samples",
+        more=True,
+    )
+    target: float = knob(
+        0.9, "accuracy on held-out samples to be reached", low=0, high=1, step=0.01, more=True
+    )
+    hardware: str = knob(
+        "rtx3090-pcie",
+        "what the modelled clock charges for compute and messages",
+        choices=profiles,
+        more=True,
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
         if self.batch > self.samples:
-            raise Impossible(f"A batch of {self.batch:,} is more than the {self.samples:,} samples of the run: take more samples, or a smaller batch.")
+            raise Impossible(
+                f"A batch of {self.batch:,} is more than the {self.samples:,} samples of the run: take more samples, or a smaller batch."
+            )
         if self.batch % (self.replicas * self.micro_batches):
-            raise Impossible(f"A batch of {self.batch:,} cannot be cut into {self.replicas} x {self.micro_batches} equal micro-batches: "
-                             "take powers of two for batch, replicas and at-once.")
+            raise Impossible(
+                f"A batch of {self.batch:,} cannot be cut into {self.replicas} x {self.micro_batches} equal micro-batches: "
+                "take powers of two for batch, replicas and at-once."
+            )
         self.recipe  # noqa: B018  (raises Impossible)
 
     @classmethod
@@ -132,8 +209,13 @@ class LargeBatch(OnHardware, Pipelined):
     @property
     def facts(self) -> dict[str, Any]:
         """Which updates were looked at, and what pictures need beside what was logged."""
-        return {**super().facts, "looked": self.looked, "evaluated": self.evaluated, "rates": [self.rate(update) for update in self.looked],
-                "pass": self.a_pass}
+        return {
+            **super().facts,
+            "looked": self.looked,
+            "evaluated": self.evaluated,
+            "rates": [self.rate(update) for update in self.looked],
+            "pass": self.a_pass,
+        }
 
     @property
     def a_pass(self) -> int:
@@ -142,22 +224,37 @@ class LargeBatch(OnHardware, Pipelined):
 
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
-        return (f"{self.samples:,} samples, {self.samples / self.a_pass:.3g} passes over the data, in {self.steps:,} updates{at}; "
-                f"the rate rises to {self.full_rate:.3g}")
+        return (
+            f"{self.samples:,} samples, {self.samples / self.a_pass:.3g} passes over the data, in {self.steps:,} updates{at}; "
+            f"the rate rises to {self.full_rate:.3g}"
+        )
 
     # -- the training ---------------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
         return Recipe(
-            model=lambda stage: self.model(), data=self.micro_batch, loss=loss_of, optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
-            learning_rate=self.rate, steps=self.steps, micro_batches=self.micro_batches, schedule=self.order, replicas=self.replicas)
+            model=lambda stage: self.model(),
+            data=self.micro_batch,
+            loss=loss_of,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            learning_rate=self.rate,
+            steps=self.steps,
+            micro_batches=self.micro_batches,
+            schedule=self.order,
+            replicas=self.replicas,
+        )
 
     def model(self) -> nn.Module:
         dtype = getattr(torch, self.dtype)
         if self.task == "digits":
             return Classifier(POINTS, self.width, self.layers, CLASSES, self.norm, self.seed, dtype)
-        return GPT(GPTConfig(layers=self.layers, width=self.width, heads=4, sequence=self.sequence, dtype=dtype), self.seed)
+        return GPT(
+            GPTConfig(
+                layers=self.layers, width=self.width, heads=4, sequence=self.sequence, dtype=dtype
+            ),
+            self.seed,
+        )
 
     def micro_batch(self, number: int) -> tuple[Tensor, Tensor]:
         """The same samples in the same order, whatever the batch."""
@@ -168,8 +265,10 @@ class LargeBatch(OnHardware, Pipelined):
             inputs, labels = digits().batch(self.seed, first, count)
             return inputs.to(getattr(torch, self.dtype)), labels
         blocks = range(first // BASE, -(-(first + count) // BASE))
-        drawn = zip(*(texts()[0].batch(self.seed, 0, block, BASE, self.sequence) for block in blocks))
-        return tuple(torch.cat(parts)[first % BASE:][:count] for parts in drawn)
+        drawn = zip(
+            *(texts()[0].batch(self.seed, 0, block, BASE, self.sequence) for block in blocks)
+        )
+        return tuple(torch.cat(parts)[first % BASE :][:count] for parts in drawn)
 
     @property
     def examined(self) -> tuple[Tensor, Tensor]:
@@ -187,7 +286,11 @@ class LargeBatch(OnHardware, Pipelined):
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
         settings = {name: getattr(self, name) for name in SHAPES}
-        settings |= {"replicas": min(self.replicas, 2), "at_once": self.rows, "batch": max(BASE, self.rows * min(self.replicas, 2))}
+        settings |= {
+            "replicas": min(self.replicas, 2),
+            "at_once": self.rows,
+            "batch": max(BASE, self.rows * min(self.replicas, 2)),
+        }
         return rehearsed(tuple(settings.items()), rehearsal)
 
     @property
@@ -199,7 +302,12 @@ class LargeBatch(OnHardware, Pipelined):
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0}
         part = self.stage_run(0, WHOLE)
-        return {kind: part.work(kind).seconds(self.profile, self.dtype, part.tensors if kind == "U" else 1) for kind in "FBU"}
+        return {
+            kind: part.work(kind).seconds(
+                self.profile, self.dtype, part.tensors if kind == "U" else 1
+            )
+            for kind in "FBU"
+        }
 
     @cached_property
     def lowered(self) -> Plan:
@@ -209,7 +317,10 @@ class LargeBatch(OnHardware, Pipelined):
     def cost(self, memory: bool = True) -> Cost:
         """A run without a ledger knows what it was told to watch, and no temporaries."""
         priced = super().cost(memory)
-        changes = {action: tuple(row for row in rows if row[0] != "temporaries") for action, rows in priced.changes.items()}
+        changes = {
+            action: tuple(row for row in rows if row[0] != "temporaries")
+            for action, rows in priced.changes.items()
+        }
         return replace(priced, changes=changes)
 
     def predict(self) -> Trace:
@@ -223,16 +334,28 @@ class LargeBatch(OnHardware, Pipelined):
             Quantity("updates", "", lambda t: t.steps),
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity("the whole run", unit, lambda t: t.makespan),
-            Quantity("bytes sent a rank and update", "B", lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
+            Quantity(
+                "bytes sent a rank and update",
+                "B",
+                lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
+            ),
             Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
-            Quantity("test accuracy, last", "%", lambda t: 100 * of if (of := last(t, ACCURACY)) is not None else None, exact=False),
+            Quantity(
+                "test accuracy, last",
+                "%",
+                lambda t: 100 * of if (of := last(t, ACCURACY)) is not None else None,
+                exact=False,
+            ),
             Quantity(f"updates to {self.target:.0%}", "", self.updates_to_target, exact=False),
-            Quantity("test loss, last", "", lambda t: last(t, TEST_LOSS), exact=False))
+            Quantity("test loss, last", "", lambda t: last(t, TEST_LOSS), exact=False),
+        )
 
     def updates_to_target(self, trace: Trace) -> int | None:
         """Of the first evaluation that reaches the target."""
         found = [event.value for event in trace.where(Scalar, name=ACCURACY)]
-        return next((update for update, value in zip(self.evaluated, found) if value >= self.target), None)
+        return next(
+            (update for update, value in zip(self.evaluated, found) if value >= self.target), None
+        )
 
     @property
     def relief(self) -> str:
@@ -241,17 +364,28 @@ class LargeBatch(OnHardware, Pipelined):
     def explain(self, trace: Trace) -> list[str]:
         said, times = super(Pipelined, self).explain(trace), self.batch / BASE
         if times > 1:
-            said.append(f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE}, and by the {self.scaling} rule each "
-                        f"has {self.full_rate / self.learning_rate:.3g} times the rate: together they can go "
-                        f"{times * self.learning_rate / self.full_rate:.3g} times less far.")
+            said.append(
+                f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE}, and by the {self.scaling} rule each "
+                f"has {self.full_rate / self.learning_rate:.3g} times the rate: together they can go "
+                f"{times * self.learning_rate / self.full_rate:.3g} times less far."
+            )
         if (steps := of_layers(trace, STEP)) and not trace.settings.get("unfinished"):
             middle = len(self.looked) // 2
             own = [values[middle] for values in steps.values()]
             least, most = f"{min(own):.2%}", f"{max(own):.2%}"
-            said.append(f"In update {self.looked[middle]:,}, at a rate of {self.rate(self.looked[middle]):.3g}, "
-                        f"a layer moved by {least if least == most else f'{least} to {most}'} of the length of its weights.")
-            reached, wanted = self.updates_to_target(trace), f"{self.target:.0%} of the held-out samples"
-            said.append(f"It reached {wanted} at update {reached:,} of {self.steps:,}." if reached else f"It never reached {wanted}.")
+            said.append(
+                f"In update {self.looked[middle]:,}, at a rate of {self.rate(self.looked[middle]):.3g}, "
+                f"a layer moved by {least if least == most else f'{least} to {most}'} of the length of its weights."
+            )
+            reached, wanted = (
+                self.updates_to_target(trace),
+                f"{self.target:.0%} of the held-out samples",
+            )
+            said.append(
+                f"It reached {wanted} at update {reached:,} of {self.steps:,}."
+                if reached
+                else f"It never reached {wanted}."
+            )
         return said
 
 
@@ -265,9 +399,19 @@ def evenly(count: int, most: int) -> list[int]:
 def rehearsed(settings: tuple[tuple[str, Any], ...], rehearsal: Rehearsal) -> Part:
     """The dry run of the model, on one of the replicas, without data."""
     lab = LargeBatch(**dict(settings))
-    inputs = torch.zeros(lab.rows, POINTS, dtype=getattr(torch, lab.dtype)) if lab.task == "digits" else ids(lab)
+    inputs = (
+        torch.zeros(lab.rows, POINTS, dtype=getattr(torch, lab.dtype))
+        if lab.task == "digits"
+        else ids(lab)
+    )
     targets = torch.zeros(lab.rows, dtype=torch.int64) if lab.task == "digits" else ids(lab)
-    recipe = replace(lab.recipe, data=lambda number: (inputs.clone(), targets.clone()), micro_batches=1, schedule="1f1b", steps=1)
+    recipe = replace(
+        lab.recipe,
+        data=lambda number: (inputs.clone(), targets.clone()),
+        micro_batches=1,
+        schedule="1f1b",
+        steps=1,
+    )
     return rehearse(recipe, rehearsal, 0, 1)
 
 
@@ -292,17 +436,23 @@ class Looks(Lens):
 
     def __init__(self, lab: LargeBatch, rank):
         self.lab, self.rank = lab, rank
-        self.looked, self.evaluated = ({*each} if rank.index == 0 else set() for each in (lab.looked, lab.evaluated))
+        self.looked, self.evaluated = (
+            {*each} if rank.index == 0 else set() for each in (lab.looked, lab.evaluated)
+        )
 
     def begin(self, training):
         (self.model,), (self.optimizer,) = training.stages.values(), training.optimizers
-        self.matrices = {path(name): weight for name, weight in self.model.named_parameters() if weight.dim() > 1}
+        self.matrices = {
+            path(name): weight for name, weight in self.model.named_parameters() if weight.dim() > 1
+        }
         return super().begin(training)
 
     def gradient(self, number, precision):
         if number + 1 in self.looked:
             with self.rank.aside():
-                self.before = {name: weight.detach().clone() for name, weight in self.matrices.items()}
+                self.before = {
+                    name: weight.detach().clone() for name, weight in self.matrices.items()
+                }
 
     def updated(self, number, precision, stepped):
         with self.rank.aside():
@@ -315,8 +465,10 @@ class Looks(Lens):
         """Of each layer its trust ratio, 1 where the optimizer has none, and |step| / |weights|."""
         ratios = getattr(self.optimizer, "trust_ratios", {})
         found = {TRUST + name: ratios.get(weight, 1.0) for name, weight in self.matrices.items()}
-        return found | {STEP + name: float((weight.detach() - was).norm() / was.norm())
-                        for (name, weight), was in zip(self.matrices.items(), self.before.values())}
+        return found | {
+            STEP + name: float((weight.detach() - was).norm() / was.norm())
+            for (name, weight), was in zip(self.matrices.items(), self.before.values())
+        }
 
     @torch.no_grad()
     def quality(self) -> dict[str, float]:
@@ -324,7 +476,10 @@ class Looks(Lens):
         self.model.eval()
         output = self.model(inputs)
         self.model.train()
-        return {TEST_LOSS: loss_of(output, targets).item(), ACCURACY: (output.argmax(-1) == targets).double().mean().item()}
+        return {
+            TEST_LOSS: loss_of(output, targets).item(),
+            ACCURACY: (output.argmax(-1) == targets).double().mean().item(),
+        }
 
 
 def path(name: str) -> str:

@@ -56,9 +56,14 @@ class Layered(OnHardware, Pipelined):
 
     @cached_property
     def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads,
-                         sequence=self.sequence, vocabulary=self.vocabulary,
-                         dtype=getattr(torch, self.dtype))
+        return GPTConfig(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=self.sequence,
+            vocabulary=self.vocabulary,
+            dtype=getattr(torch, self.dtype),
+        )
 
     @property
     def own_micro_batches(self) -> int:
@@ -80,9 +85,20 @@ class Layered(OnHardware, Pipelined):
     def recipe(self) -> Recipe:
         optimizer = OPTIMIZERS[self.optimizer](self.learning_rate)
         return training(
-            self.config, len(self.pieces), self.pieces, self.samples, optimizer, self.seed,
-            schedule=self.order, steps=self.steps, replicas=self.replicas, slices=self.slices,
-            bucket_bytes=self.bucket_bytes, data_parallel=self.reducing, **self.further)
+            self.config,
+            len(self.pieces),
+            self.pieces,
+            self.samples,
+            optimizer,
+            self.seed,
+            schedule=self.order,
+            steps=self.steps,
+            replicas=self.replicas,
+            slices=self.slices,
+            bucket_bytes=self.bucket_bytes,
+            data_parallel=self.reducing,
+            **self.further,
+        )
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         text = chosen_text(self.text)
@@ -117,14 +133,24 @@ class Layered(OnHardware, Pipelined):
     @property
     def weights(self) -> int:
         """Parameters of the whole model."""
-        return sum(parameter.numel() for at in range(self.config.pieces)
-                   for parameter in on_meta(self.config, at, 1).parameters())
+        return sum(
+            parameter.numel()
+            for at in range(self.config.pieces)
+            for parameter in on_meta(self.config, at, 1).parameters()
+        )
 
     @property
     def replicated(self) -> Plan:
         """The order of all replicas, and what they send each other."""
-        return with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes,
-                            slices=self.slices, **self.reducing)
+        return with_buckets(
+            self.order,
+            self.steps,
+            self.replicas,
+            self.stages,
+            self.bucket_bytes,
+            slices=self.slices,
+            **self.reducing,
+        )
 
     @cached_property
     def lowered(self) -> Plan:
@@ -138,33 +164,49 @@ class Layered(OnHardware, Pipelined):
             name = f"duplicates of batch {batch}"
             peers = self.mesh.peers(rank, SLICES)
             return [Together(name, "all_reduce", sizes[rank], peers)] if sizes.get(rank) else []
+
         return with_calls(plan, self.inside, self.mesh, before_update)
 
     def learnt(self, rank: int, level: str | None = None) -> list[torch.nn.Parameter]:
         """Of a rank, in the formats of a level; on meta."""
-        return [p for at, stage in self.stages_at(level).items() for p in stage.parameters()
-                if p.requires_grad and self.order.rank_of(at, 0) == self.place(rank)]
+        return [
+            p
+            for at, stage in self.stages_at(level).items()
+            for p in stage.parameters()
+            if p.requires_grad and self.order.rank_of(at, 0) == self.place(rank)
+        ]
 
     def duplicate_bytes(self, rank: int) -> int:
         """Of the gradients of a rank that its slices have parts of."""
         return sum(p.nbytes for p in self.learnt(rank) if cut_of(p) is None)
 
     def stage_run(self, number: int, rehearsal: Rehearsal) -> Part:
-        return slice_run(self.config, *self.pieces[number], self.rows, self.optimizer, rehearsal,
-                         self.replicas, slices=self.slices, **self.further)
+        return slice_run(
+            self.config,
+            *self.pieces[number],
+            self.rows,
+            self.optimizer,
+            rehearsal,
+            self.replicas,
+            slices=self.slices,
+            **self.further,
+        )
 
     @property
     def messages(self) -> dict[str, list[int]]:
         parts = [self.stage_run(at, WHOLE) for at in range(len(self.pieces))]
-        return {kind: [part.message_bytes(kind.replace("I", "B")) for part in parts]
-                for kind in "FBI"}
+        return {
+            kind: [part.message_bytes(kind.replace("I", "B")) for part in parts] for kind in "FBI"
+        }
 
     def durations(self) -> dict:
         """Slots on the textbook profile, where all layers are equal, else seconds."""
         if self.profile.textbook:
             return {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}
-        return {kind: [self.seconds(kind, at) for at in range(len(self.pieces))]
-                for kind in ("FBIWU" if self.halves else "FBU")}
+        return {
+            kind: [self.seconds(kind, at) for at in range(len(self.pieces))]
+            for kind in ("FBIWU" if self.halves else "FBU")
+        }
 
     def seconds(self, kind: str, layer: int) -> float:
         tensors = len([*self.stages[layer].parameters()]) if kind == "U" else 1
@@ -191,9 +233,12 @@ class Layered(OnHardware, Pipelined):
         found = {}
         for at in range(len(self.pieces)):
             for kind in "FBIWU" if self.halves else "FBU":
-                calls = self.usual(kind, at).calls(self.time)  # of a block in the place of all blocks
+                calls = self.usual(kind, at).calls(
+                    self.time
+                )  # of a block in the place of all blocks
                 found[kind, at] = tuple(
-                    call._replace(name=LAYER.sub(f"layers.{at}.", call.name)) for call in calls)
+                    call._replace(name=LAYER.sub(f"layers.{at}.", call.name)) for call in calls
+                )
         return found
 
     def cost(self, memory: bool = True) -> Cost:
@@ -215,26 +260,34 @@ class Layered(OnHardware, Pipelined):
 def by_layers(order: Schedule, layers: list[range]) -> Schedule:
     """The schedule with each action cut into those of its stage's layers, which are the stages of
     the result."""
+
     def cut(action: Action):
         own = layers[action.stage]
-        return [action._replace(stage=layer)
-                for layer in (own if action.kind == "F" else reversed(own))]
+        return [
+            action._replace(stage=layer) for layer in (own if action.kind == "F" else reversed(own))
+        ]
 
     if order.asynchronous:  # which a recipe refuses
         return order
-    orders = (tuple((each,) for step in steps for action in step for each in cut(action))
-              for steps in order.over(1))
+    orders = (
+        tuple((each,) for step in steps for action in step for each in cut(action))
+        for steps in order.over(1)
+    )
     return Written(order.ranks, order.micro_batches, tuple(orders), order.name)
 
 
 @lru_cache(maxsize=64)
-def on_meta(config: GPTConfig, at: int, slices: int, slicing: tuple = (),
-            level: str | None = None) -> GPTStage:
+def on_meta(
+    config: GPTConfig, at: int, slices: int, slicing: tuple = (), level: str | None = None
+) -> GPTStage:
     """A piece of the model, or its first slice, in the formats of a level of mixed precision;
     blocks are alike."""
     if 1 < at < config.pieces - 1:
         return on_meta(config, 1, slices, slicing, level)
-    stage, plan = built(lambda: GPTStage(config, at, at + 1), META), gpt_slices(config) | dict(slicing)
+    stage, plan = (
+        built(lambda: GPTStage(config, at, at + 1), META),
+        gpt_slices(config) | dict(slicing),
+    )
     if slices > 1:
         stage = sliced(stage, plan, Slices(None, slices))
     return MixedPrecision(level).prepare(stage) if level else stage

@@ -29,8 +29,14 @@ DIMS = {"X": "n d", "W": "d f", "Y": "n f", "dX": "n d", "dW": "d f", "dY": "n f
 MADE = {"Y": Action("F", 0, 0), "dX": Action("I", 0, 0), "dW": Action("W", 0, 0)}
 KINDS = {"W": "weights", "X": "activations", "Y": "activations"}  # of memory; others are gradients
 LAYOUTS = {  # -> the dimensions split along the first axis of the ranks, and along the second
-    "split-n": "n", "split-f": "f", "split-d": "d", "split-n-f": "nf", "split-n-d": "nd",
-    "split-d-f": "df", "duplicate": ""}
+    "split-n": "n",
+    "split-f": "f",
+    "split-d": "d",
+    "split-n-f": "nf",
+    "split-n-d": "nd",
+    "split-d-f": "df",
+    "duplicate": "",
+}
 ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": " (rows of W)"}
 
 
@@ -39,23 +45,42 @@ class Layouts(OnHardware):
     question: ClassVar[str] = "Are these all one idea?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "layouts")
 
-    layout: str = knob("split-n", "dimensions that are split over the ranks; others are duplicated",
-                       choices=LAYOUTS)
-    ranks: int = knob(4, f"devices; up to {MOST} run on one machine, more are predicted",
-                      low=1, high=64)
+    layout: str = knob(
+        "split-n",
+        "dimensions that are split over the ranks; others are duplicated",
+        choices=LAYOUTS,
+    )
+    ranks: int = knob(
+        4, f"devices; up to {MOST} run on one machine, more are predicted", low=1, high=64
+    )
     n: int = knob(4096, "samples: rows of X and Y", low=4, high=65536, logarithmic=True)
-    d: int = knob(1024, "inputs of the layer: columns of X, rows of W",
-                  low=4, high=65536, logarithmic=True)
-    f: int = knob(4096, "outputs of the layer: columns of W and Y",
-                  low=4, high=65536, logarithmic=True)
-    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for products and sums",
-                         choices=lambda: profiles()[1:], more=True)
-    node_size: int = knob(8, "ranks in a node; links between nodes are slower",
-                          low=1, high=64, more=True)
-    rows: int = knob(2, "where two dimensions are split: ranks along the axis of the first",
-                     low=1, high=64, more=True)
-    swapped: bool = knob(False, "where two dimensions are split: neighbours share the first axis, "
-                                "not the second", more=True)
+    d: int = knob(
+        1024, "inputs of the layer: columns of X, rows of W", low=4, high=65536, logarithmic=True
+    )
+    f: int = knob(
+        4096, "outputs of the layer: columns of W and Y", low=4, high=65536, logarithmic=True
+    )
+    hardware: str = knob(
+        "rtx3090-pcie",
+        "what the modelled clock charges for products and sums",
+        choices=lambda: profiles()[1:],
+        more=True,
+    )
+    node_size: int = knob(
+        8, "ranks in a node; links between nodes are slower", low=1, high=64, more=True
+    )
+    rows: int = knob(
+        2,
+        "where two dimensions are split: ranks along the axis of the first",
+        low=1,
+        high=64,
+        more=True,
+    )
+    swapped: bool = knob(
+        False,
+        "where two dimensions are split: neighbours share the first axis, not the second",
+        more=True,
+    )
     seed: int = knob(0, "seed of the matrices", low=0, high=2**31 - 1, more=True)
 
     steps: ClassVar[int] = 1
@@ -76,8 +101,10 @@ class Layouts(OnHardware):
         if len(LAYOUTS[self.layout]) < 2:
             return Mesh(rows=self.ranks)
         if self.ranks % self.rows:
-            raise Impossible(f"{self.ranks} ranks have no {self.rows} equal rows: take rows that "
-                             f"divide the ranks, such as 1 or {self.ranks}.")
+            raise Impossible(
+                f"{self.ranks} ranks have no {self.rows} equal rows: take rows that "
+                f"divide the ranks, such as 1 or {self.ranks}."
+            )
         axes = {"rows": self.rows, "columns": self.ranks // self.rows}
         return Mesh(**dict(reversed(axes.items()) if self.swapped else axes))
 
@@ -98,8 +125,9 @@ class Layouts(OnHardware):
         """The rows and the columns of a matrix that lie on a rank."""
         at, dims = self.mesh.coords(rank), DIMS[matrix].split()
         places = [at.get(self.split.get(dim), 0) for dim in dims]
-        return tuple(slice(place * long, (place + 1) * long)
-                     for place, long in zip(places, self.part(dims)))
+        return tuple(
+            slice(place * long, (place + 1) * long) for place, long in zip(places, self.part(dims))
+        )
 
     @cached_property
     def needed(self) -> list:
@@ -118,23 +146,33 @@ class Layouts(OnHardware):
             lanes[rank, "compute"] = ops = []
             for result, action in MADE.items():
                 ops.append(Compute((action,)))
-                ops += [Together(each.name, "all_reduce", each.bytes,
-                                 self.mesh.peers(rank, each.axis))
-                        for each in self.needed if each.result == result]
+                ops += [
+                    Together(each.name, "all_reduce", each.bytes, self.mesh.peers(rank, each.axis))
+                    for each in self.needed
+                    if each.result == result
+                ]
         return Plan(lanes, self.ranks)
 
     def held(self, *matrices: str) -> tuple[tuple[str, int], ...]:
         """(kind of memory, bytes of a rank's part) of each."""
-        return tuple((KINDS.get(matrix, "gradients"), 4 * prod(self.part(DIMS[matrix].split())))
-                     for matrix in matrices)
+        return tuple(
+            (KINDS.get(matrix, "gradients"), 4 * prod(self.part(DIMS[matrix].split())))
+            for matrix in matrices
+        )
 
     def cost(self) -> Cost:
         seconds = self.profile.seconds(2 * prod(self.part("ndf")), 0, "float32", 1)
-        return self.misfortune.priced(Cost(
-            dict.fromkeys("FIW", seconds), unit="s", ticks_per_unit=TICKS_PER_SECOND,
-            changes={action: self.held(result) for result, action in MADE.items()},
-            resident=dict.fromkeys(range(self.ranks), self.held("X", "W", "dY")),
-            capacity_bytes=self.capacity_bytes, **self.profile.prices(self.ranks)))
+        return self.misfortune.priced(
+            Cost(
+                dict.fromkeys("FIW", seconds),
+                unit="s",
+                ticks_per_unit=TICKS_PER_SECOND,
+                changes={action: self.held(result) for result, action in MADE.items()},
+                resident=dict.fromkeys(range(self.ranks), self.held("X", "W", "dY")),
+                capacity_bytes=self.capacity_bytes,
+                **self.profile.prices(self.ranks),
+            )
+        )
 
     def simulated(self) -> Trace:
         return simulate(self.lowered, self.cost())
@@ -148,17 +186,29 @@ class Layouts(OnHardware):
     def values(self) -> dict[str, torch.Tensor]:
         """X, W, and the gradient of Y: whole numbers from -4 to 3."""
         draw = torch.Generator().manual_seed(self.seed)
-        return {matrix: torch.randint(-4, 4, [self.sizes[dim] for dim in DIMS[matrix].split()],
-                                      generator=draw, dtype=torch.int8)
-                for matrix in ("X", "W", "dY")}
+        return {
+            matrix: torch.randint(
+                -4,
+                4,
+                [self.sizes[dim] for dim in DIMS[matrix].split()],
+                generator=draw,
+                dtype=torch.int8,
+            )
+            for matrix in ("X", "W", "dY")
+        }
 
     def program(self, rank) -> dict[str, Any]:
         groups = {axis: rank.group(axis) for axis, _ in self.mesh.axes}
-        own = {matrix: laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
-               for matrix, whole in self.values.items()}
-        rank.watch(lambda: {kind: [own[matrix] for matrix in own
-                                   if KINDS.get(matrix, "gradients") == kind]
-                            for kind in ("weights", "activations", "gradients")})
+        own = {
+            matrix: laid_out(whole, DIMS[matrix], {}, self.split, groups).float()
+            for matrix, whole in self.values.items()
+        }
+        rank.watch(
+            lambda: {
+                kind: [own[matrix] for matrix in own if KINDS.get(matrix, "gradients") == kind]
+                for kind in ("weights", "activations", "gradients")
+            }
+        )
         products = iter(MADE.items())
 
         def multiply(letters: str, *factors: torch.Tensor) -> torch.Tensor:
@@ -167,8 +217,15 @@ class Layouts(OnHardware):
                 own[result] = torch.einsum(letters, *factors).contiguous()
             return own[result]
 
-        y = einsum(PRODUCT, own["X"].requires_grad_(), own["W"].requires_grad_(), layout=self.split,
-                   groups=groups, names=tuple(MADE), multiply=multiply)
+        y = einsum(
+            PRODUCT,
+            own["X"].requires_grad_(),
+            own["W"].requires_grad_(),
+            layout=self.split,
+            groups=groups,
+            names=tuple(MADE),
+            multiply=multiply,
+        )
         y.backward(own["dY"])
         return self.totals(rank.index, lambda result, box: own[result])
 
@@ -195,11 +252,12 @@ class Layouts(OnHardware):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        return (Quantity("bytes sent a rank, forward", "B", lambda t: sent(t, forward=True)),
-                Quantity("bytes sent a rank, backward", "B", lambda t: sent(t, forward=False)),
-                Quantity("time", "s", lambda t: t.makespan),
-                Quantity("memory of a rank", "B",
-                         lambda t: max(map(t.peak_bytes, range(t.ranks)))))
+        return (
+            Quantity("bytes sent a rank, forward", "B", lambda t: sent(t, forward=True)),
+            Quantity("bytes sent a rank, backward", "B", lambda t: sent(t, forward=False)),
+            Quantity("time", "s", lambda t: t.makespan),
+            Quantity("memory of a rank", "B", lambda t: max(map(t.peak_bytes, range(t.ranks)))),
+        )
 
     @cached_property
     def compared(self) -> dict[str, list]:
@@ -216,35 +274,54 @@ class Layouts(OnHardware):
     @property
     def facts(self) -> dict[str, Any]:
         """What the figure draws: (start, stop) of rows and columns of each matrix on each rank."""
-        boxes = {matrix: [[(each.start, each.stop) for each in self.box(matrix, rank)]
-                          for rank in range(self.ranks)] for matrix in "XWY"}
-        return {**super().facts, "layout": self.layout, "compared": self.compared, "boxes": boxes,
-                "sizes": self.sizes}
+        boxes = {
+            matrix: [
+                [(each.start, each.stop) for each in self.box(matrix, rank)]
+                for rank in range(self.ranks)
+            ]
+            for matrix in "XWY"
+        }
+        return {
+            **super().facts,
+            "layout": self.layout,
+            "compared": self.compared,
+            "boxes": boxes,
+            "sizes": self.sizes,
+        }
 
     @property
     def relief(self) -> str:
-        return ("A layout that splits more, more ranks, or smaller n, d, f would need less on each "
-                "device.")
+        return (
+            "A layout that splits more, more ranks, or smaller n, d, f would need less on each "
+            "device."
+        )
 
     def describe(self) -> str:
         axes = dict(self.mesh.axes)
         cuts = ", ".join(f"{dim} by {axes[axis]}" for dim, axis in self.split.items())
-        return (f"Y[n, f] = X[n, d] W[d, f], {f'split {cuts}' if cuts else 'whole on every rank'}"
-                f"{ALSO.get(self.layout, '')}")
+        return (
+            f"Y[n, f] = X[n, d] W[d, f], {f'split {cuts}' if cuts else 'whole on every rank'}"
+            f"{ALSO.get(self.layout, '')}"
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         over = {axis: dim for dim, axis in self.split.items()}
-        told = [f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
-                f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
-                for each in self.needed]
+        told = [
+            f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
+            f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
+            for each in self.needed
+        ]
         if trace.clock != "measured":
             best = min(self.compared, key=lambda name: self.compared[name][2])
-            told.append(f"The fastest layout here is {best}: "
-                        f"{duration(self.compared[best][2], 's')}.")
+            told.append(
+                f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."
+            )
         return told + super().explain(trace)
 
 
 def sent(trace: Trace, forward: bool) -> int:
     """Most bytes that a rank sent forward, or backward."""
-    return max(sum(t.bytes for t in trace.transfers(rank)
-                   if t.name.startswith("sum of Y ") == forward) for rank in range(trace.ranks))
+    return max(
+        sum(t.bytes for t in trace.transfers(rank) if t.name.startswith("sum of Y ") == forward)
+        for rank in range(trace.ranks)
+    )

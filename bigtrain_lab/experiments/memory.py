@@ -33,18 +33,33 @@ class MemoryExperiment(OneDevice):
     question: ClassVar[str] = "Where did the memory go?"
 
     layers: int = knob(4, "transformer blocks", low=1, high=24)
-    width: int = knob(128, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16)
+    width: int = knob(
+        128, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16
+    )
     rows: int = knob(8, "samples in a batch", low=1, high=64, unit="samples")
-    vocabulary: int = knob(4096, "tokens that the model could predict; the text uses 256 of them", low=256, high=32_000)
+    vocabulary: int = knob(
+        4096, "tokens that the model could predict; the text uses 256 of them", low=256, high=32_000
+    )
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS))
-    sequence: int = knob(64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    sequence: int = knob(
+        64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     steps: int = knob(2, "training steps of a run", low=1, high=20, more=True)
-    hardware: str = knob("unit", "what the modelled clock charges for compute", choices=profiles, more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    hardware: str = knob(
+        "unit", "what the modelled clock charges for compute", choices=profiles, more=True
+    )
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
@@ -57,8 +72,16 @@ class MemoryExperiment(OneDevice):
 
     @cached_property
     def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence, vocabulary=self.vocabulary,
-                         dropout=self.dropout, tied=self.tied, dtype=getattr(torch, self.dtype))
+        return GPTConfig(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=self.sequence,
+            vocabulary=self.vocabulary,
+            dropout=self.dropout,
+            tied=self.tied,
+            dtype=getattr(torch, self.dtype),
+        )
 
     @cached_property
     def account(self) -> Account:
@@ -67,13 +90,30 @@ class MemoryExperiment(OneDevice):
 
     def describe(self) -> str:
         weights = self.dry.start["weights"]
-        return (f"a model of {weights / self.config.dtype.itemsize / 1e6:.3g} M parameters, {size(weights)}; a batch of {self.rows} x {self.sequence} "
-                "bytes of text")
+        return (
+            f"a model of {weights / self.config.dtype.itemsize / 1e6:.3g} M parameters, {size(weights)}; a batch of {self.rows} x {self.sequence} "
+            "bytes of text"
+        )
 
     # -- theory ---------------------------------------------------------------------------------------------
 
-    shapes: ClassVar[tuple[str, ...]] = ("layers", "width", "rows", "vocabulary", "optimizer", "sequence", "heads", "tied", "dropout", "dtype")
-    slots: ClassVar[dict] = {"F": 1, "B": 2, "U": 1}  # elsewhere an update is free; here there is much to see in it
+    shapes: ClassVar[tuple[str, ...]] = (
+        "layers",
+        "width",
+        "rows",
+        "vocabulary",
+        "optimizer",
+        "sequence",
+        "heads",
+        "tied",
+        "dropout",
+        "dtype",
+    )
+    slots: ClassVar[dict] = {
+        "F": 1,
+        "B": 2,
+        "U": 1,
+    }  # elsewhere an update is free; here there is much to see in it
 
     def order(self) -> Iterator[Step]:
         return ((Action(kind, 0, step),) for step in range(self.steps) for kind in "FBU")
@@ -81,28 +121,49 @@ class MemoryExperiment(OneDevice):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         return (
-            *(Quantity(f"peak, step {step + 1}", "B", lambda t, step=step: peak_of(t, step)) for step in range(min(2, self.steps))),
-            *(Quantity(f"{kind} at the peak", "B", lambda t, kind=kind: at_peak(t, kind)) for kind in KINDS),
+            *(
+                Quantity(f"peak, step {step + 1}", "B", lambda t, step=step: peak_of(t, step))
+                for step in range(min(2, self.steps))
+            ),
+            *(
+                Quantity(f"{kind} at the peak", "B", lambda t, kind=kind: at_peak(t, kind))
+                for kind in KINDS
+            ),
             Quantity("step time", "slot" if self.profile.textbook else "s", lambda t: t.step_time),
-            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
+            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False),
+        )
 
     @property
     def relief(self) -> str:
         smaller = {"momentum": "sgd", "adam": "sgd or momentum"}.get(self.optimizer)
-        return "Take fewer rows or a shorter sequence" + (f", {smaller} as optimizer" if smaller else "") + ", or a smaller model or vocabulary."
+        return (
+            "Take fewer rows or a shorter sequence"
+            + (f", {smaller} as optimizer" if smaller else "")
+            + ", or a smaller model or vocabulary."
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         dry = self.dry
-        excess = next((rise for rise in dry.rises if rise[2] > self.capacity_bytes), None) if self.capacity_bytes else None
+        excess = (
+            next((rise for rise in dry.rises if rise[2] > self.capacity_bytes), None)
+            if self.capacity_bytes
+            else None
+        )
         if trace.clock != "predicted" or excess is None:
             said = super().explain(trace)
         else:  # a dry run sees into actions
-            said = [f"It does not fit: {excess[1]} in the {place(excess[0])} would make {size(excess[2])} "
-                    f"of what is held, and the device has {size(self.capacity_bytes)}. {self.relief}"]
+            said = [
+                f"It does not fit: {excess[1]} in the {place(excess[0])} would make {size(excess[2])} "
+                f"of what is held, and the device has {size(self.capacity_bytes)}. {self.relief}"
+            ]
         largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in dry.alive[:3])
-        said.append(f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest that live then: {largest}.")
+        said.append(
+            f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest that live then: {largest}."
+        )
         if self.steps > 1 and (more := dry.highest(1) - dry.highest(0)):
-            said.append(f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the first update.")
+            said.append(
+                f"Step 2 peaks {size(more)} above step 1: the optimizer's state is born in the first update."
+            )
         return said
 
     # -- reality --------------------------------------------------------------------------------------------
@@ -113,8 +174,13 @@ class MemoryExperiment(OneDevice):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(model=lambda stage: GPT(self.config, self.seed), data=self.sample, loss=cross_entropy,
-                      optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), steps=self.steps)
+        return Recipe(
+            model=lambda stage: GPT(self.config, self.seed),
+            data=self.sample,
+            loss=cross_entropy,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            steps=self.steps,
+        )
 
 
 def place(action: str) -> str:
@@ -124,9 +190,14 @@ def place(action: str) -> str:
 
 def peak_of(trace: Trace, step: int) -> int | None:
     """Most bytes held in a step; None where the trace tells no levels inside its actions."""
-    return max((read.bytes for read in readings(trace, 0) if read.inside and read.action[2:] == str(step)), default=None)
+    return max(
+        (read.bytes for read in readings(trace, 0) if read.inside and read.action[2:] == str(step)),
+        default=None,
+    )
 
 
 def at_peak(trace: Trace, kind: str) -> int | None:
     """Bytes of one kind when the most was held; None where the trace does not tell."""
-    return sum(row.bytes for row in alive if row.kind == kind) if (alive := trace.at_peak(0)) else None
+    return (
+        sum(row.bytes for row in alive if row.kind == kind) if (alive := trace.at_peak(0)) else None
+    )

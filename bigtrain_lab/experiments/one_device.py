@@ -24,16 +24,19 @@ from .experiment import Quantity
 from .on_hardware import OnHardware
 
 
-
 class OneDevice(OnHardware):
     """Needs the fields `hardware` and `steps`. The program opens `rank.span(step)` around each step of `order()`, in order,
     says by `rank.watch` what it holds, and logs each "loss"."""
 
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
     ticks_per_slot: ClassVar[int] = 1000
-    ledger: ClassVar[bool] = True  # every operator's storages are followed, not only what is held at action boundaries
+    ledger: ClassVar[bool] = (
+        True  # every operator's storages are followed, not only what is held at action boundaries
+    )
 
-    terms: ClassVar[dict[str, str]] = {"micro_batch": "step"}  # what the numbers of an action count (figures/words.py)
+    terms: ClassVar[dict[str, str]] = {
+        "micro_batch": "step"
+    }  # what the numbers of an action count (figures/words.py)
 
     @property
     def ranks(self) -> int:
@@ -87,16 +90,29 @@ class OneDevice(OnHardware):
     # -- theory ---------------------------------------------------------------------------------------------
 
     def cost(self) -> Cost:
-        time = {"ticks_per_unit": self.ticks_per_slot} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        return self.misfortune.priced(Cost(self.durations(), changes=self.changes(), resident={0: tuple(self.resident())},
-                                           capacity_bytes=self.capacity_bytes, **time))
+        time = (
+            {"ticks_per_unit": self.ticks_per_slot}
+            if self.profile.textbook
+            else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
+        )
+        return self.misfortune.priced(
+            Cost(
+                self.durations(),
+                changes=self.changes(),
+                resident={0: tuple(self.resident())},
+                capacity_bytes=self.capacity_bytes,
+                **time,
+            )
+        )
 
     def durations(self) -> dict:
         """Kind -> time, in slots on the textbook profile, else in seconds: that of the last action of the kind."""
         if self.profile.textbook:
             return self.slots
         last = {action.kind: str(self.like(action)) for step in self.order() for action in step}
-        return {kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()}
+        return {
+            kind: self.dry.seconds(name, self.profile, self.format) for kind, name in last.items()
+        }
 
     def resident(self) -> Iterable[tuple[str, int]]:
         """(memory kind, bytes) of what is there before the first action."""
@@ -107,7 +123,11 @@ class OneDevice(OnHardware):
         found, held = {}, self.dry.start
         for action in (action for step in self.order() for action in step):
             now = self.acted(action).after
-            found[action] = tuple((kind, more) for kind in MEMORY_KINDS if (more := now.get(kind, 0) - held.get(kind, 0)))
+            found[action] = tuple(
+                (kind, more)
+                for kind in MEMORY_KINDS
+                if (more := now.get(kind, 0) - held.get(kind, 0))
+            )
             held = now
         return found
 
@@ -128,7 +148,9 @@ class OneDevice(OnHardware):
         dry, first = self.dry, {}
 
         def inside(span):
-            name = str(self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3)))))
+            name = str(
+                self.like(Action(span.kind, *map(int, ACTION.fullmatch(span.name).group(1, 3))))
+            )
             first.setdefault(name, span)
             acted = dry.actions[name]
             others = sum(size for kind, size in acted.before.items() if kind not in acted.kinds)
@@ -141,14 +163,20 @@ class OneDevice(OnHardware):
         if dry.peak_at is not None:
             at = placed(span.start, span.end, len(told))[told.index(dry.peak_at)]
         made = {name: each.name for name, each in first.items()}
-        alive = (row._replace(start=at, lane=span.lane, made=made.get(row.made, row.made)) for row in dry.alive)
+        alive = (
+            row._replace(start=at, lane=span.lane, made=made.get(row.made, row.made))
+            for row in dry.alive
+        )
         return Trace.of([*trace.events, *alive], **trace.header())
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
-        return (Quantity("step time", unit, lambda t: t.step_time), Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
-                Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
+        return (
+            Quantity("step time", unit, lambda t: t.step_time),
+            Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0)),
+            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False),
+        )
 
 
 @lru_cache(maxsize=64)

@@ -49,30 +49,60 @@ class ParameterServing(OnHardware):
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
 
-    mode: str = knob("asynchronous", "when a server updates: by the mean of a round, by each "
-                     "gradient as it comes, or so while nobody is far ahead", choices=MODES)
-    bound: int = knob(3, "how many batches a worker may be ahead of the slowest one",
-                      low=0, high=32)
-    slow: float = knob(4.0, "how many times its time the last worker takes for each batch",
-                       low=1, high=16, step=0.5)
-    hiccups: float = knob(0.0, "share of all batches that take long, drawn from the seed",
-                          low=0, high=1, step=0.05)
+    mode: str = knob(
+        "asynchronous",
+        "when a server updates: by the mean of a round, by each "
+        "gradient as it comes, or so while nobody is far ahead",
+        choices=MODES,
+    )
+    bound: int = knob(
+        3, "how many batches a worker may be ahead of the slowest one", low=0, high=32
+    )
+    slow: float = knob(
+        4.0,
+        "how many times its time the last worker takes for each batch",
+        low=1,
+        high=16,
+        step=0.5,
+    )
+    hiccups: float = knob(
+        0.0, "share of all batches that take long, drawn from the seed", low=0, high=1, step=0.05
+    )
     learning_rate: float = knob(0.1, "step size of plain SGD", low=0.001, high=10, logarithmic=True)
-    hiccup: float = knob(4.0, "how many times its time a batch with a hiccup takes",
-                         low=1, high=100, step=0.5, more=True)
+    hiccup: float = knob(
+        4.0,
+        "how many times its time a batch with a hiccup takes",
+        low=1,
+        high=100,
+        step=0.5,
+        more=True,
+    )
     workers: int = knob(4, "ranks that compute gradients", low=1, high=6, more=True)
-    servers: int = knob(1, "ranks that share the parameters and apply gradients",
-                        low=1, high=3, more=True)
-    steps: int = knob(20, "batches of each worker; those that have made them go on until all have",
-                      low=1, high=500, more=True)
-    rows: int = knob(32, "samples in a batch of a worker", low=1, high=512, unit="samples",
-                     more=True)
+    servers: int = knob(
+        1, "ranks that share the parameters and apply gradients", low=1, high=3, more=True
+    )
+    steps: int = knob(
+        20,
+        "batches of each worker; those that have made them go on until all have",
+        low=1,
+        high=500,
+        more=True,
+    )
+    rows: int = knob(
+        32, "samples in a batch of a worker", low=1, high=512, unit="samples", more=True
+    )
     layers: int = knob(2, "hidden layers", low=1, high=8, more=True)
     width: int = knob(32, "width of the model", low=8, high=512, step=8, more=True)
-    hardware: str = knob("unit", "what the modelled clock charges for compute and messages; unit: "
-                         "a batch is a slot, links are free", choices=profiles, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of the weights",
-                                                choices=("float32", "float64"), more=True)
+    hardware: str = knob(
+        "unit",
+        "what the modelled clock charges for compute and messages; unit: "
+        "a batch is a slot, links are free",
+        choices=profiles,
+        more=True,
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32", "number format of the weights", choices=("float32", "float64"), more=True
+    )
     seed: int = knob(0, "seed of weights, samples and hiccups", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
@@ -93,8 +123,10 @@ class ParameterServing(OnHardware):
     @property
     def how(self) -> dict[str, Any]:
         """Arguments of the technique."""
-        return {"bound": self.bound if self.mode == "bounded" else None,
-                "synchronous": self.mode == "synchronous"}
+        return {
+            "bound": self.bound if self.mode == "bounded" else None,
+            "synchronous": self.mode == "synchronous",
+        }
 
     @property
     def shapes(self) -> tuple[int, int, int, int, str]:
@@ -117,15 +149,19 @@ class ParameterServing(OnHardware):
         most = self.steps + ahead + 1
         while most * self.workers <= MOST:
             trace = simulate(self.order((most,) * self.workers), self.priced(most))
-            ends = [[span.end for span in trace.spans(worker) if span.kind == "B"]
-                    for worker in range(self.workers)]
+            ends = [
+                [span.end for span in trace.spans(worker) if span.kind == "B"]
+                for worker in range(self.workers)
+            ]
             until = max(own[self.steps - 1] for own in ends)
             made = tuple(sum(end <= until for end in own) for own in ends)
             if max(made) < most:
                 return made
             most *= 2
-        raise Impossible(f"While the slowest worker makes {self.steps} batches the others make "
-                         f"{most:,} or so: take fewer steps, a smaller slow, or a bound.")
+        raise Impossible(
+            f"While the slowest worker makes {self.steps} batches the others make "
+            f"{most:,} or so: take fewer steps, a smaller slow, or a bound."
+        )
 
     # -- theory ------------------------------------------------------------------------------------
 
@@ -135,24 +171,38 @@ class ParameterServing(OnHardware):
             return {"F": Fraction(1, 3), "B": Fraction(2, 3), "S": Fraction(0)}
         largest = max(range(self.servers), key=lambda number: self.server_bytes[number])
         actions = dried(self.shapes, None)[1] | dried(self.shapes, largest)[1]
-        return {name[1]: Fraction(acted.work.seconds(self.profile, self.dtype))
-                for name, acted in actions.items()}
+        return {
+            name[1]: Fraction(acted.work.seconds(self.profile, self.dtype))
+            for name, acted in actions.items()
+        }
 
     def priced(self, batches: int) -> Cost:
         """The cost of runs of at most so many batches a worker."""
         draws = [Random(f"{self.seed}/hiccups/{worker}") for worker in range(self.workers)]
         usual = self.durations()
         long = {kind: usual[kind] * Fraction(self.hiccup) for kind in "FB"}
-        late = {(worker, number): long for number in range(batches)
-                for worker, draw in enumerate(draws) if draw.random() < self.hiccups}
+        late = {
+            (worker, number): long
+            for number in range(batches)
+            for worker, draw in enumerate(draws)
+            if draw.random() < self.hiccups
+        }
         time = {"ticks_per_unit": SLOT_TICKS}
         if not self.profile.textbook:
             time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         resident = {rank: self.resident(rank) for rank in range(self.ranks)}
-        return self.misfortune.priced(Cost(
-            usual, changes=self.changes(batches), resident=resident, of_batch=late,
-            slowdown={self.workers - 1: self.slow}, capacity_bytes=self.capacity_bytes, **time,
-            **self.profile.prices(self.ranks)))
+        return self.misfortune.priced(
+            Cost(
+                usual,
+                changes=self.changes(batches),
+                resident=resident,
+                of_batch=late,
+                slowdown={self.workers - 1: self.slow},
+                capacity_bytes=self.capacity_bytes,
+                **time,
+                **self.profile.prices(self.ranks),
+            )
+        )
 
     def cost(self) -> Cost:
         return self.priced(max(self.requests))
@@ -169,25 +219,39 @@ class ParameterServing(OnHardware):
         start, actions = dried(self.shapes, None)
         levels = [start, *(acted.after for acted in actions.values())]
         kinds = [kind for kind in MEMORY_KINDS if kind != "temporaries"]  # no ledger follows them
-        moves = [tuple((kind, more) for kind in kinds
-                       if (more := now.get(kind, 0) - was.get(kind, 0)))
-                 for was, now in zip(levels, levels[1:])]
-        return {Action(kind, worker, number): moves[2 * (number > 0) + (kind == "B")]
-                for worker in range(self.workers) for number in range(batches) for kind in "FB"}
+        moves = [
+            tuple((kind, more) for kind in kinds if (more := now.get(kind, 0) - was.get(kind, 0)))
+            for was, now in zip(levels, levels[1:])
+        ]
+        return {
+            Action(kind, worker, number): moves[2 * (number > 0) + (kind == "B")]
+            for worker in range(self.workers)
+            for number in range(batches)
+            for kind in "FB"
+        }
 
     def predict(self) -> Trace:
         return replace(simulate(self.order(self.requests), self.cost()), settings=self.told)
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**super().facts, "terms": {"micro_batch": "batch", "stage": "worker"},
-                "served": {"requests": [*self.requests], **self.how}}
+        return {
+            **super().facts,
+            "terms": {"micro_batch": "batch", "stage": "worker"},
+            "served": {"requests": [*self.requests], **self.how},
+        }
 
     # -- reality -----------------------------------------------------------------------------------
 
     def model(self) -> nn.Module:
-        return Classifier(POINTS, self.width, self.layers, CLASSES, seed=self.seed,
-                          dtype=getattr(torch, self.dtype))
+        return Classifier(
+            POINTS,
+            self.width,
+            self.layers,
+            CLASSES,
+            seed=self.seed,
+            dtype=getattr(torch, self.dtype),
+        )
 
     def batch(self, worker: int, number: int) -> tuple[Tensor, Tensor]:
         """A round of the workers' batches is a stretch of the stream."""
@@ -198,8 +262,9 @@ class ParameterServing(OnHardware):
     def program(self, rank) -> dict[str, Any]:
         model, losses, place = self.model().to(rank.device), [], rank.index - self.workers
         optimizer = partial(torch.optim.SGD, lr=self.learning_rate)
-        service = ParameterServer(model, optimizer, self.requests, self.servers, **self.how,
-                                  group=rank.group())
+        service = ParameterServer(
+            model, optimizer, self.requests, self.servers, **self.how, group=rank.group()
+        )
         own = service.shards[place] if place >= 0 else [*model.parameters()]
         rank.watch(partial(held, own, service.server))
 
@@ -226,8 +291,10 @@ class ParameterServing(OnHardware):
         inputs, labels = digits().test
         device = next(model.parameters()).device
         output = model(inputs.to(device, getattr(torch, self.dtype))).cpu()
-        return {TEST_LOSS: cross_entropy(output, labels).item(),
-                ACCURACY: (output.argmax(-1) == labels).double().mean().item()}
+        return {
+            TEST_LOSS: cross_entropy(output, labels).item(),
+            ACCURACY: (output.argmax(-1) == labels).double().mean().item(),
+        }
 
     def reference(self) -> dict[str, Any]:
         """In one process: of a synchronous run large batches; else w <- w - lr g(w as it was read),
@@ -269,11 +336,15 @@ class ParameterServing(OnHardware):
             Quantity(f"gradients applied a {unit}", "", rate),
             Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
             Quantity("staleness, worst", "updates", lambda t: self.stale(t, max)),
-            Quantity("bytes through the busiest server's port, in and out", "B",
-                     lambda t: max(ports(t)[self.workers:])),
+            Quantity(
+                "bytes through the busiest server's port, in and out",
+                "B",
+                lambda t: max(ports(t)[self.workers :]),
+            ),
             Quantity("loss, mean of the last tenth", "", last_tenth, exact=False),
             Quantity("test loss, last", "", lambda t: last(t, TEST_LOSS), exact=False),
-            Quantity("test accuracy, last", "%", accuracy, exact=False))
+            Quantity("test accuracy, last", "%", accuracy, exact=False),
+        )
 
     @property
     def relief(self) -> str:
@@ -291,34 +362,46 @@ class ParameterServing(OnHardware):
             return said
         if self.mode == "synchronous":
             computes = min(trace.shares(worker).compute for worker in range(self.workers))
-            return said + ["Every gradient is of the newest weights, and the fastest worker waits "
-                           f"or idles {1 - computes:.0%} of the time."]
+            return said + [
+                "Every gradient is of the newest weights, and the fastest worker waits "
+                f"or idles {1 - computes:.0%} of the time."
+            ]
         slowest = min(range(self.workers), key=lambda worker: self.requests[worker])
-        ages = [mean(each.staleness for each in found if each.worker == worker)
-                for worker in range(self.workers)]
+        ages = [
+            mean(each.staleness for each in found if each.worker == worker)
+            for worker in range(self.workers)
+        ]
         others = [age for worker, age in enumerate(ages) if worker != slowest]
         if others:
             share = self.requests[slowest] / sum(self.requests)
-            said.append(f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
-                        f"{ages[slowest]:.3g} updates old; those of the others were "
-                        f"{min(others):.3g} to {max(others):.3g}.")
+            said.append(
+                f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
+                f"{ages[slowest]:.3g} updates old; those of the others were "
+                f"{min(others):.3g} to {max(others):.3g}."
+            )
         if self.mode == "bounded":
             most = (2 * self.bound + 1) * (self.workers - 1)
-            said.append(f"Bound {self.bound} allows at most {most}, (2 s + 1)(W - 1); here it was "
-                        f"{max(each.staleness for each in found)}.")
+            said.append(
+                f"Bound {self.bound} allows at most {most}, (2 s + 1)(W - 1); here it was "
+                f"{max(each.staleness for each in found)}."
+            )
         if typical := round(mean(each.staleness for each in found)):
-            said.append(f"A delay of {typical} for all would leave a quadratic "
-                        f"{largest_stable_rate(typical) / 2:.0%} of its largest rate.")
+            said.append(
+                f"A delay of {typical} for all would leave a quadratic "
+                f"{largest_stable_rate(typical) / 2:.0%} of its largest rate."
+            )
         if self.servers > 1:
-            said.append("Each server counts its own updates: a worker may read their parts at "
-                        "different versions.")
+            said.append(
+                "Each server counts its own updates: a worker may read their parts at "
+                "different versions."
+            )
         return said
 
 
 def last_tenth(trace: Trace) -> float | None:
     """The mean of the last tenth of all losses."""
     losses = [event.value for event in trace.where(Scalar, name="loss")]
-    return mean(losses[-max(1, len(losses) // 10):]) if losses else None
+    return mean(losses[-max(1, len(losses) // 10) :]) if losses else None
 
 
 def held(parameters, server: Server | None) -> dict[str, dict]:
@@ -381,8 +464,9 @@ def large_batches(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarr
         each.mean().backward()
         optimizer.step()
     none = np.zeros(lab.steps * lab.workers, int)
-    return ({f"loss of worker {w}": np.array(own) for w, own in enumerate(zip(*losses))}
-            | {f"staleness of server {k}": none for k in range(lab.servers)})
+    return {f"loss of worker {w}": np.array(own) for w, own in enumerate(zip(*losses))} | {
+        f"staleness of server {k}": none for k in range(lab.servers)
+    }
 
 
 def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
@@ -416,5 +500,6 @@ def replayed(lab: ParameterServing, model: nn.Module) -> dict[str, np.ndarray]:
                 waiting[server].remove(each)
                 seen[server][each] = len(stale[server])
                 read[each] |= {name: weights[name].clone() for name in owned[server]}
-    return ({f"loss of worker {w}": np.array(each) for w, each in enumerate(losses)}
-            | {f"staleness of server {k}": np.array(each) for k, each in enumerate(stale)})
+    return {f"loss of worker {w}": np.array(each) for w, each in enumerate(losses)} | {
+        f"staleness of server {k}": np.array(each) for k, each in enumerate(stale)
+    }

@@ -31,22 +31,55 @@ class Partition(PipelineExperiment):
     figures: ClassVar[tuple[str, ...]] = (*PipelineExperiment.figures, "profile")
     ticks_per_slot: ClassVar[int] = 10**6
 
-    schedule: str = knob("1f1b", "the order in which each rank works", choices=lambda: Schedule.all(), more=True)
+    schedule: str = knob(
+        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all(), more=True
+    )
     micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32, more=True)
-    hardware: str = knob("unit", "what prices each piece, and the messages between stages", choices=lambda: [*PROFILES, MACHINE])
-    stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward", more=True)
-    chunks: int = knob(2, "interleaved, looped-bfs: pieces of the model that each rank holds", low=1, high=4, more=True)
-    partition: str = knob("equal", "equal layers; balanced, by dynamic programming; the worst there is; or mine",
-                          choices=("equal", "balanced", "worst", "mine"))
-    cut: str = knob("3 2 2 3", "pieces of each stage when partition is mine; embedding, blocks and head count one each")
-    vocabulary: int = knob(2048, "words that the output layer scores; the text's bytes are the first 256", low=256, high=32768, logarithmic=True)
-    profiled: str = knob("counted", "a piece's time: counted products and bytes on that hardware, or measured on this machine",
-                         choices=("counted", "measured"))
+    hardware: str = knob(
+        "unit",
+        "what prices each piece, and the messages between stages",
+        choices=lambda: [*PROFILES, MACHINE],
+    )
+    stashing: bool = knob(
+        True, "PipeDream: a backward uses the weight version of its forward", more=True
+    )
+    chunks: int = knob(
+        2,
+        "interleaved, looped-bfs: pieces of the model that each rank holds",
+        low=1,
+        high=4,
+        more=True,
+    )
+    partition: str = knob(
+        "equal",
+        "equal layers; balanced, by dynamic programming; the worst there is; or mine",
+        choices=("equal", "balanced", "worst", "mine"),
+    )
+    cut: str = knob(
+        "3 2 2 3",
+        "pieces of each stage when partition is mine; embedding, blocks and head count one each",
+    )
+    vocabulary: int = knob(
+        2048,
+        "words that the output layer scores; the text's bytes are the first 256",
+        low=256,
+        high=32768,
+        logarithmic=True,
+    )
+    profiled: str = knob(
+        "counted",
+        "a piece's time: counted products and bytes on that hardware, or measured on this machine",
+        choices=("counted", "measured"),
+    )
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
         own = {"cut"} if settings["partition"] != "mine" else set()
-        return super().idle_settings(settings) | own | ({"hardware"} if settings["profiled"] == "measured" else set())
+        return (
+            super().idle_settings(settings)
+            | own
+            | ({"hardware"} if settings["profiled"] == "measured" else set())
+        )
 
     @cached_property
     def config(self) -> GPTConfig:
@@ -68,16 +101,24 @@ class Partition(PipelineExperiment):
             if three := self.kept.get("timed", {}).get(timed_as(self.config, self.rows)):
                 return of_pieces(self.config, three)
         except (AttributeError, TypeError, ValueError) as error:
-            raise Impossible("what the run kept of its pieces' times cannot be read: run it again.") from error
+            raise Impossible(
+                "what the run kept of its pieces' times cannot be read: run it again."
+            ) from error
         return piece_seconds(self.config, self.rows)
 
     # -- the cut --------------------------------------------------------------------------------------------
 
     def stages_by(self, partition: str) -> list[Stage]:
-        stages = super().stages_by("equal") if partition == "equal" else super().stages_by("balanced")
+        stages = (
+            super().stages_by("equal") if partition == "equal" else super().stages_by("balanced")
+        )
         if partition == "worst":
             return worst(self.pieces, len(stages))
-        return by_sizes(require_sizes(self.cut, len(self.pieces), len(stages))) if partition == "mine" else stages
+        return (
+            by_sizes(require_sizes(self.cut, len(self.pieces), len(stages)))
+            if partition == "mine"
+            else stages
+        )
 
     @cached_property
     def cuts(self) -> dict[str, dict[str, Any]]:
@@ -89,14 +130,26 @@ class Partition(PipelineExperiment):
             except Impossible:  # more stages than layers can still be balanced
                 continue
             trace = simulate(plan, other.cost(memory=False))
-            told[name] = {"sizes": [last - first for first, last in other.slices], "step_time": trace.step_time, "idle": trace.shares().idle}
+            told[name] = {
+                "sizes": [last - first for first, last in other.slices],
+                "step_time": trace.step_time,
+                "idle": trace.shares().idle,
+            }
         return told
 
     @property
     def facts(self) -> dict[str, Any]:
-        timed = [list(self.measured[at]) for at in (0, 1, -1)] if self.profiled == "measured" else []
-        return {**super().facts, "unit": "slot" if self.profile.textbook else "s", "pieces": [[piece.name, float(piece.time)] for piece in self.pieces],
-                "chosen": self.partition, "cuts": self.cuts, **({"timed": {timed_as(self.config, self.rows): timed}} if timed else {})}
+        timed = (
+            [list(self.measured[at]) for at in (0, 1, -1)] if self.profiled == "measured" else []
+        )
+        return {
+            **super().facts,
+            "unit": "slot" if self.profile.textbook else "s",
+            "pieces": [[piece.name, float(piece.time)] for piece in self.pieces],
+            "chosen": self.partition,
+            "cuts": self.cuts,
+            **({"timed": {timed_as(self.config, self.rows): timed}} if timed else {}),
+        }
 
     # -- the profile ----------------------------------------------------------------------------------------
 
@@ -118,7 +171,10 @@ class Partition(PipelineExperiment):
     def flops(self, first: int, last: int) -> dict[str, int]:
         """Kind -> FLOPs of a slice for one micro-batch: the sum of its pieces', whose blocks are all alike."""
         end = self.config.pieces - 1
-        works = [self.slice_works(at, at + 1) for at in (at if at == end else min(at, 1) for at in range(first, last))]
+        works = [
+            self.slice_works(at, at + 1)
+            for at in (at if at == end else min(at, 1) for at in range(first, last))
+        ]
         return {kind: sum(work[kind].flops for work in works) for kind in works[0]}
 
     # -- what is told ---------------------------------------------------------------------------------------
@@ -126,10 +182,24 @@ class Partition(PipelineExperiment):
     @property
     def quantities(self) -> tuple[Quantity, ...]:
         unit = "slot" if self.profile.textbook else "s"
-        others = (Quantity(f"step time if cut {name}", unit, lambda t, cost=cost: cost["step_time"] if t.clock == "predicted" else None)
-                  for name, cost in self.cuts.items() if name != self.partition)
+        others = (
+            Quantity(
+                f"step time if cut {name}",
+                unit,
+                lambda t, cost=cost: cost["step_time"] if t.clock == "predicted" else None,
+            )
+            for name, cost in self.cuts.items()
+            if name != self.partition
+        )
         step, *rest = super().quantities
-        return (Quantity("slowest stage, a micro-batch", unit, lambda t: max(stage_times(t), default=None)), step, *others, *rest)
+        return (
+            Quantity(
+                "slowest stage, a micro-batch", unit, lambda t: max(stage_times(t), default=None)
+            ),
+            step,
+            *others,
+            *rest,
+        )
 
     def describe(self) -> str:
         return f"{super().describe()}; stages of {', '.join(str(last - first) for first, last in self.slices)} pieces"
@@ -139,13 +209,28 @@ class Partition(PipelineExperiment):
         if len(times) < 2:
             return super().explain(trace)
         stage, unit = times.index(max(times)), trace.unit
-        told = [f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a perfect share is {1 / len(times):.0%}. "
-                "In a full pipeline all others wait for it."]
-        free = balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks) if self.order.stages == self.ranks else []
+        told = [
+            f"Stage {stage} is the slowest: {max(times) / sum(times):.0%} of the work where a perfect share is {1 / len(times):.0%}. "
+            "In a full pipeline all others wait for it."
+        ]
+        free = (
+            balanced(self.pieces, self.ranks, self.bytes_per_s, most_replicas=self.ranks)
+            if self.order.stages == self.ranks
+            else []
+        )
         if any(one.replicas > 1 for one in free):
-            straight, faster = (float(slowest(self.pieces, cut, self.bytes_per_s)) for cut in (self.stages_by("balanced"), free))
-            sizes = ", ".join(f"{one.last - one.first} pieces on {one.replicas} ranks" if one.replicas > 1 else f"{one.last - one.first} on one"
-                              for one in free)
-            told.append(f"With replicated stages ({sizes}) a micro-batch could leave every {duration(faster, unit)}, "
-                        f"with the best straight cut every {duration(straight, unit)}. {LATER}")
+            straight, faster = (
+                float(slowest(self.pieces, cut, self.bytes_per_s))
+                for cut in (self.stages_by("balanced"), free)
+            )
+            sizes = ", ".join(
+                f"{one.last - one.first} pieces on {one.replicas} ranks"
+                if one.replicas > 1
+                else f"{one.last - one.first} on one"
+                for one in free
+            )
+            told.append(
+                f"With replicated stages ({sizes}) a micro-batch could leave every {duration(faster, unit)}, "
+                f"with the best straight cut every {duration(straight, unit)}. {LATER}"
+            )
         return told + super().explain(trace)

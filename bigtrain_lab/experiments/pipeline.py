@@ -14,7 +14,17 @@ import torch
 from ..core import Impossible, knob
 from ..data import chosen_text
 from ..dry_run import META, Work
-from ..models import GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_slices, require_cuttable, split, tied_weights
+from ..models import (
+    GPTConfig,
+    GPTStage,
+    Noise,
+    boundary_bytes,
+    cross_entropy,
+    gpt_slices,
+    require_cuttable,
+    split,
+    tied_weights,
+)
 from ..models.optimizers import OPTIMIZERS
 from ..partition import Piece, Stage, balanced
 from ..recipe import Recipe
@@ -29,28 +39,55 @@ from .pipelined import Pipelined
 
 class PipelineExperiment(OnHardware, Pipelined):
     name: ClassVar[str] = "pipeline"
-    question: ClassVar[str] = "Which schedule wastes the least time, and what does it pay in memory?"
+    question: ClassVar[str] = (
+        "Which schedule wastes the least time, and what does it pay in memory?"
+    )
 
-    schedule: str = knob("1f1b", "the order in which each rank works", choices=lambda: Schedule.all())
+    schedule: str = knob(
+        "1f1b", "the order in which each rank works", choices=lambda: Schedule.all()
+    )
     ranks: int = knob(4, "processes, each holding one stage of the model", low=1, high=8)
     micro_batches: int = knob(8, "pieces that a batch is cut into", low=1, high=32)
-    hardware: str = knob("unit", "what the modelled clock charges for compute and messages", choices=profiles)
+    hardware: str = knob(
+        "unit", "what the modelled clock charges for compute and messages", choices=profiles
+    )
     stashing: bool = knob(True, "PipeDream: a backward uses the weight version of its forward")
-    chunks: int = knob(2, "interleaved, looped-bfs: pieces of the model that each rank holds", low=1, high=4)
-    partition: str = knob("equal", "where the model is cut: equal layers, or balanced over what each piece costs on this hardware",
-                          choices=("equal", "balanced"), more=True)
+    chunks: int = knob(
+        2, "interleaved, looped-bfs: pieces of the model that each rank holds", low=1, high=4
+    )
+    partition: str = knob(
+        "equal",
+        "where the model is cut: equal layers, or balanced over what each piece costs on this hardware",
+        choices=("equal", "balanced"),
+        more=True,
+    )
     steps: int = knob(3, "training steps (batches) of a run", low=1, high=200, more=True)
     layers: int = knob(8, "transformer blocks", low=1, high=48, more=True)
-    width: int = knob(64, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    width: int = knob(
+        64,
+        "width of the model; 12 x width^2 weights a block",
+        low=16,
+        high=1024,
+        step=16,
+        more=True,
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
-    sequence: int = knob(64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    sequence: int = knob(
+        64, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
+    )
     rows: int = knob(2, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
     dropout: float = knob(0.0, "share of values that dropout zeroes", low=0, high=0.9, more=True)
     tied: bool = knob(False, "embedding and output share one matrix", more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations",
-                                                choices=("float32", "float64"), more=True)
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights, samples and dropout", low=0, high=2**31 - 1, more=True)
 
@@ -65,8 +102,15 @@ class PipelineExperiment(OnHardware, Pipelined):
 
     @cached_property
     def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=self.sequence,
-                         dropout=self.dropout, tied=self.tied, dtype=getattr(torch, self.dtype))
+        return GPTConfig(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=self.sequence,
+            dropout=self.dropout,
+            tied=self.tied,
+            dtype=getattr(torch, self.dtype),
+        )
 
     @cached_property
     def slices(self) -> list[tuple[int, int]]:
@@ -76,8 +120,10 @@ class PipelineExperiment(OnHardware, Pipelined):
     def stages_by(self, partition: str) -> list[Stage]:
         """The stages, by one of the menu's rules."""
         if self.tied and self.order.stages > 1 and self.order.asynchronous:
-            raise Impossible(f"{self.schedule} updates its stages at different times, so the copies of a tied embedding would part: "
-                             "take tied=False, or a synchronous schedule such as 1f1b.")
+            raise Impossible(
+                f"{self.schedule} updates its stages at different times, so the copies of a tied embedding would part: "
+                "take tied=False, or a synchronous schedule such as 1f1b."
+            )
         self.refuse_more_chunks_than(self.layers if partition == "equal" else self.config.pieces)
         if partition == "equal":
             return [Stage(first, last) for first, last in split(self.config, self.order.stages)]
@@ -93,15 +139,25 @@ class PipelineExperiment(OnHardware, Pipelined):
             fewer = f"{room // ranks} chunk{'s' * (room >= 2 * ranks)}"
         else:
             fewer = f"{max(1, room // chunks)} rank{'s' * (room >= 2 * chunks)}"
-        of, among = ("layers", "") if room == self.layers else ("pieces", ", its embedding and head among them")
-        raise Impossible(f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least {ranks * chunks} {of}; the model has {room}{among}: "
-                         f"take {fewer} or {ranks * chunks - (room - self.layers)} layers.")
+        of, among = (
+            ("layers", "")
+            if room == self.layers
+            else ("pieces", ", its embedding and head among them")
+        )
+        raise Impossible(
+            f"{ranks} rank{'s' * (ranks > 1)} with {chunks} chunks each need at least {ranks * chunks} {of}; the model has {room}{among}: "
+            f"take {fewer} or {ranks * chunks - (room - self.layers)} layers."
+        )
 
     def describe(self) -> str:
         weights = [sizes.weights // self.config.dtype.itemsize for sizes in self.stage_bytes]
-        weights[0] -= self.config.vocabulary * self.width * bool(self.recipe.tied)  # of a tied one, which two stages hold
-        return (f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)} stage{'s' * (len(weights) > 1)}; "
-                f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes")
+        weights[0] -= (
+            self.config.vocabulary * self.width * bool(self.recipe.tied)
+        )  # of a tied one, which two stages hold
+        return (
+            f"a model of {sum(weights) / 1e6:.3g} M parameters in {len(weights)} stage{'s' * (len(weights) > 1)}; "
+            f"a batch of {self.micro_batches} x {self.rows} samples of {self.sequence} bytes"
+        )
 
     # -- theory ---------------------------------------------------------------------------------------------
 
@@ -136,21 +192,35 @@ class PipelineExperiment(OnHardware, Pipelined):
         """Slots on the textbook profile, where all stages are equal (a chunk costs 1/v of a rank's work), else `times`."""
         if self.profile.textbook:
             v = self.order.stages // self.ranks
-            return {"F": Fraction(1, v), "B": Fraction(2, v), "I": Fraction(1, v), "W": Fraction(1, v), "U": 0}
+            return {
+                "F": Fraction(1, v),
+                "B": Fraction(2, v),
+                "I": Fraction(1, v),
+                "W": Fraction(1, v),
+                "U": 0,
+            }
         return self.priced()
 
     def priced(self) -> dict[str, list]:
         """Kind -> the time of each stage."""
         stages = [self.times(first, last) for first, last in self.slices]
-        updates = [0 if self.profile.textbook else self.update_time(number) for number in range(len(stages))]
+        updates = [
+            0 if self.profile.textbook else self.update_time(number)
+            for number in range(len(stages))
+        ]
         return {**{kind: [times[kind] for times in stages] for kind in stages[0]}, "U": updates}
 
     def times(self, first: int, last: int) -> dict[str, float]:
         """Seconds of a slice's F and B, and of B's halves where the schedule has any: the sums of its pieces'."""
         if self.profile.textbook:
-            raise Impossible("On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
-                             "take other hardware, or partition equal.")
-        return {kind: sum(piece[kind] for piece in self.piece_times[first:last]) for kind in self.piece_times[0]}
+            raise Impossible(
+                "On the unit profile a stage takes one slot whatever it holds, so there is nothing to balance: "
+                "take other hardware, or partition equal."
+            )
+        return {
+            kind: sum(piece[kind] for piece in self.piece_times[first:last])
+            for kind in self.piece_times[0]
+        }
 
     @cached_property
     def piece_times(self) -> list[dict[str, float]]:
@@ -159,7 +229,10 @@ class PipelineExperiment(OnHardware, Pipelined):
         return [embedding, *[block] * self.layers, head]
 
     def piece_time(self, at: int) -> dict[str, float]:
-        return {kind: work.seconds(self.profile, self.dtype) for kind, work in self.slice_works(at, at + 1).items()}
+        return {
+            kind: work.seconds(self.profile, self.dtype)
+            for kind, work in self.slice_works(at, at + 1).items()
+        }
 
     def update_time(self, number: int) -> float:
         part = self.stage_run(number, WHOLE)
@@ -168,51 +241,126 @@ class PipelineExperiment(OnHardware, Pipelined):
     def slice_works(self, first: int, last: int) -> dict[str, Work]:
         """Kind -> what a slice of the model computes and moves for one micro-batch."""
         halves = {"IW": HALVES} if self.halves else {}
-        return {kind: slice_run(self.config, first, last, self.rows, self.optimizer, rehearsal).work(kind)
-                for kinds, rehearsal in ({"FB": WHOLE} | halves).items() for kind in kinds}
+        return {
+            kind: slice_run(self.config, first, last, self.rows, self.optimizer, rehearsal).work(
+                kind
+            )
+            for kinds, rehearsal in ({"FB": WHOLE} | halves).items()
+            for kind in kinds
+        }
 
     # -- reality --------------------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> Recipe:
-        return training(self.config, self.order.stages, self.slices, self.samples, OPTIMIZERS[self.optimizer](self.learning_rate), self.seed,
-                        schedule=self.order, steps=self.steps)
+        return training(
+            self.config,
+            self.order.stages,
+            self.slices,
+            self.samples,
+            OPTIMIZERS[self.optimizer](self.learning_rate),
+            self.seed,
+            schedule=self.order,
+            steps=self.steps,
+        )
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The n-th micro-batch is the same text whatever the size of a batch."""
-        inputs, targets = chosen_text(self.text).batch(self.seed, 0, micro_batch, self.rows, self.sequence)
-        return one_process.Sample(inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),))
+        inputs, targets = chosen_text(self.text).batch(
+            self.seed, 0, micro_batch, self.rows, self.sequence
+        )
+        return one_process.Sample(
+            inputs, targets, (Noise(self.seed, micro_batch // self.micro_batches, micro_batch),)
+        )
 
 
-def training(config: GPTConfig, stages: int, pieces, data: Callable, optimizer: Callable, seed: int = 0, slicing: tuple = (), **order) -> Recipe:
+def training(
+    config: GPTConfig,
+    stages: int,
+    pieces,
+    data: Callable,
+    optimizer: Callable,
+    seed: int = 0,
+    slicing: tuple = (),
+    **order,
+) -> Recipe:
     """`slicing`: (path, how) of those that are cut otherwise than `gpt_slices` says."""
-    return Recipe(model=lambda stage: GPTStage(config, *pieces[stage], seed=seed), data=data, loss=cross_entropy, optimizer=optimizer,
-                  tied=tied_weights(config, stages), whole_names=True, slicing=gpt_slices(config) | dict(slicing),
-                  sliced_loss=vocab_parallel_cross_entropy, **order)
+    return Recipe(
+        model=lambda stage: GPTStage(config, *pieces[stage], seed=seed),
+        data=data,
+        loss=cross_entropy,
+        optimizer=optimizer,
+        tied=tied_weights(config, stages),
+        whole_names=True,
+        slicing=gpt_slices(config) | dict(slicing),
+        sliced_loss=vocab_parallel_cross_entropy,
+        **order,
+    )
 
 
-def slice_run(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal = WHOLE, replicas: int = 1,
-              **further) -> Part:
+def slice_run(
+    config: GPTConfig,
+    first: int,
+    last: int,
+    rows: int,
+    optimizer: str,
+    rehearsal: Rehearsal = WHOLE,
+    replicas: int = 1,
+    **further,
+) -> Part:
     """The dry run of the slice [first, last) of a model, on one of so many replicas. Blocks are alike: so many blocks, with or without ends, are run once.
     `further`: settings of the Recipe."""
     begins, ends = first == 0, last == config.pieces
     blocks = last - first - begins - ends
     start = 0 if begins else 1 if blocks else 2
-    return run_slice(replace(config, layers=max(1, blocks)), start, start + last - first, rows, optimizer, rehearsal, min(replicas, 2),
-                     tuple(further.items()))
+    return run_slice(
+        replace(config, layers=max(1, blocks)),
+        start,
+        start + last - first,
+        rows,
+        optimizer,
+        rehearsal,
+        min(replicas, 2),
+        tuple(further.items()),
+    )
 
 
 @lru_cache(maxsize=256)
-def run_slice(config: GPTConfig, first: int, last: int, rows: int, optimizer: str, rehearsal: Rehearsal, replicas: int, further: tuple) -> Part:
+def run_slice(
+    config: GPTConfig,
+    first: int,
+    last: int,
+    rows: int,
+    optimizer: str,
+    rehearsal: Rehearsal,
+    replicas: int,
+    further: tuple,
+) -> Part:
     further = dict(further)
-    length = config.sequence // (further.get("slices", 1) if further.get("sequence_parallel") else 1)
+    length = config.sequence // (
+        further.get("slices", 1) if further.get("sequence_parallel") else 1
+    )
     level = further.get("precision")
-    hidden = torch.empty(rows, length, config.width, dtype=LEVELS[level].dtype if level else config.dtype, device=META)
+    hidden = torch.empty(
+        rows,
+        length,
+        config.width,
+        dtype=LEVELS[level].dtype if level else config.dtype,
+        device=META,
+    )
     stage, stages = int(first > 0), 1 + (first > 0) + (last < config.pieces)
 
     def data(number: int) -> one_process.Sample:
         inputs, targets = (torch.zeros(rows, config.sequence, dtype=torch.int64) for _ in range(2))
         return one_process.Sample(inputs, targets, (Noise(0, 0, number),))
 
-    recipe = training(config, stages, {stage: (first, last)}, data, OPTIMIZERS[optimizer](0.1), replicas=replicas, **further)
+    recipe = training(
+        config,
+        stages,
+        {stage: (first, last)},
+        data,
+        OPTIMIZERS[optimizer](0.1),
+        replicas=replicas,
+        **further,
+    )
     return rehearse(recipe, rehearsal, stage, stages, hidden)

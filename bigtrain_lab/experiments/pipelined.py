@@ -42,15 +42,25 @@ class Pipelined(Experiment):
     def order(self) -> Schedule:
         """The schedule object that the settings describe."""
         chosen = Schedule.named(self.schedule)
-        options = {name: getattr(self, name) for name in chosen.options() if name in type(self).model_fields}
+        options = {
+            name: getattr(self, name)
+            for name in chosen.options()
+            if name in type(self).model_fields
+        }
         return chosen(self.ranks, self.micro_batches, **options)
 
     @classmethod
     def idle_settings(cls, settings: dict) -> set[str]:
         """Options of other schedules than the chosen one, and where no fault strikes."""
         schedules = Schedule.all()
-        used = schedules[settings["schedule"]].options() if settings["schedule"] in schedules else set()
-        others = (set().union(*(each.options() for each in schedules.values())) - used) & set(cls.model_fields)
+        used = (
+            schedules[settings["schedule"]].options()
+            if settings["schedule"] in schedules
+            else set()
+        )
+        others = (set().union(*(each.options() for each in schedules.values())) - used) & set(
+            cls.model_fields
+        )
         return super().idle_settings(settings) | others
 
     # -- what a subclass says -------------------------------------------------------------------------------
@@ -91,26 +101,54 @@ class Pipelined(Experiment):
         found = []
         for number in range(self.order.stages):
             acted = self.stage_run(number, WHOLE).acted
-            forward, backward, update = (difference(acted[like].before, acted[like].after) for like in (Like("F", "again"), Like("B"), Like("U")))
-            found.append(StageBytes(acted[Like("F")].before["weights"], backward.get("gradients", 0), update.get("optimizer", 0), forward.get("activations", 0)))
+            forward, backward, update = (
+                difference(acted[like].before, acted[like].after)
+                for like in (Like("F", "again"), Like("B"), Like("U"))
+            )
+            found.append(
+                StageBytes(
+                    acted[Like("F")].before["weights"],
+                    backward.get("gradients", 0),
+                    update.get("optimizer", 0),
+                    forward.get("activations", 0),
+                )
+            )
         return found
 
     @cached_property
     def rehearsed(self) -> Rehearsed:
         """What each action does to what its rank holds."""
-        needed = rehearsals(self.order, self.steps if self.order.asynchronous else min(self.steps, 2))
-        parts = [[self.stage_run(stage, one) for one in several] for stage, several in enumerate(needed)]
-        return Rehearsed(self.order, self.steps, [first.joined(*others) for first, *others in parts])
+        needed = rehearsals(
+            self.order, self.steps if self.order.asynchronous else min(self.steps, 2)
+        )
+        parts = [
+            [self.stage_run(stage, one) for one in several] for stage, several in enumerate(needed)
+        ]
+        return Rehearsed(
+            self.order, self.steps, [first.joined(*others) for first, *others in parts]
+        )
 
     def cost(self, memory: bool = True) -> Cost:
         """`memory`: also what actions do to it; times do without."""
         changes = self.rehearsed.changes() if memory else {}
-        resident = {rank: tuple(self.rehearsed.resident(self.place(rank)).items()) for rank in range(self.ranks if memory else 0)}
+        resident = {
+            rank: tuple(self.rehearsed.resident(self.place(rank)).items())
+            for rank in range(self.ranks if memory else 0)
+        }
         time = {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
         if self.profile.textbook:  # a chunk of several a rank costs a fraction of a slot
             time = {"ticks_per_unit": self.ticks_per_slot * (self.order.stages // self.order.ranks)}
-        return self.misfortune.priced(Cost(self.durations(), self.messages, changes, resident, capacity_bytes=self.capacity_bytes,
-                                           **time, **self.profile.prices(self.ranks)))
+        return self.misfortune.priced(
+            Cost(
+                self.durations(),
+                self.messages,
+                changes,
+                resident,
+                capacity_bytes=self.capacity_bytes,
+                **time,
+                **self.profile.prices(self.ranks),
+            )
+        )
 
     def planned(self) -> list:
         """Each rank's operations with their weight versions; of a schedule that repeats its batch, those of one."""
@@ -139,21 +177,36 @@ class Pipelined(Experiment):
         unit = "slot" if self.profile.textbook else "s"
         return (
             Quantity("step time", unit, lambda t: t.step_time),
-            *(Quantity(f"peak memory, rank {r}", "B", lambda t, r=r: max((read.bytes for read in readings(t, r)), default=0)) for r in range(self.ranks)),
-            Quantity("bytes sent, all ranks", "B", lambda t: sum(t.bytes_sent(r) for r in range(t.ranks))),
+            *(
+                Quantity(
+                    f"peak memory, rank {r}",
+                    "B",
+                    lambda t, r=r: max((read.bytes for read in readings(t, r)), default=0),
+                )
+                for r in range(self.ranks)
+            ),
+            Quantity(
+                "bytes sent, all ranks", "B", lambda t: sum(t.bytes_sent(r) for r in range(t.ranks))
+            ),
             Quantity("loss, last batch", "", self.last_loss, exact=False),
         )
 
     def last_loss(self, trace: Trace) -> float | None:
         """Mean loss of the last batch's micro-batches; None where the trace has none."""
-        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.micro_batches:]
+        losses = [e.value for e in trace.where(Scalar, name="loss")][-self.micro_batches :]
         return sum(losses) / len(losses) if losses else None
 
     @property
     def relief(self) -> str:
         held = "micro-batches and weight versions" if self.order.asynchronous else "micro-batches"
-        fewer = "Smaller micro-batches (rows)" if self.schedule == "1f1b" else f"Fewer {held} in flight (schedule 1f1b), smaller ones (rows)"
+        fewer = (
+            "Smaller micro-batches (rows)"
+            if self.schedule == "1f1b"
+            else f"Fewer {held} in flight (schedule 1f1b), smaller ones (rows)"
+        )
         return f"{fewer} or more ranks would need less on each device."
 
     def explain(self, trace: Trace) -> list[str]:
-        return super().explain(trace) + ([] if trace.settings.get("unfinished") else bubbles(trace, self.order))
+        return super().explain(trace) + (
+            [] if trace.settings.get("unfinished") else bubbles(trace, self.order)
+        )

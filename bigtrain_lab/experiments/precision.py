@@ -36,7 +36,7 @@ READ = 64  # sentences of one inference
 BREAKS = {  # what a level without one of the safeguards suffers from
     "fp16-no-scaling": "Nothing lifts small gradients above fp16's smallest number, 2^-24: what is below half of it is 0 in the backward.",
     "fp16-no-masters": "Adam's moments and eps are fp16 like the weights: eps 1e-8 is 0 there, and so is the square of a gradient below "
-                       "1.7e-4; 0 / 0 is nan.",
+    "1.7e-4; 0 / 0 is nan.",
     "bf16-no-masters": "A bf16 weight has 8 bits: a step smaller than 1/512 to 1/256 of it moves nothing, and 0.999 v rounds back to v.",
     "fp16-pure": "Weights, moments, softmax and sums are all fp16: eps 1e-8 is 0 there, a small gradient's square is 0, and 0 / 0 is nan.",
 }
@@ -47,43 +47,87 @@ class Precision(OneDevice):
     question: ClassVar[str] = "Just call .half()? What breaks, and what does each safeguard cost?"
     figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "exponents", "underflow")
 
-    level: str = knob("fp16", "which formats compute, and which safeguards are there", choices=tuple(LEVELS))
+    level: str = knob(
+        "fp16", "which formats compute, and which safeguards are there", choices=tuple(LEVELS)
+    )
     hardware: str = knob("a100-nvlink", "what the modelled clock charges", choices=profiles)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-6, high=1, logarithmic=True)
-    loss_weight: float = knob(1.0, "factor on the loss: 1e-5 makes each gradient as small as in a mean over 100,000 times the batch",
-                              low=1e-9, high=1, logarithmic=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-6, high=1, logarithmic=True
+    )
+    loss_weight: float = knob(
+        1.0,
+        "factor on the loss: 1e-5 makes each gradient as small as in a mean over 100,000 times the batch",
+        low=1e-9,
+        high=1,
+        logarithmic=True,
+    )
     steps: int = knob(20, "training steps of a run", low=1, high=5000)
-    loss_scale: float = knob(2.0**13, "first loss scale, where the level scales; torch's 65,536 overflows in this model's first step", low=1, high=2**40, logarithmic=True, more=True)
-    growth_interval: int = knob(2000, "good steps before the loss scale doubles", low=1, high=10_000, more=True)
+    loss_scale: float = knob(
+        2.0**13,
+        "first loss scale, where the level scales; torch's 65,536 overflows in this model's first step",
+        low=1,
+        high=2**40,
+        logarithmic=True,
+        more=True,
+    )
+    growth_interval: int = knob(
+        2000, "good steps before the loss scale doubles", low=1, high=10_000, more=True
+    )
     optimizer: str = knob("adam", "the rule of the update", choices=tuple(OPTIMIZERS), more=True)
     rows: int = knob(32, "sentences in a batch", low=1, high=512, unit="sentences", more=True)
     layers: int = knob(2, "transformer blocks", low=1, high=24, more=True)
     width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=16, more=True)
-    train_size: int = knob(8192, "sentences that it learns from", low=8, high=65536, unit="sentences", more=True)
-    dev_size: int = knob(256, "sentences, of names never met, that it is examined on", low=READ, high=8192, step=READ, unit="sentences", more=True)
-    every: int = knob(10, "steps from one look at all gradients to the next; 0: never", low=0, high=1000, more=True)
+    train_size: int = knob(
+        8192, "sentences that it learns from", low=8, high=65536, unit="sentences", more=True
+    )
+    dev_size: int = knob(
+        256,
+        "sentences, of names never met, that it is examined on",
+        low=READ,
+        high=8192,
+        step=READ,
+        unit="sentences",
+        more=True,
+    )
+    every: int = knob(
+        10,
+        "steps from one look at all gradients to the next; 0: never",
+        low=0,
+        high=1000,
+        more=True,
+    )
     seed: int = knob(0, "seed of weights and sentences", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
         super().model_post_init(facts)
         speeds = [each for each in self.profile.flops_per_s if each != "float64"]
         if not self.profile.textbook and self.format not in speeds:
-            raise Impossible(f"{self.profile.name} states no speed for {self.format}, in which level {self.level} computes: "
-                             f"choose a level of {' or '.join(speeds)}, or other hardware.")
+            raise Impossible(
+                f"{self.profile.name} states no speed for {self.format}, in which level {self.level} computes: "
+                f"choose a level of {' or '.join(speeds)}, or other hardware."
+            )
         self.config  # noqa: B018  (raises Impossible)
 
     @classmethod
     def idle_settings(cls, settings: dict[str, Any]) -> set[str]:
         level = LEVELS.get(settings.get("level"))
-        return super().idle_settings(settings) | ({"loss_scale", "growth_interval"} if level and not level.scaling else set())
+        return super().idle_settings(settings) | (
+            {"loss_scale", "growth_interval"} if level and not level.scaling else set()
+        )
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
     @cached_property
     def config(self) -> EncoderConfig:
-        return EncoderConfig(layers=self.layers, width=self.width, heads=self.heads, sequence=LONGEST,
-                             vocabulary=len(vocabulary()), classes=len(CLASSES))
+        return EncoderConfig(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            sequence=LONGEST,
+            vocabulary=len(vocabulary()),
+            classes=len(CLASSES),
+        )
 
     @property
     def chosen(self) -> Level:
@@ -111,7 +155,12 @@ class Precision(OneDevice):
     slots: ClassVar[dict] = {"F": 1, "B": 2, "U": 0, "A": 1}
 
     def shaped(self) -> dict[str, Any]:
-        return super().shaped() | {"hardware": "unit", "every": 0, "train_size": 8, "dev_size": READ}
+        return super().shaped() | {
+            "hardware": "unit",
+            "every": 0,
+            "train_size": 8,
+            "dev_size": READ,
+        }
 
     def like(self, action: Action) -> Action:
         return action._replace(micro_batch=0) if action.kind == "A" else super().like(action)
@@ -120,7 +169,10 @@ class Precision(OneDevice):
     def bytes(self) -> dict[str, int]:
         """kind -> bytes, in full: weights and masters always, the others while they are there."""
         ends = [acted.after for acted in self.dry.actions.values()]
-        return {kind: max(after.get(kind, 0) for after in ends) for kind in ("weights", "master", "gradients", "optimizer", "activations")}
+        return {
+            kind: max(after.get(kind, 0) for after in ends)
+            for kind in ("weights", "master", "gradients", "optimizer", "activations")
+        }
 
     def order(self) -> Iterator[Step]:
         """The training, then one forward without a graph for each batch of dev sentences."""
@@ -133,35 +185,59 @@ class Precision(OneDevice):
         unit = "slot" if self.profile.textbook else "s"
         return (
             Quantity("step time", unit, lambda t: t.step_time),
-            Quantity(f"inference, {READ} sentences", unit, lambda t: 1 / rate if (rate := reading_rate(t)) else None),
-            Quantity("peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade),
-            Quantity("peak memory", "B", peak_bytes, apart=lambda t: "a step was skipped" if last(t, "skipped steps") else ""),
+            Quantity(
+                f"inference, {READ} sentences",
+                unit,
+                lambda t: 1 / rate if (rate := reading_rate(t)) else None,
+            ),
+            Quantity(
+                "peak memory, between actions", "B", lambda t: t.peak_bytes(0), apart=self.unmade
+            ),
+            Quantity(
+                "peak memory",
+                "B",
+                peak_bytes,
+                apart=lambda t: "a step was skipped" if last(t, "skipped steps") else "",
+            ),
             Quantity("activations saved", "B", lambda t: t.peak_bytes(0, "activations")),
             Quantity("checkpoint", "B", checkpoint_bytes, apart=self.unmade),
             Quantity("micro F1", "", lambda t: last(t, "micro F1"), exact=False),
             Quantity("macro F1", "", lambda t: last(t, "macro F1"), exact=False),
             Quantity("skipped steps", "", lambda t: last(t, "skipped steps"), exact=False),
-            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False))
+            Quantity("loss, last", "", lambda t: last(t, "loss"), exact=False),
+        )
 
     def unmade(self, trace: Trace) -> str:
         """Why a run may hold less than was predicted."""
-        return "every step was skipped, so no optimizer state was made" if last(trace, "skipped steps") == self.steps else ""
+        return (
+            "every step was skipped, so no optimizer state was made"
+            if last(trace, "skipped steps") == self.steps
+            else ""
+        )
 
     @property
     def relief(self) -> str:
-        return ("" if self.half else "A level of half precision, ") + ("Fewer" if self.half else "fewer") + " rows or a smaller model would need less."
+        return (
+            ("" if self.half else "A level of half precision, ")
+            + ("Fewer" if self.half else "fewer")
+            + " rows or a smaller model would need less."
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         told = super().explain(trace)
         if self.level in BREAKS:
             told.append(BREAKS[self.level])
         if skipped := last(trace, "skipped steps"):
-            told.append(f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan; the loss scale ended at "
-                        f"{last(trace, 'loss scale'):g}. The prediction knows of no skipped step.")
+            told.append(
+                f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan; the loss scale ended at "
+                f"{last(trace, 'loss scale'):g}. The prediction knows of no skipped step."
+            )
         if self.half and self.chosen.masters:
             plain = self.replace(level="fp32").bytes
-            told.append(f"State in full takes {self.state_bytes / 1e6:.3g} MB, and {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: "
-                        f"what shrinks is what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of {plain['activations'] / 1e6:.3g}.")
+            told.append(
+                f"State in full takes {self.state_bytes / 1e6:.3g} MB, and {self.replace(level='fp32').state_bytes / 1e6:.3g} MB in fp32: "
+                f"what shrinks is what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of {plain['activations'] / 1e6:.3g}."
+            )
         return told
 
     @property
@@ -173,11 +249,21 @@ class Precision(OneDevice):
 
     @property
     def recipe(self) -> Recipe:
-        scaler = DynamicLossScaler(self.loss_scale, growth_interval=self.growth_interval, half_gradients=not self.chosen.masters)
+        scaler = DynamicLossScaler(
+            self.loss_scale,
+            growth_interval=self.growth_interval,
+            half_gradients=not self.chosen.masters,
+        )
         return Recipe(
-            model=lambda stage: Encoder(self.config, self.seed), data=self.sample, loss=class_loss, steps=self.steps,
-            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate), precision=self.level,
-            scaler=scaler if self.chosen.scaling else None, weights=lambda window: [self.loss_weight])
+            model=lambda stage: Encoder(self.config, self.seed),
+            data=self.sample,
+            loss=class_loss,
+            steps=self.steps,
+            optimizer=OPTIMIZERS[self.optimizer](self.learning_rate),
+            precision=self.level,
+            scaler=scaler if self.chosen.scaling else None,
+            weights=lambda window: [self.loss_weight],
+        )
 
     def sample(self, step: int) -> Sample:
         ids, keep, marks, labels = self.data.batch(step, self.rows)
@@ -188,10 +274,15 @@ class Precision(OneDevice):
         lens = Looks(self, rank)
         trained, answers = train(self.recipe, rank, lens), []
         for number in range(self.dev_size // READ):
-            lens.batch = tuple(tensor.to(rank.device) for tensor in self.data.dev.at(slice(number * READ, (number + 1) * READ)))
+            lens.batch = tuple(
+                tensor.to(rank.device)
+                for tensor in self.data.dev.at(slice(number * READ, (number + 1) * READ))
+            )
             with rank.span(Action("A", 0, number), self.steps), torch.no_grad(), trained.precision:
                 answers += trained.stages[0](*lens.batch[:3]).argmax(-1).tolist()
-        found = f1(torch.tensor(answers), self.data.dev.labels_B[:len(answers)], range(1, len(CLASSES)))
+        found = f1(
+            torch.tensor(answers), self.data.dev.labels_B[: len(answers)], range(1, len(CLASSES))
+        )
         rank.log("micro F1", found.micro)
         rank.log("macro F1", found.macro)
         return self.recipe.arrays(trained.weights, trained.losses) | {"F1": np.array(found[:2])}
@@ -231,14 +322,21 @@ class Looks(Lens):
 @contextmanager
 def seen_gradients(model, rank):
     """While open, the gradient of each Linear's and block's output is counted as it comes, in the format it has."""
+
     def watch(name):
         def forward(module, given, output):
             if output.requires_grad:
-                output.register_hook(lambda gradient: rank.histogram(f"{ACTIVATION_GRADIENT} {name}", gradient))
+                output.register_hook(
+                    lambda gradient: rank.histogram(f"{ACTIVATION_GRADIENT} {name}", gradient)
+                )
+
         return forward
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()
-               if isinstance(module, torch.nn.Linear) or name.count(".") == 1]
+    handles = [
+        module.register_forward_hook(watch(name))
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) or name.count(".") == 1
+    ]
     try:
         yield
     finally:

@@ -42,9 +42,12 @@ class Sharded(Layered):
 
     def last_loss(self, trace: Trace) -> float | None:
         """Of the last batch, of all replicas; slices report the same one."""
-        losses = [event.value for event in trace.where(Scalar, name="loss")
-                  if self.mesh.coords(event.rank)["tp"] == 0]
-        losses = losses[-self.replicas * self.own_micro_batches:]
+        losses = [
+            event.value
+            for event in trace.where(Scalar, name="loss")
+            if self.mesh.coords(event.rank)["tp"] == 0
+        ]
+        losses = losses[-self.replicas * self.own_micro_batches :]
         return sum(losses) / len(losses) if losses else None
 
     @property
@@ -59,19 +62,29 @@ class Sharded(Layered):
             return super().replicated
         level = self.further.get("precision")
         stages = self.stages_at(level if self.sharded < 3 else None)
-        return with_shards(self.sharded, self.order, self.steps, self.replicas, stages,
-                           self.bucket_bytes, slices=self.slices,
-                           compute_dtype=LEVELS[level].dtype if level else None,
-                           inside=self.inside if self.slices == 1 else {})
+        return with_shards(
+            self.sharded,
+            self.order,
+            self.steps,
+            self.replicas,
+            stages,
+            self.bucket_bytes,
+            slices=self.slices,
+            compute_dtype=LEVELS[level].dtype if level else None,
+            inside=self.inside if self.slices == 1 else {},
+        )
 
     def duplicate_bytes(self, rank: int) -> int:
         if not self.sharded:
             return super().duplicate_bytes(rank)
         learnt = self.learnt(rank, self.further.get("precision"))[::-1]
         shards = shards_of(learnt, self.bucket_bytes, self.replicas, self.mesh.coords(rank)["dp"])
-        return sum((stop - start) * max(4, shard.kind[0].itemsize) for shard in shards
-                   for number, (start, stop) in zip(shard.members, shard.layout.own)
-                   if cut_of(learnt[number]) is None)
+        return sum(
+            (stop - start) * max(4, shard.kind[0].itemsize)
+            for shard in shards
+            for number, (start, stop) in zip(shard.members, shard.layout.own)
+            if cut_of(learnt[number]) is None
+        )
 
     # -- what a rank holds -------------------------------------------------------------------------
 
@@ -127,8 +140,9 @@ class Sharded(Layered):
         if not memory or not self.sharded:
             return priced
         ranks = range(self.ranks)
-        changes = {(rank, action): change
-                   for rank in ranks for action, change in self.changes(rank)}
+        changes = {
+            (rank, action): change for rank in ranks for action, change in self.changes(rank)
+        }
         resident = {rank: tuple(self.dry(rank).start.items()) for rank in ranks}
         return replace(priced, changes=changes, resident=resident)
 
@@ -138,8 +152,14 @@ class Sharded(Layered):
         held = dry.start
         for (action,) in self.order.over(self.steps)[self.place(rank)]:
             now = dry.actions[self.like(action)].after
-            yield action, tuple((kind, more) for kind in MEMORY_KINDS
-                                if (more := now.get(kind, 0) - held.get(kind, 0)))
+            yield (
+                action,
+                tuple(
+                    (kind, more)
+                    for kind in MEMORY_KINDS
+                    if (more := now.get(kind, 0) - held.get(kind, 0))
+                ),
+            )
             held = now
 
     def predict(self) -> Trace:
@@ -176,5 +196,12 @@ class Sharded(Layered):
 def dried(cls: type[Sharded], settings: tuple[tuple[str, Any], ...], dp: int, pp: int) -> DryRun:
     """The dry run of a rank; settings that do not change shapes find it done."""
     asked = cls(**dict(settings))
-    return dry_run(asked.program, index=pp, size=asked.pipeline, arriving=asked.arriving,
-                   slices=asked.slices, replica=dp, replicas=asked.replicas)
+    return dry_run(
+        asked.program,
+        index=pp,
+        size=asked.pipeline,
+        arriving=asked.arriving,
+        slices=asked.slices,
+        replica=dp,
+        replicas=asked.replicas,
+    )

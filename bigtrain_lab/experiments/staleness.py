@@ -30,7 +30,9 @@ class Staleness(Pipelined):
     name: ClassVar[str] = "staleness"
     question: ClassVar[str] = "What do old weights do to the gradient, the memory and the loss?"
 
-    schedule: str = knob("pipedream", "which versions a micro-batch uses", choices=lambda: Schedule.all())
+    schedule: str = knob(
+        "pipedream", "which versions a micro-batch uses", choices=lambda: Schedule.all()
+    )
     ranks: int = knob(4, "stages, one a rank", low=1, high=8)
     learning_rate: float = knob(1.0, "step size of plain SGD", low=0.01, high=16, logarithmic=True)
     micro_batches: int = knob(8, "micro-batches in a batch", low=1, high=32)
@@ -43,7 +45,9 @@ class Staleness(Pipelined):
     def model_post_init(self, facts):
         super().model_post_init(facts)
         if self.order.stages != self.ranks:
-            raise Impossible(f"{self.schedule} holds several stages on a rank, and this experiment has one: take another schedule.")
+            raise Impossible(
+                f"{self.schedule} holds several stages on a rank, and this experiment has one: take another schedule."
+            )
 
     @property
     def profile(self):
@@ -61,7 +65,15 @@ class Staleness(Pipelined):
 
     @property
     def recipe(self) -> Recipe:
-        return training(self.ranks, self.width, self.samples, self.learning_rate, self.seed, schedule=self.order, steps=self.steps)
+        return training(
+            self.ranks,
+            self.width,
+            self.samples,
+            self.learning_rate,
+            self.seed,
+            schedule=self.order,
+            steps=self.steps,
+        )
 
     def samples(self, micro_batch: int) -> one_process.Sample:
         """The teacher has the student's shape and other weights."""
@@ -88,14 +100,23 @@ def teacher_of(layers: int, width: int, seed: int):
     return layered_mlp(layers, width, seed=seed + 100, dtype=torch.float64)[0]
 
 
-def training(stages: int, width: int, data, learning_rate: float = 0.1, seed: int = 0, **order) -> Recipe:
+def training(
+    stages: int, width: int, data, learning_rate: float = 0.1, seed: int = 0, **order
+) -> Recipe:
     return Recipe(
-        model=lambda stage: layered_mlp(stages, width, stages, seed, torch.float64)[stage], data=data, loss=mse_loss,
-        optimizer=lambda weights: torch.optim.SGD(weights, learning_rate), whole_names=True, **order)
+        model=lambda stage: layered_mlp(stages, width, stages, seed, torch.float64)[stage],
+        data=data,
+        loss=mse_loss,
+        optimizer=lambda weights: torch.optim.SGD(weights, learning_rate),
+        whole_names=True,
+        **order,
+    )
 
 
 @lru_cache(maxsize=64)
 def layer_run(width: int, rows: int, stage: bool, after: bool, rehearsal: Rehearsal) -> Part:
     """The dry run of a stage: one layer, which all in between are like."""
     x, stages = torch.zeros(rows, width, dtype=torch.float64), stage + 1 + after
-    return rehearse(training(stages, width, lambda n: (x.clone(), x.clone())), rehearsal, stage, stages, x)
+    return rehearse(
+        training(stages, width, lambda n: (x.clone(), x.clone())), rehearsal, stage, stages, x
+    )

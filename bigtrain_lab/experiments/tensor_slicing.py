@@ -30,7 +30,10 @@ from .layered import Layered
 from .on_hardware import profiles
 from .pipelined import Pipelined
 
-CUTS = {"column-row": (), "row-column": (("layers.*.mlp.up", "split row"), ("layers.*.mlp.down", "column gather"))}
+CUTS = {
+    "column-row": (),
+    "row-column": (("layers.*.mlp.up", "split row"), ("layers.*.mlp.down", "column gather")),
+}
 LOOKED_AT = 8  # numbers by which a row is found in the whole matrix
 
 
@@ -40,20 +43,50 @@ class TensorSlicing(Layered):
     figures: ClassVar[tuple[str, ...]] = ("slices", "timeline", "memory")
 
     slices: int = knob(4, "ranks that share each layer", low=1, high=8)
-    cut: str = knob("column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS)
+    cut: str = knob(
+        "column-row", "how the MLP's two matrices are cut, one after the other", choices=CUTS
+    )
     rows: int = knob(4, "samples in a batch: b", low=1, high=64, unit="samples")
-    sequence: int = knob(64, "tokens (bytes of text) in a sample: s", low=4, high=2048, unit="tokens")
-    width: int = knob(256, "width of the model: h; 12 h^2 weights a layer", low=16, high=4096, step=16)
-    hardware: str = knob("v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles)
-    sequence_parallel: bool = knob(False, "cut norms and the residual along the sequence, where slices duplicate them", more=True)
-    ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
+    sequence: int = knob(
+        64, "tokens (bytes of text) in a sample: s", low=4, high=2048, unit="tokens"
+    )
+    width: int = knob(
+        256, "width of the model: h; 12 h^2 weights a layer", low=16, high=4096, step=16
+    )
+    hardware: str = knob(
+        "v100-nvlink", "what the modelled clock charges for compute and messages", choices=profiles
+    )
+    sequence_parallel: bool = knob(
+        False,
+        "cut norms and the residual along the sequence, where slices duplicate them",
+        more=True,
+    )
+    ranks_per_node: int = knob(
+        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
+    )
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
     layers: int = knob(2, "transformer layers", low=1, high=24, more=True)
     heads: int = knob(8, "attention heads; they divide the width", low=1, high=64, more=True)
-    vocabulary: int = knob(1024, "words: v; the text's bytes are the first 256", low=256, high=65536, logarithmic=True, more=True)
-    optimizer: str = knob("momentum", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True)
-    learning_rate: float = knob(0.05, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    vocabulary: int = knob(
+        1024,
+        "words: v; the text's bytes are the first 256",
+        low=256,
+        high=65536,
+        logarithmic=True,
+        more=True,
+    )
+    optimizer: str = knob(
+        "momentum", "the rule that U applies", choices=tuple(OPTIMIZERS), more=True
+    )
+    learning_rate: float = knob(
+        0.05, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
@@ -80,7 +113,10 @@ class TensorSlicing(Layered):
 
     @property
     def further(self) -> dict[str, Any]:
-        return {"sequence_parallel": self.sequence_parallel and self.slices > 1, "slicing": CUTS[self.cut]}
+        return {
+            "sequence_parallel": self.sequence_parallel and self.slices > 1,
+            "slicing": CUTS[self.cut],
+        }
 
     def program(self, rank) -> dict[str, Any]:
         trained = train(self.recipe, rank, ReadsOff(self, rank))
@@ -89,15 +125,20 @@ class TensorSlicing(Layered):
 
     def describe(self) -> str:
         held = sum(p.numel() for stage in self.stages.values() for p in stage.parameters())
-        return (f"a model of {self.weights / 1e6:.3g} M parameters, {held / 1e6:.3g} M on each of {self.slices} ranks; "
-                f"a batch of {self.rows} x {self.sequence} tokens")
+        return (
+            f"a model of {self.weights / 1e6:.3g} M parameters, {held / 1e6:.3g} M on each of {self.slices} ranks; "
+            f"a batch of {self.rows} x {self.sequence} tokens"
+        )
 
     # -- which part of each matrix lies where ---------------------------------------------------------------
 
     def predict(self) -> Trace:
         trace = super().predict()
-        held = [Scalar(rank, "compute", "scalar", HOLDS + str(part), 0, numbers(part))
-                for rank in range(self.ranks) for part in self.parts(rank)]
+        held = [
+            Scalar(rank, "compute", "scalar", HOLDS + str(part), 0, numbers(part))
+            for rank in range(self.ranks)
+            for part in self.parts(rank)
+        ]
         return Trace.of([*trace.events, *held], **trace.header())
 
     def parts(self, rank: int) -> Iterator[Part]:
@@ -109,14 +150,17 @@ class TensorSlicing(Layered):
             long = weight.shape[cut.dim] // cut.blocks
             for block in range(cut.blocks):
                 ends, start = [0, whole[0], 0, whole[1]], (block * t + rank % t) * long
-                ends[2 * cut.dim:2 * cut.dim + 2] = start, start + long
+                ends[2 * cut.dim : 2 * cut.dim + 2] = start, start + long
                 yield Part(name, *ends, *whole)
 
     def matrices(self, stages: Mapping[int, torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
         """Both tables, and those of the first layer."""
-        return [(name, weight) for at in (0, 1, self.config.pieces - 1)
-                for name, weight in stages[at].named_parameters()
-                if weight.dim() == 2 and not name.endswith("position.weight")]
+        return [
+            (name, weight)
+            for at in (0, 1, self.config.pieces - 1)
+            for name, weight in stages[at].named_parameters()
+            if weight.dim() == 2 and not name.endswith("position.weight")
+        ]
 
     def whole_matrices(self) -> dict[str, torch.Tensor]:
         return dict(self.matrices({at: self.recipe.model(at) for at in range(self.config.pieces)}))
@@ -134,11 +178,18 @@ class TensorSlicing(Layered):
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity("of it, sums between slices", "%", lambda t: 100 * in_sums(t) / t.step_time),
             Quantity("bytes sent forward, a rank and step", "B", lambda t: sent(t, "F")),
-            Quantity("bytes sent backward, a rank and step", "B", lambda t: t.bytes_sent(0) / t.steps - sent(t, "F")),
-            Quantity("data parallel would send", "B", lambda t: self.replicated_bytes(self.weights)),
+            Quantity(
+                "bytes sent backward, a rank and step",
+                "B",
+                lambda t: t.bytes_sent(0) / t.steps - sent(t, "F"),
+            ),
+            Quantity(
+                "data parallel would send", "B", lambda t: self.replicated_bytes(self.weights)
+            ),
             Quantity("weights a rank", "B", lambda t: t.peak_bytes(0, "weights")),
             Quantity("activations a rank, at most", "B", lambda t: t.peak_bytes(0, "activations")),
-            Quantity("loss, last batch", "", self.last_loss, exact=False))
+            Quantity("loss, last batch", "", self.last_loss, exact=False),
+        )
 
     def last_loss(self, trace: Trace) -> float | None:
         """Slices report the same one."""
@@ -164,32 +215,49 @@ class TensorSlicing(Layered):
         times, sends = sum(call.times for call in own), sum(call.bytes for call in own)
         layer = sum(p.numel() for p in self.recipe.model(1).parameters())
         tokens, most = self.rows * self.sequence, 3 * self.width
-        yield (f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)}; data parallel would "
-               f"send {size(self.replicated_bytes(layer))} for that layer's gradients.")
+        yield (
+            f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)}; data parallel would "
+            f"send {size(self.replicated_bytes(layer))} for that layer's gradients."
+        )
         if self.cut == "column-row":
             less = "fewer" if tokens < most else "more" if tokens > most else "as many"
-            yield (f"4 b s h values of activations stand against 12 h^2 of gradients, so slicing sends less below b s = 3 h = "
-                   f"{most:,} tokens: here are {tokens:,}, {less}{' than that' * (tokens != most)}.")
+            yield (
+                f"4 b s h values of activations stand against 12 h^2 of gradients, so slicing sends less below b s = 3 h = "
+                f"{most:,} tokens: here are {tokens:,}, {less}{' than that' * (tokens != most)}."
+            )
         else:
             other = self.replace(cut="column-row", fault="none").predict()
-            mlp, theirs = (sum(c.bytes for c in called(each) if "layers.1.mlp" in c.module and c.way == "F") for each in (trace, other))
-            yield (f"Rows before columns: whole rows of 4 h values are summed before GELU, and the result is gathered. The MLP's forward "
-                   f"sends {mlp / theirs:.3g} times the bytes of column-row.")
+            mlp, theirs = (
+                sum(c.bytes for c in called(each) if "layers.1.mlp" in c.module and c.way == "F")
+                for each in (trace, other)
+            )
+            yield (
+                f"Rows before columns: whole rows of 4 h values are summed before GELU, and the result is gathered. The MLP's forward "
+                f"sends {mlp / theirs:.3g} times the bytes of column-row."
+            )
         if time := in_sums(trace):
-            alone = self.replace(slices=1, cut="column-row", sequence_parallel=False, fault="none", memory_mb=0)
+            alone = self.replace(
+                slices=1, cut="column-row", sequence_parallel=False, fault="none", memory_mb=0
+            )
             alone_s = simulate(alone.lowered, alone.cost(memory=False)).step_time
-            yield (f"No compute covers these sums: they take {duration(time, trace.unit)} of a step of "
-                   f"{duration(trace.step_time, trace.unit)}. One rank alone would need {duration(alone_s, trace.unit)}.")
+            yield (
+                f"No compute covers these sums: they take {duration(time, trace.unit)} of a step of "
+                f"{duration(trace.step_time, trace.unit)}. One rank alone would need {duration(alone_s, trace.unit)}."
+            )
         if self.sequence_parallel:
             plain = self.replace(sequence_parallel=False, fault="none").predict()
             kept = [each.peak_bytes(0, "activations") for each in (trace, plain)]
-            yield (f"Each all-reduce is now a reduce-scatter and an all-gather of the same bytes, and a rank keeps {size(kept[0])} of "
-                   f"activations in place of {size(kept[1])}.")
+            yield (
+                f"Each all-reduce is now a reduce-scatter and an all-gather of the same bytes, and a rank keeps {size(kept[0])} of "
+                f"activations in place of {size(kept[1])}."
+            )
 
     def of_loss(self, trace: Trace) -> Iterator[str]:
         tokens, item = self.rows * self.sequence, self.config.dtype.itemsize
-        yield (f"The loss sums 3 values a token, {size(3 * tokens * item)}; gathering the logits would move "
-               f"{size(tokens * self.vocabulary * item)}, {self.vocabulary / 3:,.0f} times as much.")
+        yield (
+            f"The loss sums 3 values a token, {size(3 * tokens * item)}; gathering the logits would move "
+            f"{size(tokens * self.vocabulary * item)}, {self.vocabulary / 3:,.0f} times as much."
+        )
 
 
 class ReadsOff(Lens):
@@ -211,14 +279,26 @@ class ReadsOff(Lens):
 def found(name: str, own: torch.Tensor, whole: torch.Tensor) -> Iterator[Part]:
     """Where a rank's tensor stands in the whole matrix, run of rows by run; nothing of what stands nowhere in it."""
     wide = own.shape[1]
-    starts = whole.unflatten(1, (-1, wide))[:, :, :LOOKED_AT]  # [row, which part of the row, number]
+    starts = whole.unflatten(1, (-1, wide))[
+        :, :, :LOOKED_AT
+    ]  # [row, which part of the row, number]
     places = (own[:, None, None, :LOOKED_AT] == starts).all(-1).flatten(1).int()
-    rows, lefts = (each.tolist() for each in (places.argmax(1) // starts.shape[1], places.argmax(1) % starts.shape[1]))
+    rows, lefts = (
+        each.tolist()
+        for each in (places.argmax(1) // starts.shape[1], places.argmax(1) % starts.shape[1])
+    )
     begin = 0
     for at in range(1, len(own) + 1):
         if at == len(own) or (rows[at], lefts[at]) != (rows[at - 1] + 1, lefts[at - 1]):
-            part = Part(name, rows[begin], rows[at - 1] + 1, lefts[begin] * wide, (lefts[begin] + 1) * wide, *whole.shape)
-            if torch.equal(own[begin:at], whole[part.top:part.bottom, part.left:part.right]):
+            part = Part(
+                name,
+                rows[begin],
+                rows[at - 1] + 1,
+                lefts[begin] * wide,
+                (lefts[begin] + 1) * wide,
+                *whole.shape,
+            )
+            if torch.equal(own[begin:at], whole[part.top : part.bottom, part.left : part.right]):
                 yield part
             begin = at
 

@@ -54,7 +54,10 @@ EVALUATED = 4 + COUNTS  # numbers that ranks add up
 def adam(weights):
     return torch.optim.Adam(weights, betas=(0.9, 0.98), eps=1e-9)
 
-HOST = Wire("PCIe 3.0 x16", 5e-6, 12e9)  # fitted: what copies to a device reach; pageable memory is copied twice
+
+HOST = Wire(
+    "PCIe 3.0 x16", 5e-6, 12e9
+)  # fitted: what copies to a device reach; pageable memory is copied twice
 
 
 class Translate(Layered):
@@ -67,36 +70,126 @@ class Translate(Layered):
     schedule: ClassVar[str] = "1f1b"
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)
-    batch_tokens: int = knob(480, "tokens of an update, on all ranks together, padding included", low=64, high=2**18, unit="tokens", logarithmic=True)
-    workers: int = knob(1, "threads of a rank that load micro-batches beside its compute; 0: it loads itself", low=0, high=4)
-    disk_ms: float = knob(2.0, "time that the disk takes for a micro-batch; on the textbook profile in slots", low=0, high=1000, step=0.5, unit="ms")
+    batch_tokens: int = knob(
+        480,
+        "tokens of an update, on all ranks together, padding included",
+        low=64,
+        high=2**18,
+        unit="tokens",
+        logarithmic=True,
+    )
+    workers: int = knob(
+        1,
+        "threads of a rank that load micro-batches beside its compute; 0: it loads itself",
+        low=0,
+        high=4,
+    )
+    disk_ms: float = knob(
+        2.0,
+        "time that the disk takes for a micro-batch; on the textbook profile in slots",
+        low=0,
+        high=1000,
+        step=0.5,
+        unit="ms",
+    )
     spread: bool = knob(True, "evaluate on all ranks; else on rank 0, while the others wait")
-    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles, more=True)
+    hardware: str = knob(
+        "rtx3090-pcie",
+        "what the modelled clock charges for compute and messages",
+        choices=profiles,
+        more=True,
+    )
     steps: int = knob(4, "updates of a run", low=1, high=5000, logarithmic=True, more=True)
-    evaluate_every: int = knob(2, "updates from one evaluation to the next; 0: an epoch", low=0, high=5000, more=True)
-    patience: int = knob(5, "evaluations without a better one after which the run ends", low=1, high=100, more=True)
-    watched: str = knob("bleu", "what says which is the best, and when to stop", choices=("bleu", "loss"), more=True)
+    evaluate_every: int = knob(
+        2, "updates from one evaluation to the next; 0: an epoch", low=0, high=5000, more=True
+    )
+    patience: int = knob(
+        5, "evaluations without a better one after which the run ends", low=1, high=100, more=True
+    )
+    watched: str = knob(
+        "bleu", "what says which is the best, and when to stop", choices=("bleu", "loss"), more=True
+    )
     beam: int = knob(1, "prefixes that decoding keeps; 1: greedy", low=1, high=8, more=True)
     accumulation: int = knob(1, "micro-batches of an update on each rank", low=1, high=8, more=True)
-    prefetch: int = knob(2, "micro-batches that a worker has ready at most", low=1, high=8, more=True)
-    pinned: bool = knob(True, "host memory that a device reads by itself: copies run beside the compute", more=True)
-    precision: str = knob("none", "mixed precision of weights and activations", choices=("none", "bf16"), more=True)
-    clip: float = knob(1.0, "largest norm of an update's gradient; 0: it is not clipped", low=0, high=100, step=0.1, more=True)
-    smoothing: float = knob(0.1, "share of a target that label smoothing spreads over all words", low=0, high=0.9, step=0.05, more=True)
-    warm_up: int = knob(40, "updates until Noam's rate is highest", low=1, high=20000, logarithmic=True, more=True)
-    rate: float = knob(1.0, "factor of Noam's rate", low=0.01, high=10, step=0.01, logarithmic=True, more=True)
-    bucket_mb: float = knob(25.0, "gradients that travel in one message", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True, more=True)
+    prefetch: int = knob(
+        2, "micro-batches that a worker has ready at most", low=1, high=8, more=True
+    )
+    pinned: bool = knob(
+        True, "host memory that a device reads by itself: copies run beside the compute", more=True
+    )
+    precision: str = knob(
+        "none", "mixed precision of weights and activations", choices=("none", "bf16"), more=True
+    )
+    clip: float = knob(
+        1.0,
+        "largest norm of an update's gradient; 0: it is not clipped",
+        low=0,
+        high=100,
+        step=0.1,
+        more=True,
+    )
+    smoothing: float = knob(
+        0.1,
+        "share of a target that label smoothing spreads over all words",
+        low=0,
+        high=0.9,
+        step=0.05,
+        more=True,
+    )
+    warm_up: int = knob(
+        40, "updates until Noam's rate is highest", low=1, high=20000, logarithmic=True, more=True
+    )
+    rate: float = knob(
+        1.0, "factor of Noam's rate", low=0.01, high=10, step=0.01, logarithmic=True, more=True
+    )
+    bucket_mb: float = knob(
+        25.0,
+        "gradients that travel in one message",
+        low=0.01,
+        high=100,
+        step=0.01,
+        unit="MB",
+        logarithmic=True,
+        more=True,
+    )
     layers: int = knob(1, "layers of the encoder, and of the decoder", low=1, high=12, more=True)
-    width: int = knob(32, "width of the model; its MLPs are four times as wide", low=16, high=1024, step=16, more=True)
+    width: int = knob(
+        32,
+        "width of the model; its MLPs are four times as wide",
+        low=16,
+        high=1024,
+        step=16,
+        more=True,
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
-    vocabulary: int = knob(0, "rows of each table, where the task has fewer words; 32,000 with 6 layers of 512 and 8 heads is the model of 93 M", low=0, high=65536, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    vocabulary: int = knob(
+        0,
+        "rows of each table, where the task has fewer words; 32,000 with 6 layers of 512 and 8 heads is the model of 93 M",
+        low=0,
+        high=65536,
+        more=True,
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     pairs: int = knob(400, "training pairs", low=20, high=10**6, logarithmic=True, more=True)
-    held_out: int = knob(24, "pairs that only the evaluation reads", low=1, high=10**4, logarithmic=True, more=True)
+    held_out: int = knob(
+        24, "pairs that only the evaluation reads", low=1, high=10**4, logarithmic=True, more=True
+    )
     held_out_rows: int = knob(4, "pairs that are evaluated together", low=1, high=512, more=True)
     digits: int = knob(3, "digits of the largest number", low=1, high=12, more=True)
-    file: str = knob("", "a file of lines `source TAB target`, in place of numbers and dates", more=True)
-    track: str = knob("none", "where metrics go besides the run's directory", choices=("none", "tensorboard", "wandb"), more=True)
+    file: str = knob(
+        "", "a file of lines `source TAB target`, in place of numbers and dates", more=True
+    )
+    track: str = knob(
+        "none",
+        "where metrics go besides the run's directory",
+        choices=("none", "tensorboard", "wandb"),
+        more=True,
+    )
     seed: int = knob(0, "seed of weights, pairs and batches", low=0, high=2**31 - 1, more=True)
 
     def model_post_init(self, facts):
@@ -108,7 +201,12 @@ class Translate(Layered):
     def idle_settings(cls, settings: dict) -> set[str]:
         alone = {"spread", "bucket_mb"} if settings["replicas"] == 1 else set()
         loads = set() if settings["workers"] else {"prefetch", "pinned"}
-        return super(Pipelined, cls).idle_settings(settings) | alone | loads | ({"pairs", "held_out", "digits"} if settings["file"] else set())
+        return (
+            super(Pipelined, cls).idle_settings(settings)
+            | alone
+            | loads
+            | ({"pairs", "held_out", "digits"} if settings["file"] else set())
+        )
 
     # -- what the settings mean -----------------------------------------------------------------------------
 
@@ -121,19 +219,43 @@ class Translate(Layered):
     @cached_property
     def config(self) -> TranslatorConfig:
         words = len(self.task.vocabulary)
-        return TranslatorConfig(self.layers, self.width, self.heads, 4 * self.width, max(self.vocabulary, words), 128,
-                                getattr(torch, self.dtype), padding=PAD, embedding_scale=self.width ** 0.5)
+        return TranslatorConfig(
+            self.layers,
+            self.width,
+            self.heads,
+            4 * self.width,
+            max(self.vocabulary, words),
+            128,
+            getattr(torch, self.dtype),
+            padding=PAD,
+            embedding_scale=self.width**0.5,
+        )
 
     @cached_property
     def training(self) -> "InPieces":
         """The training, as a program for each rank."""
         return InPieces(
-            pairs=self.task, learning_rate=noam(self.width, self.warm_up, self.rate), config=self.config,
-            replicas=self.replicas, accumulation=self.accumulation, batch_tokens=self.batch_tokens, updates=self.steps,
-            smoothing=self.smoothing, clip=self.clip or None, optimizer=adam, precision=None if self.precision == "none" else self.precision,
-            seed=self.seed, watched=self.watched, patience=self.patience, beam=self.beam, rows=self.held_out_rows,
-            evaluate_every=self.evaluate_every or None, evaluators=None if self.spread else 1, bucket_bytes=self.bucket_bytes,
-            loading=Loading(self.workers, self.prefetch, self.disk_ms / 1000, self.pinned))
+            pairs=self.task,
+            learning_rate=noam(self.width, self.warm_up, self.rate),
+            config=self.config,
+            replicas=self.replicas,
+            accumulation=self.accumulation,
+            batch_tokens=self.batch_tokens,
+            updates=self.steps,
+            smoothing=self.smoothing,
+            clip=self.clip or None,
+            optimizer=adam,
+            precision=None if self.precision == "none" else self.precision,
+            seed=self.seed,
+            watched=self.watched,
+            patience=self.patience,
+            beam=self.beam,
+            rows=self.held_out_rows,
+            evaluate_every=self.evaluate_every or None,
+            evaluators=None if self.spread else 1,
+            bucket_bytes=self.bucket_bytes,
+            loading=Loading(self.workers, self.prefetch, self.disk_ms / 1000, self.pinned),
+        )
 
     @property
     def micro_batches(self) -> int:
@@ -169,14 +291,19 @@ class Translate(Layered):
 
     def describe(self) -> str:
         training = self.training
-        return (f"a translator of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; {len(self.task.train):,} pairs, "
-                f"{len(training.batches):,} updates an epoch; {len(training.held_out)} held-out batches")
+        return (
+            f"a translator of {self.weights / 1e6:.3g} M parameters on {self.ranks} rank{'s' * (self.ranks > 1)}; {len(self.task.train):,} pairs, "
+            f"{len(training.batches):,} updates an epoch; {len(training.held_out)} held-out batches"
+        )
 
     # -- theory ---------------------------------------------------------------------------------------------
 
     @cached_property
     def stages(self) -> dict[int, torch.nn.Module]:
-        return {at: built(lambda at=at: TranslatorPiece(self.config, at), META) for at in range(count(self.config))}
+        return {
+            at: built(lambda at=at: TranslatorPiece(self.config, at), META)
+            for at in range(count(self.config))
+        }
 
     @property
     def weights(self) -> int:
@@ -190,14 +317,28 @@ class Translate(Layered):
         """A piece of the chain; layers are alike."""
         L, level = self.layers, self.training.precision
         alike = 0 if at == 0 else 1 if at <= L else 2 if at == L + 1 else 3 if at < 2 * L + 2 else 4
-        return piece_run(replace(self.config, layers=1), alike, shape, self.smoothing, level, rehearsal, min(self.replicas, 2))
+        return piece_run(
+            replace(self.config, layers=1),
+            alike,
+            shape,
+            self.smoothing,
+            level,
+            rehearsal,
+            min(self.replicas, 2),
+        )
 
     @cached_property
     def rehearsed(self) -> list[Rehearsed]:
         """Of each rank."""
         needed = rehearsals(self.order, min(self.steps, 2))
-        return [Rehearsed(self.order, self.steps, lambda action, rank=rank: self.needed_part(action, rank, needed))
-                for rank in range(self.ranks)]
+        return [
+            Rehearsed(
+                self.order,
+                self.steps,
+                lambda action, rank=rank: self.needed_part(action, rank, needed),
+            )
+            for rank in range(self.ranks)
+        ]
 
     def needed_part(self, action: Action, rank: int, needed) -> Part:
         shape = self.shape(rank, action.micro_batch)
@@ -206,19 +347,36 @@ class Translate(Layered):
 
     def cost(self, memory: bool = True) -> Cost:
         held = self.rehearsed if memory else []
-        changes = {(rank, action): tuple(each for each in change if each[0] != "temporaries")  # a meter sees none
-                   for rank, own in enumerate(held) for action, change in own.changes().items()}
+        changes = {
+            (rank, action): tuple(
+                each for each in change if each[0] != "temporaries"
+            )  # a meter sees none
+            for rank, own in enumerate(held)
+            for action, change in own.changes().items()
+        }
         resident = {rank: tuple(own.resident(0).items()) for rank, own in enumerate(held)}
         time = {} if self.profile.textbook else {"unit": "s", "ticks_per_unit": TICKS_PER_SECOND}
-        return self.misfortune.priced(Cost(
-            {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)}, changes=changes, resident=resident,
-            of_batch=self.of_batch, capacity_bytes=self.capacity_bytes, **time, **self.profile.prices(self.ranks)))
+        return self.misfortune.priced(
+            Cost(
+                {"F": 0, "B": 0, "D": self.disk_ms / (1 if self.profile.textbook else 1000)},
+                changes=changes,
+                resident=resident,
+                of_batch=self.of_batch,
+                capacity_bytes=self.capacity_bytes,
+                **time,
+                **self.profile.prices(self.ranks),
+            )
+        )
 
     @cached_property
     def of_batch(self) -> dict[tuple[int, int], dict]:
         """(rank, number) -> what a micro-batch costs, and the held-out batch of that number."""
         own = {rank: self.training.own(rank) for rank in range(self.ranks)}
-        tables = {(rank, n): self.times(self.shape(rank, n)) for rank in own for n in range(len(own[rank]))}
+        tables = {
+            (rank, n): self.times(self.shape(rank, n))
+            for rank in own
+            for n in range(len(own[rank]))
+        }
         for n, shape in enumerate(self.training.held_out_shapes):
             for rank in own:
                 tables[rank, n] = {**tables.get((rank, n), {}), **self.evaluation_times(shape)}
@@ -228,7 +386,10 @@ class Translate(Layered):
         if self.profile.textbook:
             return {"F": 1, "B": 2, "U": 0, "C": 0}
         parts = [self.part(at, shape) for at in range(count(self.config))]
-        found = {kind: [self.time(part.work(kind), part.tensors if kind == "U" else 1) for part in parts] for kind in "FBU"}
+        found = {
+            kind: [self.time(part.work(kind), part.tensors if kind == "U" else 1) for part in parts]
+            for kind in "FBU"
+        }
         rows, source, target = shape
         copied = 8 * rows * (source + 2 * target) * (1 if self.pinned and self.workers else 2)
         return found | {"C": HOST.alpha_s + copied / HOST.bytes_per_s}
@@ -236,14 +397,22 @@ class Translate(Layered):
     def evaluation_times(self, shape: tuple[int, int, int]) -> dict[str, float]:
         if self.profile.textbook:
             return {"L": count(self.config), "T": shape[2]}
-        one, two = (evaluation_works(replace(self.config, layers=layers), shape, self.beam) for layers in (1, 2))
-        works = (Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each))) for each in zip(one, two))
+        one, two = (
+            evaluation_works(replace(self.config, layers=layers), shape, self.beam)
+            for layers in (1, 2)
+        )
+        works = (
+            Work(*(a + (self.layers - 1) * (b - a) for a, b in zip(*each)))
+            for each in zip(one, two)
+        )
         return {kind: self.time(work) for kind, work in zip("LT", works)}
 
     @cached_property
     def lowered(self) -> Plan:
         plan = with_buckets(self.order, self.steps, self.replicas, self.stages, self.bucket_bytes)
-        windows = [range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)]
+        windows = [
+            range(n * self.accumulation, (n + 1) * self.accumulation) for n in range(self.steps)
+        ]
         return with_evaluations(with_loads(plan, self.training.loading, windows), self.training)
 
     def predict(self) -> Trace:
@@ -253,7 +422,14 @@ class Translate(Layered):
     def peak_bytes(self) -> int:
         """Most that rank 0 holds in a training step, temporaries included: a dry run of two updates of its largest micro-batch."""
         largest = max(map(self.training.shape, self.training.own(0)), key=prod)
-        return step_peak(self.config, largest, self.smoothing, self.training.precision, min(self.accumulation, 2), min(self.replicas, 2))
+        return step_peak(
+            self.config,
+            largest,
+            self.smoothing,
+            self.training.precision,
+            min(self.accumulation, 2),
+            min(self.replicas, 2),
+        )
 
     @cached_property
     def alone_s(self) -> float:
@@ -278,23 +454,45 @@ class Translate(Layered):
         unit = "slot" if self.profile.textbook else "s"
         return (
             Quantity("the run", unit, lambda t: t.makespan),
-            Quantity("speed-up over one rank", "times", lambda t: self.alone_s / t.makespan if t.clock != "measured" else None),
-            *(Quantity(f"of it {name}, slowest rank", unit, lambda t, kinds=kinds: spent(t, kinds)) for name, kinds in SPENT.items()),
+            Quantity(
+                "speed-up over one rank",
+                "times",
+                lambda t: self.alone_s / t.makespan if t.clock != "measured" else None,
+            ),
+            *(
+                Quantity(
+                    f"of it {name}, slowest rank", unit, lambda t, kinds=kinds: spent(t, kinds)
+                )
+                for name, kinds in SPENT.items()
+            ),
             Quantity("exposed communication a step", unit, exposed),
             Quantity("waiting for data a step", unit, starved),
-            Quantity("bytes sent a rank and step", "B", lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps),
+            Quantity(
+                "bytes sent a rank and step",
+                "B",
+                lambda t: max(map(t.bytes_sent, range(t.ranks))) / t.steps,
+            ),
             Quantity("train loss", "", lambda t: last(t, "train loss"), exact=False),
-            Quantity("BLEU", "", lambda t: last(t, "BLEU"), exact=False))
+            Quantity("BLEU", "", lambda t: last(t, "BLEU"), exact=False),
+        )
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace)
         if trace.settings.get("unfinished"):
             return said
         whole, unit = trace.makespan, trace.unit
-        told = [f"{duration(each, unit)} ({each / whole:.0%}) {name}" for name, kinds in SPENT.items() if (each := spent(trace, kinds))]
+        told = [
+            f"{duration(each, unit)} ({each / whole:.0%}) {name}"
+            for name, kinds in SPENT.items()
+            if (each := spent(trace, kinds))
+        ]
         said.append(f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}.")
         if wait := starved(trace):
-            hidden = "more workers would hide it" if self.workers else "workers beside the compute would hide it"
+            hidden = (
+                "more workers would hide it"
+                if self.workers
+                else "workers beside the compute would hide it"
+            )
             said.append(f"A rank waits {duration(wait, unit)} of each step for data: {hidden}.")
         return said
 
@@ -334,9 +532,15 @@ def with_evaluations(plan: Plan, training: "InPieces") -> Plan:
             update = isinstance(op, Compute) and op.step[0].kind == "U"
             if last is not None and not update:
                 if (done := last // training.accumulation + 1) in training.evaluated_after:
-                    ops += [Compute((Action(kind, 0, n),)) for n in training.share(rank) for kind in "LT"]
-                    ops += [Together(f"evaluation after {done}", "all_reduce", 8 * EVALUATED, ranks),
-                            Together(f"decision after {done}", "broadcast", 16, ranks)]
+                    ops += [
+                        Compute((Action(kind, 0, n),))
+                        for n in training.share(rank)
+                        for kind in "LT"
+                    ]
+                    ops += [
+                        Together(f"evaluation after {done}", "all_reduce", 8 * EVALUATED, ranks),
+                        Together(f"decision after {done}", "broadcast", 16, ranks),
+                    ]
                 last = None
             if update:
                 last = op.step[0].micro_batch
@@ -366,15 +570,23 @@ class InPieces(Translation):
 
     @property
     def recipe(self) -> Recipe:
-        return replace(super().recipe, model=lambda at: TranslatorPiece(self.config, at, self.seed), schedule=self.order, steps=self.updates,
-                       whole_names=True, bucket_bytes=self.bucket_bytes)
+        return replace(
+            super().recipe,
+            model=lambda at: TranslatorPiece(self.config, at, self.seed),
+            schedule=self.order,
+            steps=self.updates,
+            whole_names=True,
+            bucket_bytes=self.bucket_bytes,
+        )
 
     def sample(self, micro_batch: int) -> Sample:
         source, target, context = super().sample(micro_batch)
         return Sample(source, target, (source, *context))
 
     def shares(self, window) -> list[float]:
-        return super().shares([Sample(source, target, context[1:]) for source, target, context in window])
+        return super().shares(
+            [Sample(source, target, context[1:]) for source, target, context in window]
+        )
 
     def own(self, rank: int) -> list[int]:
         """The micro-batches of a rank, in order."""
@@ -397,7 +609,7 @@ class InPieces(Translation):
 
     def program(self, rank) -> dict[str, np.ndarray]:
         recipe = self.recipe
-        windows = [window[rank.index::self.replicas] for window in recipe.windows]
+        windows = [window[rank.index :: self.replicas] for window in recipe.windows]
         loader = Loader(recipe.data, windows, self.loading, rank)
         trained = train(replace(recipe, data=loader), rank, OfPieces(self, rank))
         return recipe.arrays(trained.weights, trained.losses, trained.replica)
@@ -417,7 +629,10 @@ class OfPieces(Evaluation):
         done, total = number + 1, self.asked.updates
         if done * 10 // total > number * 10 // total:
             filled = done * 20 // total
-            print(f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {total} updates  loss {losses[-1]:.3f}", flush=True)
+            print(
+                f"rank {self.rank.index}  [{'#' * filled:.<20}]  {done} of {total} updates  loss {losses[-1]:.3f}",
+                flush=True,
+            )
         return super().ended(number, self.whole(training), losses)
 
     def evaluated(self, done, training) -> list[float]:
@@ -429,8 +644,11 @@ class OfPieces(Evaluation):
         if self.group.rank == 0:
             done, train_loss, loss, score = row
             epochs = done / len(self.asked.batches)
-            print(f"epoch {epochs:.2f}: train loss {train_loss:.3f}, held-out loss {loss:.3f}, BLEU {score:.2f}, learning rate "
-                  f"{self.asked.learning_rate(int(done)):.3g}{', the best' * best}{'; the run ends' * stop}", flush=True)
+            print(
+                f"epoch {epochs:.2f}: train loss {train_loss:.3f}, held-out loss {loss:.3f}, BLEU {score:.2f}, learning rate "
+                f"{self.asked.learning_rate(int(done)):.3g}{', the best' * best}{'; the run ends' * stop}",
+                flush=True,
+            )
         return stop, best
 
 
@@ -438,32 +656,68 @@ def shape_of(pairs) -> tuple[int, int, int]:
     """Of a micro-batch of these pairs; of none, of a row of padding."""
     if not pairs:
         return 1, 1, 1
-    return len(pairs), 1 + max(len(source) for source, _ in pairs), 1 + max(len(target) for _, target in pairs)
+    return (
+        len(pairs),
+        1 + max(len(source) for source, _ in pairs),
+        1 + max(len(target) for _, target in pairs),
+    )
 
 
 # -- dry runs ---------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
-def piece_run(config: TranslatorConfig, at: int, shape: tuple[int, int, int], smoothing: float, level: str | None, rehearsal: Rehearsal,
-              replicas: int) -> Part:
+def piece_run(
+    config: TranslatorConfig,
+    at: int,
+    shape: tuple[int, int, int],
+    smoothing: float,
+    level: str | None,
+    rehearsal: Rehearsal,
+    replicas: int,
+) -> Part:
     """A piece of a chain of one layer each, on micro-batches of one shape."""
     B, S, T = shape
-    arriving = torch.empty(B, S if at < 3 else S + T, config.width, dtype=LEVELS[level].dtype if level else config.dtype, device=META)
-    recipe = recipe_of(config, shape, smoothing, level, replicas, lambda _: TranslatorPiece(config, at))
+    arriving = torch.empty(
+        B,
+        S if at < 3 else S + T,
+        config.width,
+        dtype=LEVELS[level].dtype if level else config.dtype,
+        device=META,
+    )
+    recipe = recipe_of(
+        config, shape, smoothing, level, replicas, lambda _: TranslatorPiece(config, at)
+    )
     return rehearse(recipe, rehearsal, int(at > 0), 1 + (at > 0) + (at < 4), arriving)
 
 
 @lru_cache(maxsize=64)
-def step_peak(config: TranslatorConfig, shape: tuple[int, int, int], smoothing: float, level: str | None, micro_batches: int,
-              replicas: int) -> int:
+def step_peak(
+    config: TranslatorConfig,
+    shape: tuple[int, int, int],
+    smoothing: float,
+    level: str | None,
+    micro_batches: int,
+    replicas: int,
+) -> int:
     """Most bytes of two updates; a window's second micro-batch is as all after it."""
-    recipe = recipe_of(config, shape, smoothing, level, replicas, lambda at: TranslatorPiece(config, at))
+    recipe = recipe_of(
+        config, shape, smoothing, level, replicas, lambda at: TranslatorPiece(config, at)
+    )
     order = by_layers(Schedule.named("1f1b")(1, micro_batches), [range(count(config))])
-    return dry_run(partial(train, replace(recipe, schedule=order, steps=2, whole_names=True))).peak_bytes
+    return dry_run(
+        partial(train, replace(recipe, schedule=order, steps=2, whole_names=True))
+    ).peak_bytes
 
 
-def recipe_of(config: TranslatorConfig, shape: tuple[int, int, int], smoothing: float, level: str | None, replicas: int, model) -> Recipe:
+def recipe_of(
+    config: TranslatorConfig,
+    shape: tuple[int, int, int],
+    smoothing: float,
+    level: str | None,
+    replicas: int,
+    model,
+) -> Recipe:
     """A training on micro-batches of one shape."""
     B, S, T = shape
 
@@ -472,19 +726,30 @@ def recipe_of(config: TranslatorConfig, shape: tuple[int, int, int], smoothing: 
         return Sample(source, target, (source.clone(), so_far, Noise(0, 0, number)))
 
     return Recipe(
-        model=model, data=data, optimizer=adam, replicas=replicas, precision=level, clip=1.0,
-        loss=lambda logits, targets: word_cross_entropy(logits, targets, PAD, smoothing), weights=lambda window: [1 / len(window)] * len(window))
+        model=model,
+        data=data,
+        optimizer=adam,
+        replicas=replicas,
+        precision=level,
+        clip=1.0,
+        loss=lambda logits, targets: word_cross_entropy(logits, targets, PAD, smoothing),
+        weights=lambda window: [1 / len(window)] * len(window),
+    )
 
 
 @lru_cache(maxsize=1024)
-def evaluation_works(config: TranslatorConfig, shape: tuple[int, int, int], beam: int) -> tuple[Work, Work]:
+def evaluation_works(
+    config: TranslatorConfig, shape: tuple[int, int, int], beam: int
+) -> tuple[Work, Work]:
     """What the loss of a held-out batch costs, and its translation."""
     B, S, T = shape
 
     @torch.no_grad()
     def program(rank):
         model = built(lambda: Translator(config), META)
-        source, target = (torch.empty(B, length, dtype=torch.int64, device=META) for length in (S, T))
+        source, target = (
+            torch.empty(B, length, dtype=torch.int64, device=META) for length in (S, T)
+        )
         with rank.span(Action("L", 0, 0)):
             word_cross_entropy(model(source, target), target, PAD)
         with rank.span(Action("T", 0, 0)):
@@ -492,5 +757,6 @@ def evaluation_works(config: TranslatorConfig, shape: tuple[int, int, int], beam
                 greedy(model, source, BEGIN, END, PAD, T)
             else:
                 beam_search(model, source, BEGIN, END, PAD, T, beam)
+
     actions = dry_run(program).actions
     return actions["0L0"].work, actions["0T0"].work

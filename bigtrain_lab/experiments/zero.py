@@ -26,8 +26,12 @@ from .sharded import Sharded
 
 STAGES = ("data parallel", "stage 1", "stage 2", "stage 3")
 SHARED = ("nothing", "the optimizer's state", "state and gradients", "state, gradients and weights")
-WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer state",
-         "master": "masters"}
+WORDS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "master": "masters",
+}
 
 
 class Zero(Sharded):
@@ -38,26 +42,89 @@ class Zero(Sharded):
     slices: ClassVar[int] = 1
     schedule: ClassVar[str] = "1f1b"
 
-    stage: int = knob(1, "what the ranks share instead of copying: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights", low=0, high=3)
+    stage: int = knob(
+        1,
+        "what the ranks share instead of copying: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights",
+        low=0,
+        high=3,
+    )
     replicas: int = knob(4, "ranks, each with its share of a batch", low=1, high=8)
     optimizer: str = knob("adam", "the rule that U applies", choices=tuple(OPTIMIZERS))
     precision: str = knob("none", "level of mixed precision", choices=("none", "bf16"))
-    micro_batches: int = knob(1, "micro-batches of a rank whose gradients add up before the update", low=1, high=16)
-    hardware: str = knob("rtx3090-pcie", "what the modelled clock charges for compute and messages", choices=profiles, more=True)
-    link_gb_s: float = knob(0.0, "bandwidth inside a node; 0: what the hardware profile states", low=0, high=1000, step=0.5, unit="GB/s", more=True)
-    ranks_per_node: int = knob(8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True)
-    bucket_mb: float = knob(0.1, "gradients that travel in one message at stages 0 to 2", low=0.01, high=100, step=0.01, unit="MB", logarithmic=True, more=True)
-    recompute: bool = knob(False, "keep the input of each layer, and compute the rest again in the backward", more=True)
-    clip: float = knob(0.0, "largest norm of the gradient, over all ranks; 0: it is not clipped", low=0, high=100, step=0.01, more=True)
+    micro_batches: int = knob(
+        1, "micro-batches of a rank whose gradients add up before the update", low=1, high=16
+    )
+    hardware: str = knob(
+        "rtx3090-pcie",
+        "what the modelled clock charges for compute and messages",
+        choices=profiles,
+        more=True,
+    )
+    link_gb_s: float = knob(
+        0.0,
+        "bandwidth inside a node; 0: what the hardware profile states",
+        low=0,
+        high=1000,
+        step=0.5,
+        unit="GB/s",
+        more=True,
+    )
+    ranks_per_node: int = knob(
+        8, "ranks that one node holds; the slower links lie between nodes", low=1, high=8, more=True
+    )
+    bucket_mb: float = knob(
+        0.1,
+        "gradients that travel in one message at stages 0 to 2",
+        low=0.01,
+        high=100,
+        step=0.01,
+        unit="MB",
+        logarithmic=True,
+        more=True,
+    )
+    recompute: bool = knob(
+        False, "keep the input of each layer, and compute the rest again in the backward", more=True
+    )
+    clip: float = knob(
+        0.0,
+        "largest norm of the gradient, over all ranks; 0: it is not clipped",
+        low=0,
+        high=100,
+        step=0.01,
+        more=True,
+    )
     steps: int = knob(2, "updates of a run", low=1, high=50, more=True)
     layers: int = knob(4, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(64, "width of the model; 12 x width^2 weights a block", low=16, high=1024, step=16, more=True)
+    width: int = knob(
+        64,
+        "width of the model; 12 x width^2 weights a block",
+        low=16,
+        high=1024,
+        step=16,
+        more=True,
+    )
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=32, more=True)
-    vocabulary: int = knob(256, "words; the text's bytes are the first 256", low=256, high=32768, logarithmic=True, more=True)
-    sequence: int = knob(16, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True)
+    vocabulary: int = knob(
+        256,
+        "words; the text's bytes are the first 256",
+        low=256,
+        high=32768,
+        logarithmic=True,
+        more=True,
+    )
+    sequence: int = knob(
+        16, "tokens (bytes of text) in a sample", low=4, high=1024, unit="tokens", more=True
+    )
     rows: int = knob(1, "samples in a micro-batch", low=1, high=64, unit="samples", more=True)
-    learning_rate: float = knob(1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True)
-    dtype: Literal["float32", "float64"] = knob("float32", "number format of weights and activations", choices=("float32", "float64"), more=True)
+    learning_rate: float = knob(
+        1e-3, "step size of the optimizer", low=1e-5, high=10, logarithmic=True, more=True
+    )
+    dtype: Literal["float32", "float64"] = knob(
+        "float32",
+        "number format of weights and activations",
+        choices=("float32", "float64"),
+        more=True,
+    )
     text: str = knob("", "path of a text file; empty: Python's own help", more=True)
     seed: int = knob(0, "seed of weights and samples", low=0, high=2**31 - 1, more=True)
 
@@ -73,8 +140,22 @@ class Zero(Sharded):
         return super(Pipelined, cls).idle_settings(settings) | whole
 
     shapes: ClassVar[tuple[str, ...]] = (
-        "stage", "replicas", "optimizer", "precision", "micro_batches", "bucket_mb", "recompute",
-        "clip", "layers", "width", "heads", "vocabulary", "sequence", "rows", "dtype")
+        "stage",
+        "replicas",
+        "optimizer",
+        "precision",
+        "micro_batches",
+        "bucket_mb",
+        "recompute",
+        "clip",
+        "layers",
+        "width",
+        "heads",
+        "vocabulary",
+        "sequence",
+        "rows",
+        "dtype",
+    )
 
     # -- what the settings mean --------------------------------------------------------------------
 
@@ -88,8 +169,11 @@ class Zero(Sharded):
 
     @property
     def further(self) -> dict[str, Any]:
-        return {"precision": None if self.precision == "none" else self.precision,
-                "clip": self.clip or None, "recompute": checkpoint if self.recompute else None}
+        return {
+            "precision": None if self.precision == "none" else self.precision,
+            "clip": self.clip or None,
+            "recompute": checkpoint if self.recompute else None,
+        }
 
     @property
     def format(self) -> str:
@@ -100,8 +184,10 @@ class Zero(Sharded):
         if self.ranks > 1:
             who = f"{self.ranks} ranks share {SHARED[self.stage]}"
         batch = f"{self.replicas} x {self.micro_batches} x {self.rows} samples"
-        return (f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {batch} of "
-                f"{self.sequence} bytes")
+        return (
+            f"a model of {self.weights / 1e6:.3g} M parameters; {who}; a batch of {batch} of "
+            f"{self.sequence} bytes"
+        )
 
     # -- theory ---------------------------------------------------------------------------------
 
@@ -137,27 +223,35 @@ class Zero(Sharded):
             return lambda trace: max(of(trace, rank) for rank in range(trace.ranks))
 
         return (
-            *(Quantity(f"{word}, most on a rank", "B", most(partial(Trace.peak_bytes, kind=kind)))
-              for kind, word in WORDS.items() if kind != "master" or self.precision != "none"),
+            *(
+                Quantity(f"{word}, most on a rank", "B", most(partial(Trace.peak_bytes, kind=kind)))
+                for kind, word in WORDS.items()
+                if kind != "master" or self.precision != "none"
+            ),
             Quantity("peak memory, most on a rank", "B", most(highest)),
             Quantity("bytes sent a rank and step", "B", most(sent)),
             Quantity("step time", unit, lambda t: t.step_time),
             Quantity("exposed communication a step", unit, exposed),
-            Quantity("loss, last batch", "", self.last_loss, exact=False))
+            Quantity("loss, last batch", "", self.last_loss, exact=False),
+        )
 
     @property
     def relief(self) -> str:
         higher = f"A higher stage ({self.stage + 1}) or more" if self.stage < 3 else "More"
-        return (f"{higher} ranks (replicas), a smaller batch (rows) or recompute would need less "
-                "on each device.")
+        return (
+            f"{higher} ranks (replicas), a smaller batch (rows) or recompute would need less "
+            "on each device."
+        )
 
     def shown(self, figure: str, trace: Trace) -> Trace | dict[str, Trace]:
         """For the microscope all four stages: predictions beside the trace of this one."""
         if figure != "microscope":
             return trace
         others = {stage: self.replace(stage=stage, fault="none") for stage in range(4)}
-        return {name: trace if stage == self.stage else others[stage].predict()
-                for stage, name in enumerate(STAGES)}
+        return {
+            name: trace if stage == self.stage else others[stage].predict()
+            for stage, name in enumerate(STAGES)
+        }
 
     def cannot_be_made(self, trace: Trace) -> list[str]:
         """That a rank has no room for the whole model, of which it then keeps a part."""
@@ -166,33 +260,43 @@ class Zero(Sharded):
         most = self.dry(0).set_up_bytes
         if most <= self.capacity_bytes:
             return []
-        return ["It does not fit: a rank makes the whole model before it keeps its part, and holds "
-                f"{size(most)} then. Its device has {size(self.capacity_bytes)}: take a smaller "
-                "model (layers, width)."]
+        return [
+            "It does not fit: a rank makes the whole model before it keeps its part, and holds "
+            f"{size(most)} then. Its device has {size(self.capacity_bytes)}: take a smaller "
+            "model (layers, width)."
+        ]
 
     def explain(self, trace: Trace) -> list[str]:
         said = super(Pipelined, self).explain(trace) or self.cannot_be_made(trace)
         if self.replicas == 1 or trace.settings.get("unfinished"):
             return said
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
-        said.append(f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
-                    f"stage {self.stage}, {size(round(each))}; data parallel has "
-                    f"{copied / self.weights:.3g}, {size(round(copied))}.")
+        said.append(
+            f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
+            f"stage {self.stage}, {size(round(each))}; data parallel has "
+            f"{copied / self.weights:.3g}, {size(round(copied))}."
+        )
         if most := max(readings(trace, 0), key=lambda read: read.bytes, default=None):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
-            said.append(f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
-                        f"stage shares the other {size(most.bytes - model)}, such as activations.")
+            said.append(
+                f"At the peak of rank 0 weights, gradients and state are {size(model)}. No "
+                f"stage shares the other {size(most.bytes - model)}, such as activations."
+            )
         if self.sharded:
-            said.append(f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while it makes "
-                        "its model and its optimizer: no peak counts that.")
+            said.append(
+                f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while it makes "
+                "its model and its optimizer: no peak counts that."
+            )
         if most_sent := max(sent(trace, rank) for rank in range(trace.ranks)):
             half = self.stage and self.precision != "none"
             gradients = self.weights * (2 if half else self.config.dtype.itemsize)
             times = most_sent / zero_sent_bytes(gradients, self.replicas, 0)
-            said.append(f"A rank sends {size(round(most_sent))} a step, "
-                        f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "
-                        "all-reduce of all gradients sends. It waits for that alone "
-                        f"{duration(exposed(trace), trace.unit)} of a step.")
+            said.append(
+                f"A rank sends {size(round(most_sent))} a step, "
+                f"{f'{times:.3g} times' if times > 1.05 else 'as much as'} what an "
+                "all-reduce of all gradients sends. It waits for that alone "
+                f"{duration(exposed(trace), trace.unit)} of a step."
+            )
         return said
 
 

@@ -15,6 +15,7 @@ from ..core import Impossible, Trace
 
 MARKUP = re.compile("[<>&]")
 
+
 def literal(value):
     """The same trace, event or setting with each text as plotly shows it: plotly reads tags and entities."""
     match value:
@@ -22,23 +23,39 @@ def literal(value):
             return escape(value, quote=False) if MARKUP.search(value) else value
         case Trace():
             texts = {text for event in value.events for text in event if type(text) is str}
-            events = tuple(map(literal, value.events)) if any(map(MARKUP.search, texts)) else value.events
-            return replace(value, events=events, unit=literal(value.unit), settings=literal(value.settings))
+            events = (
+                tuple(map(literal, value.events))
+                if any(map(MARKUP.search, texts))
+                else value.events
+            )
+            return replace(
+                value, events=events, unit=literal(value.unit), settings=literal(value.settings)
+            )
         case dict():
             return {literal(key): literal(each) for key, each in value.items()}
         case list():
             return [*map(literal, value)]
         case tuple():
-            return value._make(map(literal, value)) if hasattr(value, "_make") else tuple(map(literal, value))
+            return (
+                value._make(map(literal, value))
+                if hasattr(value, "_make")
+                else tuple(map(literal, value))
+            )
     return value
 
 
 def literally(draw):
     """The same figure, of traces whose texts are shown as they are."""
+
     @wraps(draw)
     def drawn(given, *args, **options):
-        traces = isinstance(given, (list, tuple)) and not hasattr(given, "_make") or isinstance(given, Iterator)
+        traces = (
+            isinstance(given, (list, tuple))
+            and not hasattr(given, "_make")
+            or isinstance(given, Iterator)
+        )
         return draw([*map(literal, given)] if traces else literal(given), *args, **options)
+
     return drawn
 
 

@@ -16,7 +16,12 @@ from ..words import size
 from . import palette
 from .timeline import look
 
-LINE, POINT, CHOSEN, INSIDE = palette.VERSIONS[0], palette.VERSIONS[5], palette.VERSIONS[2], palette.VERSIONS[3]
+LINE, POINT, CHOSEN, INSIDE = (
+    palette.VERSIONS[0],
+    palette.VERSIONS[5],
+    palette.VERSIONS[2],
+    palette.VERSIONS[3],
+)
 SEEN = 0.05  # of memory beyond the line: a shorter bracket is not drawn, only told
 
 
@@ -24,43 +29,108 @@ def budgets(trace: Trace) -> go.Figure:
     """Logarithmic both ways: bytes, and how many times the work of keep-all."""
     facts = trace.settings.get("facts", {})
     if "frontier" not in facts:
-        raise Impossible("This trace knows no recompute plans: take one of the experiment checkpoint.")
+        raise Impossible(
+            "This trace knows no recompute plans: take one of the experiment checkpoint."
+        )
     whole = facts["everything"]
     memory, work = zip(*facts["frontier"])
     figure = go.Figure(layout=look(f"{trace.clock}: what memory buys, by plan", 360))
-    figure.add_scatter(x=memory, y=work, mode="lines", line=dict(color=LINE, width=2.5, shape="hv"), name="optimum of the recursion",
-                       hovertext=[told("optimum", m, w, whole) for m, w in zip(memory, work)], hoverinfo="text")
-    points, inside = {}, {name: at for name, at in facts["plans"].items() if name in Recompute.all() and Recompute.all()[name].inside}
+    figure.add_scatter(
+        x=memory,
+        y=work,
+        mode="lines",
+        line=dict(color=LINE, width=2.5, shape="hv"),
+        name="optimum of the recursion",
+        hovertext=[told("optimum", m, w, whole) for m, w in zip(memory, work)],
+        hoverinfo="text",
+    )
+    points, inside = (
+        {},
+        {
+            name: at
+            for name, at in facts["plans"].items()
+            if name in Recompute.all() and Recompute.all()[name].inside
+        },
+    )
     for name, (m, w) in facts["plans"].items():
         if name not in inside:
             points.setdefault((m, w), []).append(name)
     gaps = {at: gap for at in points if (gap := beyond(*at, facts["frontier"])) > 0.005}
-    figure.add_scatter(x=[m for m, _ in points], y=[w for _, w in points], mode="markers+text", name="a plan without a budget",
-                       marker=dict(size=10, color=POINT, line=dict(width=1, color="white")), cliponaxis=False,
-                       text=[f"<b>{', '.join(names)}</b>" for names in points.values()],
-                       textposition=places(list(points), facts["frontier"]),
-                       hovertext=[told(", ".join(names), *at, whole) + (f"<br>{gaps[at]:.0%} more memory than the line at that work" if at in gaps else "")
-                                  for at, names in points.items()], hoverinfo="text")
-    figure.add_scatter(x=[facts["here"][0]], y=[facts["here"][1]], mode="markers", name=f"chosen: {facts['chosen']}",
-                       marker=dict(size=18, symbol="circle-open", color=CHOSEN, line=dict(width=3, color=CHOSEN)),
-                       hovertext=told(facts["chosen"], *facts["here"], whole), hoverinfo="text")
+    figure.add_scatter(
+        x=[m for m, _ in points],
+        y=[w for _, w in points],
+        mode="markers+text",
+        name="a plan without a budget",
+        marker=dict(size=10, color=POINT, line=dict(width=1, color="white")),
+        cliponaxis=False,
+        text=[f"<b>{', '.join(names)}</b>" for names in points.values()],
+        textposition=places(list(points), facts["frontier"]),
+        hovertext=[
+            told(", ".join(names), *at, whole)
+            + (f"<br>{gaps[at]:.0%} more memory than the line at that work" if at in gaps else "")
+            for at, names in points.items()
+        ],
+        hoverinfo="text",
+    )
+    figure.add_scatter(
+        x=[facts["here"][0]],
+        y=[facts["here"][1]],
+        mode="markers",
+        name=f"chosen: {facts['chosen']}",
+        marker=dict(size=18, symbol="circle-open", color=CHOSEN, line=dict(width=3, color=CHOSEN)),
+        hovertext=told(facts["chosen"], *facts["here"], whole),
+        hoverinfo="text",
+    )
     if wide := {at: gap for at, gap in gaps.items() if gap > SEEN}:
         draw_gaps(figure, wide)
     if inside:
-        figure.add_scatter(x=[m for m, _ in inside.values()], y=[w for _, w in inside.values()], mode="markers+text", name="inside layers", showlegend=False,
-                           marker=dict(size=11, symbol="diamond", color=INSIDE), text=[f"<b>{name}</b> (inside layers)" for name in inside],
-                           textposition="bottom left", cliponaxis=False, hovertext=[told(name, *at, whole) for name, at in inside.items()], hoverinfo="text")
+        figure.add_scatter(
+            x=[m for m, _ in inside.values()],
+            y=[w for _, w in inside.values()],
+            mode="markers+text",
+            name="inside layers",
+            showlegend=False,
+            marker=dict(size=11, symbol="diamond", color=INSIDE),
+            text=[f"<b>{name}</b> (inside layers)" for name in inside],
+            textposition="bottom left",
+            cliponaxis=False,
+            hovertext=[told(name, *at, whole) for name, at in inside.items()],
+            hoverinfo="text",
+        )
     if facts["budget"]:
-        figure.add_vline(x=facts["budget"], line=dict(dash="dot", width=1.5, color=palette.TRANSFER))
-        figure.add_annotation(x=log10(facts["budget"]), y=1, yref="paper", text=f"budget {size(facts['budget'])}", font_size=11,
-                              showarrow=False, xanchor="left", yanchor="top")
+        figure.add_vline(
+            x=facts["budget"], line=dict(dash="dot", width=1.5, color=palette.TRANSFER)
+        )
+        figure.add_annotation(
+            x=log10(facts["budget"]),
+            y=1,
+            yref="paper",
+            text=f"budget {size(facts['budget'])}",
+            font_size=11,
+            showarrow=False,
+            xanchor="left",
+            yanchor="top",
+        )
     everywhere = [*memory, *(m for m, _ in facts["plans"].values())]
     lowest, highest = min(everywhere), max(everywhere)
     ticks = marks(lowest, highest)
-    figure.update_xaxes(type="log", title="peak of saved activations", tickvals=ticks, ticktext=[size(t) for t in ticks], zeroline=False)
+    figure.update_xaxes(
+        type="log",
+        title="peak of saved activations",
+        tickvals=ticks,
+        ticktext=[size(t) for t in ticks],
+        zeroline=False,
+    )
     most = max(*work, *(w for _, w in facts["plans"].values()))
     rows = [v for v in (1, 1.33, 1.67, 2, 3, 5, 10, 20) if v <= 1.2 * most]
-    figure.update_yaxes(type="log", range=[log10(0.74), log10(1.12 * most)], title="work of a step / keep-all", tickvals=rows, ticktext=[f"{v:g}" for v in rows], zeroline=False)
+    figure.update_yaxes(
+        type="log",
+        range=[log10(0.74), log10(1.12 * most)],
+        title="work of a step / keep-all",
+        tickvals=rows,
+        ticktext=[f"{v:g}" for v in rows],
+        zeroline=False,
+    )
     figure.update_layout(margin=dict(l=64, r=24, t=72, b=48))
     return figure
 
@@ -73,11 +143,25 @@ def beyond(memory: float, work: float, frontier: list) -> float:
 def draw_gaps(figure: go.Figure, gaps: dict[tuple, float]) -> None:
     """A bracket from the line to each plan, at the plan's work."""
     x = [end for m, _ in gaps for end in (m / (1 + gaps[m, _]), m, None)]
-    figure.add_scatter(x=x, y=[y for _, w in gaps for y in (w, w, None)], mode="lines+markers", name="memory above the line's",
-                       line=dict(color=POINT, width=3), marker=dict(symbol="line-ns", size=12, line=dict(color=POINT, width=2)), hoverinfo="skip")
+    figure.add_scatter(
+        x=x,
+        y=[y for _, w in gaps for y in (w, w, None)],
+        mode="lines+markers",
+        name="memory above the line's",
+        line=dict(color=POINT, width=3),
+        marker=dict(symbol="line-ns", size=12, line=dict(color=POINT, width=2)),
+        hoverinfo="skip",
+    )
     for (m, w), gap in gaps.items():
-        figure.add_annotation(x=log10(m / (1 + gap) ** 0.5), y=log10(w), text=f"<b>+{gap:.0%}</b>", font=dict(size=11, color=POINT), showarrow=False,
-                              yshift=14, xanchor="center")
+        figure.add_annotation(
+            x=log10(m / (1 + gap) ** 0.5),
+            y=log10(w),
+            text=f"<b>+{gap:.0%}</b>",
+            font=dict(size=11, color=POINT),
+            showarrow=False,
+            yshift=14,
+            xanchor="center",
+        )
 
 
 def places(points: list[tuple], frontier: list) -> list[str]:
@@ -93,7 +177,7 @@ def places(points: list[tuple], frontier: list) -> list[str]:
 def marks(low: float, high: float) -> list[float]:
     """1, 2, 5, 10, ... within the range."""
     power = 10 ** (len(str(int(low))) - 1)
-    found = [step * power * 10 ** k for k in range(8) for step in (1, 2, 5)]
+    found = [step * power * 10**k for k in range(8) for step in (1, 2, 5)]
     return [each for each in found if low / 1.3 <= each <= high * 1.3]
 
 

@@ -19,14 +19,25 @@ def compare(traces: Iterable[Trace], title: str = "") -> go.Figure:
         raise Impossible("There is nothing to compare: give at least one trace.")
     heights = [len(rows_of(trace)) for trace in traces]
     height = 90 * len(traces) + 34 * sum(heights) + 40
-    figure = make_subplots(rows=len(traces), cols=1, row_heights=heights, subplot_titles=[heading(t) for t in traces],
-                           vertical_spacing=min(0.24, BETWEEN / (height - 92)))
+    figure = make_subplots(
+        rows=len(traces),
+        cols=1,
+        row_heights=heights,
+        subplot_titles=[heading(t) for t in traces],
+        vertical_spacing=min(0.24, BETWEEN / (height - 92)),
+    )
     seen: set[str] = set()
     for row, trace in enumerate(traces, 1):
         draw_rows(figure, trace, row=row, col=1)
-        caption = f"time ({words.axis_unit(trace)[0]})" if row == len(traces) else None  # each heading tells its own unit
+        caption = (
+            f"time ({words.axis_unit(trace)[0]})" if row == len(traces) else None
+        )  # each heading tells its own unit
         figure.update_xaxes(title=caption, rangemode="tozero", row=row, col=1)
-        first = next(i for i, other in enumerate(traces, 1) if words.axis_unit(other) == words.axis_unit(trace))
+        first = next(
+            i
+            for i, other in enumerate(traces, 1)
+            if words.axis_unit(other) == words.axis_unit(trace)
+        )
         if first < row:
             figure.update_xaxes(matches=f"x{first if first > 1 else ''}", row=row, col=1)
     for drawn in figure.data:  # one legend entry a phase, not one a clock

@@ -16,19 +16,33 @@ SHOWN = "fp16", "bf16", "fp8 e5m2", "fp8 e4m3"
 LOWEST = -48  # the smallest power drawn; what is below is counted all the same
 LOSSES = "losses"  # the annotations that the slider rewrites
 NORMAL, SUBNORMAL, GUIDE = "#3B6FA0", "#A9C4DE", "#D55E00"
-SHADES = [[0, "rgba(53,122,189,0.1)"], [0.25, "rgba(53,122,189,0.4)"], [0.6, "rgba(53,122,189,0.8)"], [1, "rgba(53,122,189,1)"]]  # more stands out from any page
+SHADES = [
+    [0, "rgba(53,122,189,0.1)"],
+    [0.25, "rgba(53,122,189,0.4)"],
+    [0.6, "rgba(53,122,189,0.8)"],
+    [1, "rgba(53,122,189,1)"],
+]  # more stands out from any page
 
 
 def exponents(trace: Trace) -> go.Figure:
     """Of all that the trace's ranks reported with Rank.histogram("activation gradient <module>" or "weight gradient <weight>", ...)."""
     found = {kind: modules for kind, modules in layers(trace).items() if modules}
     if not found:
-        raise Impossible("This trace holds no histograms of gradients: a run makes them, in the steps in which it looks at its gradients.")
+        raise Impossible(
+            "This trace holds no histograms of gradients: a run makes them, in the steps in which it looks at its gradients."
+        )
     whole = {kind: Exponents.merged(modules.values()) for kind, modules in found.items()}
     rows = in_order(found)
     heights = [max(15 * len(rows), 60), 34 * len(SHOWN)]
-    figure = make_subplots(rows=2, cols=len(found), shared_xaxes=True, horizontal_spacing=0.03, vertical_spacing=20 / sum(heights), row_heights=heights,
-                           column_titles=[told(kind, whole[kind]) for kind in found])
+    figure = make_subplots(
+        rows=2,
+        cols=len(found),
+        shared_xaxes=True,
+        horizontal_spacing=0.03,
+        vertical_spacing=20 / sum(heights),
+        row_heights=heights,
+        column_titles=[told(kind, whole[kind]) for kind in found],
+    )
     low = min([max(e.first, LOWEST) for e in whole.values() if e.counts], default=-30)
     across = dict(range=[low - 1.5, FORMATS["fp16"].highest + 4], zeroline=False)
     for column, (kind, modules) in enumerate(found.items(), 1):
@@ -36,31 +50,91 @@ def exponents(trace: Trace) -> go.Figure:
         for name in SHOWN:
             figure.add_traces(bars(FORMATS[name], SHOWN.index(name)), rows=2, cols=column)
         for row, text in enumerate(losses(whole[kind], 0)):
-            figure.add_annotation(x=0, xref="x domain", y=row + 0.18, text=text, name=LOSSES, font_size=11, showarrow=False, xanchor="left", row=2, col=column)
-        for edge, side in ((FORMATS["fp16"].lowest - 1, "0 "), (FORMATS["fp16"].lowest_normal, "subnormal "), (FORMATS["fp16"].highest + 1, "normal in fp16 ")):
-            figure.add_shape(type="line", x0=edge, x1=edge, y0=0, y1=1, yref="y domain", line=dict(color=GUIDE, width=1, dash="dot"), row=1, col=column)
-            figure.add_annotation(x=edge, y=0, yref="y domain", text=side, font=dict(size=10, color=GUIDE), showarrow=False, xanchor="right",
-                                  yanchor="top", borderpad=0, row=1, col=column)
-        figure.update_yaxes(autorange="reversed", type="category", categoryarray=rows, ticklabelstandoff=4, showgrid=False, showticklabels=column == 1,
-                            tickfont_size=11, row=1, col=column)
+            figure.add_annotation(
+                x=0,
+                xref="x domain",
+                y=row + 0.18,
+                text=text,
+                name=LOSSES,
+                font_size=11,
+                showarrow=False,
+                xanchor="left",
+                row=2,
+                col=column,
+            )
+        for edge, side in (
+            (FORMATS["fp16"].lowest - 1, "0 "),
+            (FORMATS["fp16"].lowest_normal, "subnormal "),
+            (FORMATS["fp16"].highest + 1, "normal in fp16 "),
+        ):
+            figure.add_shape(
+                type="line",
+                x0=edge,
+                x1=edge,
+                y0=0,
+                y1=1,
+                yref="y domain",
+                line=dict(color=GUIDE, width=1, dash="dot"),
+                row=1,
+                col=column,
+            )
+            figure.add_annotation(
+                x=edge,
+                y=0,
+                yref="y domain",
+                text=side,
+                font=dict(size=10, color=GUIDE),
+                showarrow=False,
+                xanchor="right",
+                yanchor="top",
+                borderpad=0,
+                row=1,
+                col=column,
+            )
+        figure.update_yaxes(
+            autorange="reversed",
+            type="category",
+            categoryarray=rows,
+            ticklabelstandoff=4,
+            showgrid=False,
+            showticklabels=column == 1,
+            tickfont_size=11,
+            row=1,
+            col=column,
+        )
         figure.update_yaxes(range=[len(SHOWN) - 0.2, -0.25], visible=False, row=2, col=column)
         figure.update_xaxes(**across, row=1, col=column)
-        figure.update_xaxes(**across, tickprefix="2<sup>", ticksuffix="</sup>", title=dict(text="gradient times loss scale", standoff=4), row=2, col=column)
+        figure.update_xaxes(
+            **across,
+            tickprefix="2<sup>",
+            ticksuffix="</sup>",
+            title=dict(text="gradient times loss scale", standoff=4),
+            row=2,
+            col=column,
+        )
     figure.update_layout(**look(heading(trace), sum(heights) + 216))
-    figure.update_layout(autosize=True, margin=dict(l=8, r=12, t=88, b=112), sliders=[slider(figure, whole, prefix(trace))])
+    figure.update_layout(
+        autosize=True,
+        margin=dict(l=8, r=12, t=88, b=112),
+        sliders=[slider(figure, whole, prefix(trace))],
+    )
     figure.update_annotations(selector=dict(yref="paper"), font_size=12)
     return figure
 
 
 def heading(trace: Trace) -> str:
     level = trace.settings.get("level", "")
-    return f"{trace.clock}: gradients by power of two{f', computed at level {level}' if level else ''}"
+    return (
+        f"{trace.clock}: gradients by power of two{f', computed at level {level}' if level else ''}"
+    )
 
 
 def prefix(trace: Trace) -> str:
     """What the slider multiplies: gradients of a run that scaled its loss were counted scaled."""
     scaled = any(e.name == "loss scale" for e in trace.where(Scalar))
-    return "the run's own loss scale, which these gradients hold, times " if scaled else "loss scale "
+    return (
+        "the run's own loss scale, which these gradients hold, times " if scaled else "loss scale "
+    )
 
 
 def in_order(found: dict[str, dict[str, Exponents]]) -> list[str]:
@@ -69,7 +143,9 @@ def in_order(found: dict[str, dict[str, Exponents]]) -> list[str]:
     for name in found.get(ACTIVATIONS, ()):
         if name not in rows:
             inside = [at for at, row in enumerate(rows) if row.startswith(name + ".")]
-            rows.insert(inside[-1] + 1 if inside else 0, name)  # a block's output comes after its parts
+            rows.insert(
+                inside[-1] + 1 if inside else 0, name
+            )  # a block's output comes after its parts
     return rows
 
 
@@ -92,19 +168,54 @@ def shades(modules: dict[str, Exponents], rows: list[str]) -> go.Heatmap:
         for power, count in enumerate(each.counts, each.first):
             row[power - first] = count / each.nonzero
         shares.append([share**0.5 or None for share in row])  # the root shows thin tails
-        words.append([f"{name}<br>{percent(share)} of its nonzero gradients<br>lie in 2<sup>{power}</sup> to 2<sup>{power + 1}</sup>, unscaled"
-                      for power, share in enumerate(row, first)])
-    return go.Heatmap(x0=first + 0.5, dx=1, y=rows, z=shares, text=words, hoverinfo="text", zmin=0, zmax=0.6, colorscale=SHADES, showscale=False,
-                      xgap=0.5, ygap=1)
+        words.append(
+            [
+                f"{name}<br>{percent(share)} of its nonzero gradients<br>lie in 2<sup>{power}</sup> to 2<sup>{power + 1}</sup>, unscaled"
+                for power, share in enumerate(row, first)
+            ]
+        )
+    return go.Heatmap(
+        x0=first + 0.5,
+        dx=1,
+        y=rows,
+        z=shares,
+        text=words,
+        hoverinfo="text",
+        zmin=0,
+        zmax=0.6,
+        colorscale=SHADES,
+        showscale=False,
+        xgap=0.5,
+        ygap=1,
+    )
 
 
 def bars(number: Format, row: int) -> list[go.Bar]:
     """Where a format has numbers: pale where they are subnormal."""
-    ends = ((number.lowest - 1, number.lowest_normal, SUBNORMAL, "subnormal: fewer and fewer bits"),
-            (number.lowest_normal, number.highest + 1, NORMAL, f"normal: {number.mantissa_bits + 1} bits"))
-    return [go.Bar(base=[start], x=[end - start], y=[row + 0.56], width=0.2, orientation="h", marker_color=colour, marker_line_width=0, showlegend=False,
-                   hovertext=f"{number.name}, {what}, from 2<sup>{start}</sup> to 2<sup>{end}</sup>", hoverinfo="text")
-            for start, end, colour, what in ends]
+    ends = (
+        (number.lowest - 1, number.lowest_normal, SUBNORMAL, "subnormal: fewer and fewer bits"),
+        (
+            number.lowest_normal,
+            number.highest + 1,
+            NORMAL,
+            f"normal: {number.mantissa_bits + 1} bits",
+        ),
+    )
+    return [
+        go.Bar(
+            base=[start],
+            x=[end - start],
+            y=[row + 0.56],
+            width=0.2,
+            orientation="h",
+            marker_color=colour,
+            marker_line_width=0,
+            showlegend=False,
+            hovertext=f"{number.name}, {what}, from 2<sup>{start}</sup> to 2<sup>{end}</sup>",
+            hoverinfo="text",
+        )
+        for start, end, colour, what in ends
+    ]
 
 
 def losses(counted: Exponents, log2_scale: int) -> list[str]:
@@ -113,9 +224,13 @@ def losses(counted: Exponents, log2_scale: int) -> list[str]:
     lines = []
     for name in SHOWN:
         shares = counted.shares(name, log2_scale)
-        over = ("inf", "inf or nan", "clipped", "clipped, inf or nan")[2 * (not FORMATS[name].infinite) + bool(counted.not_finite)]
+        over = ("inf", "inf or nan", "clipped", "clipped, inf or nan")[
+            2 * (not FORMATS[name].infinite) + bool(counted.not_finite)
+        ]
         beyond = shares.overflow * finite + (1 - finite if counted.not_finite else 0)
-        lines.append(f"<b>{name}</b>  {percent(shares.zero * finite)} to 0, {percent(shares.subnormal * finite)} subnormal, {percent(beyond)} {over}")
+        lines.append(
+            f"<b>{name}</b>  {percent(shares.zero * finite)} to 0, {percent(shares.subnormal * finite)} subnormal, {percent(beyond)} {over}"
+        )
     return lines
 
 
@@ -126,10 +241,22 @@ def slider(figure: go.Figure, whole: dict[str, Exponents], prefix: str) -> dict:
     steps = []
     for s in SCALES:
         lines = [line for counted in whole.values() for line in losses(counted, s)]
-        moved, written = {"x0": [figure.data[i].x0 + s for i in shaded]}, {f"annotations[{i}].text": line for i, line in zip(texts, lines, strict=True)}
+        moved, written = (
+            {"x0": [figure.data[i].x0 + s for i in shaded]},
+            {f"annotations[{i}].text": line for i, line in zip(texts, lines, strict=True)},
+        )
         steps.append(dict(method="update", label=f"{2**s:,}", args=[moved, written, shaded]))
-    return dict(active=0, steps=steps, x=0.02, len=0.96, y=0, pad=dict(t=52, b=0), ticklen=4, font_size=10,
-                currentvalue=dict(prefix=prefix, font_size=13, xanchor="left"))
+    return dict(
+        active=0,
+        steps=steps,
+        x=0.02,
+        len=0.96,
+        y=0,
+        pad=dict(t=52, b=0),
+        ticklen=4,
+        font_size=10,
+        currentvalue=dict(prefix=prefix, font_size=13, xanchor="left"),
+    )
 
 
 def percent(share: float) -> str:

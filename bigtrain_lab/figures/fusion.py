@@ -17,16 +17,21 @@ def fusion(trace: Trace) -> go.Figure:
     graph = trace.settings.get("facts", {}).get("graph")
     if not graph:
         raise Impossible("This trace knows no captured graph: take one of the experiment compile.")
-    titles = [f"{way}: {counted(len(own['kernels']), 'kernel')}, "
-              f"{size(sum(each['bytes'] for each in own['kernels']))} moved (one operator a kernel: "
-              f"{own['before'][0]}, {size(own['before'][1])})" for way, own in graph.items()]
+    titles = [
+        f"{way}: {counted(len(own['kernels']), 'kernel')}, "
+        f"{size(sum(each['bytes'] for each in own['kernels']))} moved (one operator a kernel: "
+        f"{own['before'][0]}, {size(own['before'][1])})"
+        for way, own in graph.items()
+    ]
     figure = make_subplots(rows=len(graph), subplot_titles=titles, vertical_spacing=0.12)
     for row, (way, own) in enumerate(graph.items(), 1):
         draw_pass(figure, own["kernels"], palette.phase("F" if way == "forward" else "B"), row)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, range=[-TALL / 2 - 1.1, TALL / 2 + 0.7])
     figure.update_annotations(selector=dict(yanchor="bottom"), font_size=12)
-    figure.update_layout(**look("boxes are kernels; lines between them are values in memory", 70 + 190 * len(graph)))
+    figure.update_layout(
+        **look("boxes are kernels; lines between them are values in memory", 70 + 190 * len(graph))
+    )
     figure.update_layout(showlegend=False, margin=dict(l=8, r=8, t=64, b=8))
     return figure
 
@@ -37,37 +42,89 @@ def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int) -> None:
         columns = -(-len(kernel["operators"]) // TALL)
         places[kernel["name"]] = left, left + WIDE * columns
         left += WIDE * columns + GAP
-    lines, given = {"x": [], "y": []}, {name for each in kernels for name in each["reads"]} - places.keys()
+    lines, given = (
+        {"x": [], "y": []},
+        {name for each in kernels for name in each["reads"]} - places.keys(),
+    )
     for kernel in kernels:
         start = places[kernel["name"]][0]
         for name in kernel["reads"]:
-            begin, way = (0.75, 0) if name in given else (places[name][1], places[name][1] + GAP / 2)
+            begin, way = (
+                (0.75, 0) if name in given else (places[name][1], places[name][1] + GAP / 2)
+            )
             far = name in given and start > 1.5 or name not in given and start - begin > GAP + 0.01
             low = -TALL / 2 - 0.6 if name in given else TALL / 2 + 0.2  # round the boxes between
-            lines["x"] += [begin, *([way or begin + GAP / 2, start - GAP / 2] if far else []), start, None]
+            lines["x"] += [
+                begin,
+                *([way or begin + GAP / 2, start - GAP / 2] if far else []),
+                start,
+                None,
+            ]
             lines["y"] += [0, *([low, low] if far else []), 0, None]
-    ends = [place for kernel in kernels if kernel["is_result"] for place in [places[kernel["name"]][1]]]
+    ends = [
+        place for kernel in kernels if kernel["is_result"] for place in [places[kernel["name"]][1]]
+    ]
     for end in ends:
         far = end < left - GAP - 0.01
         lines["x"] += [end, *([end + GAP / 2, left - GAP / 2] if far else []), left, None]
         lines["y"] += [0, *([TALL / 2 + 0.2] * 2 if far else []), 0, None]
-    figure.add_trace(go.Scatter(**lines, mode="lines", line=dict(color=palette.TRANSFER, width=1.5), hoverinfo="skip"), row=row, col=1)
+    figure.add_trace(
+        go.Scatter(
+            **lines, mode="lines", line=dict(color=palette.TRANSFER, width=1.5), hoverinfo="skip"
+        ),
+        row=row,
+        col=1,
+    )
     for kernel in kernels:
         draw_kernel(figure, kernel, *places[kernel["name"]], colour, row)
-    for x, text in ((0.4, "input" + "s" * (len(given) > 1)), (left + 0.4, "result" + "s" * (len(ends) > 1))):
+    for x, text in (
+        (0.4, "input" + "s" * (len(given) > 1)),
+        (left + 0.4, "result" + "s" * (len(ends) > 1)),
+    ):
         figure.add_annotation(x=x, y=0, text=text, showarrow=False, font_size=12, row=row, col=1)
     figure.update_xaxes(range=[-0.1, left + 0.9], row=row, col=1)
 
 
-def draw_kernel(figure: go.Figure, kernel: dict, left: float, right: float, colour: str, row: int) -> None:
+def draw_kernel(
+    figure: go.Figure, kernel: dict, left: float, right: float, colour: str, row: int
+) -> None:
     operators = kernel["operators"]
     high = min(len(operators), TALL) / 2
-    figure.add_shape(type="rect", x0=left, x1=right, y0=-high, y1=high, line=dict(color=colour, width=2), fillcolor=colour,
-                     opacity=0.3, row=row, col=1)
-    figure.add_trace(go.Scatter(
-        x=[left + WIDE * (k // TALL + 0.5) for k in range(len(operators))], y=[high - k % TALL - 0.5 for k in range(len(operators))],
-        mode="text", text=[each[1] for each in operators], textfont_size=11,
-        hovertext=[f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}: {size(kernel['bytes'])} read and written"
-                   for name, word, reads in operators], hoverinfo="text"), row=row, col=1)
-    figure.add_annotation(x=(left + right) / 2, y=-high, text=size(kernel["bytes"]), showarrow=False, yanchor="top", font_size=10,
-                          row=row, col=1)
+    figure.add_shape(
+        type="rect",
+        x0=left,
+        x1=right,
+        y0=-high,
+        y1=high,
+        line=dict(color=colour, width=2),
+        fillcolor=colour,
+        opacity=0.3,
+        row=row,
+        col=1,
+    )
+    figure.add_trace(
+        go.Scatter(
+            x=[left + WIDE * (k // TALL + 0.5) for k in range(len(operators))],
+            y=[high - k % TALL - 0.5 for k in range(len(operators))],
+            mode="text",
+            text=[each[1] for each in operators],
+            textfont_size=11,
+            hovertext=[
+                f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}: {size(kernel['bytes'])} read and written"
+                for name, word, reads in operators
+            ],
+            hoverinfo="text",
+        ),
+        row=row,
+        col=1,
+    )
+    figure.add_annotation(
+        x=(left + right) / 2,
+        y=-high,
+        text=size(kernel["bytes"]),
+        showarrow=False,
+        yanchor="top",
+        font_size=10,
+        row=row,
+        col=1,
+    )

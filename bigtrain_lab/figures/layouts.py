@@ -31,8 +31,9 @@ def layouts(trace: Trace) -> go.Figure:
     figure.update_yaxes(visible=False, range=[-0.06, 1.12 + GAP], row=1, col=1)
     draw_compared(figure, facts["compared"], facts["layout"])
     ranks = len(facts["boxes"]["X"])
-    figure.update_layout(**look(f"{facts['layout']}: the parts of {ranks} ranks, and what each "
-                                "layout sends", 360))
+    figure.update_layout(
+        **look(f"{facts['layout']}: the parts of {ranks} ranks, and what each layout sends", 360)
+    )
     figure.update_layout(barmode="stack", margin=dict(l=8, r=16, t=72, b=44))
     return figure
 
@@ -46,28 +47,66 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
         owners.setdefault(tuple(map(tuple, box)), []).append(rank)
     rows, columns = (sorted({end for box in owners for end in box[way]}) for way in (0, 1))
     cells = [[owners[above, left] for left in pairwise(columns)] for above in pairwise(rows)]
-    hovers = [[f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
-               f"on rank{'s' * (len(owners[above, left]) > 1)} "
-               f"{', '.join(map(str, owners[above, left]))}" for left in pairwise(columns)]
-              for above in pairwise(rows)]
-    draw_cells(figure, [GAP * right + end / sizes[across] for end in columns],
-               [GAP * up + 1 - end / sizes[down] for end in rows], cells, len(boxes), hovers,
-               row=1, col=1)
+    hovers = [
+        [
+            f"{matrix}, {above[0]}:{above[1]} of {down}, {left[0]}:{left[1]} of {across}: "
+            f"on rank{'s' * (len(owners[above, left]) > 1)} "
+            f"{', '.join(map(str, owners[above, left]))}"
+            for left in pairwise(columns)
+        ]
+        for above in pairwise(rows)
+    ]
+    draw_cells(
+        figure,
+        [GAP * right + end / sizes[across] for end in columns],
+        [GAP * up + 1 - end / sizes[down] for end in rows],
+        cells,
+        len(boxes),
+        hovers,
+        row=1,
+        col=1,
+    )
     figure.add_annotation(
-        x=GAP * right + 0.5, y=GAP * up + 1.06, showarrow=False, font_size=12, row=1, col=1,
-        text=f"<b>{matrix}</b>[{down} {sizes[down]:,}, {across} {sizes[across]:,}]")
+        x=GAP * right + 0.5,
+        y=GAP * up + 1.06,
+        showarrow=False,
+        font_size=12,
+        row=1,
+        col=1,
+        text=f"<b>{matrix}</b>[{down} {sizes[down]:,}, {across} {sizes[across]:,}]",
+    )
 
 
-def draw_cells(figure: go.Figure, x: list, y: list, cells: list[list[list[int]]], ranks: int,
-               hovers: list, numbered: bool = True, **cell) -> None:
+def draw_cells(
+    figure: go.Figure,
+    x: list,
+    y: list,
+    cells: list[list[list[int]]],
+    ranks: int,
+    hovers: list,
+    numbered: bool = True,
+    **cell,
+) -> None:
     """Parts between these edges, each in the colour of its first rank, with the numbers of all that
     hold it."""
     most = max(1, ranks - 1)
     figure.add_heatmap(
-        x=x, y=y, z=[[own[0] for own in row] for row in cells], zmin=0, zmax=most, showscale=False,
+        x=x,
+        y=y,
+        z=[[own[0] for own in row] for row in cells],
+        zmin=0,
+        zmax=most,
+        showscale=False,
         colorscale=[[rank / most, palette.version(rank)] for rank in range(most + 1)],
-        text=[[label(own, ranks) * numbered for own in row] for row in cells], hovertext=hovers,
-        texttemplate="%{text}", hoverinfo="text", xgap=2, ygap=2, opacity=0.75, **cell)
+        text=[[label(own, ranks) * numbered for own in row] for row in cells],
+        hovertext=hovers,
+        texttemplate="%{text}",
+        hoverinfo="text",
+        xgap=2,
+        ygap=2,
+        opacity=0.75,
+        **cell,
+    )
 
 
 def label(own: list[int], ranks: int) -> str:
@@ -83,17 +122,39 @@ def draw_compared(figure: go.Figure, compared: dict, chosen: str) -> None:
     for at, way in enumerate(("forward", "backward")):
         sent = [compared[name][at] for name in names]
         figure.add_bar(
-            y=rows, x=sent, orientation="h", name=f"sent {way}", width=0.62, hoverinfo="text",
-            marker=dict(color=palette.phase(way[0].upper()), line_width=0), row=1, col=2,
-            hovertext=[f"{name}: {size(one)} sent by each rank, {way}"
-                       for name, one in zip(names, sent)])
+            y=rows,
+            x=sent,
+            orientation="h",
+            name=f"sent {way}",
+            width=0.62,
+            hoverinfo="text",
+            marker=dict(color=palette.phase(way[0].upper()), line_width=0),
+            row=1,
+            col=2,
+            hovertext=[
+                f"{name}: {size(one)} sent by each rank, {way}" for name, one in zip(names, sent)
+            ],
+        )
     for name, row in zip(names, rows):
         forward, backward, seconds, held = compared[name]
         told = f"{size(forward + backward)}, {duration(seconds, 's')}, holds {size(held)}"
         figure.add_annotation(
-            x=forward + backward, y=row, text=f" <b>{told}</b>" if name == chosen else f" {told}",
-            showarrow=False, xanchor="left", font_size=11, row=1, col=2)
+            x=forward + backward,
+            y=row,
+            text=f" <b>{told}</b>" if name == chosen else f" {told}",
+            showarrow=False,
+            xanchor="left",
+            font_size=11,
+            row=1,
+            col=2,
+        )
     most = max(forward + backward for forward, backward, *_ in compared.values())
-    figure.update_xaxes(title="bytes that each rank sends; time; memory of a rank", row=1, col=2,
-                        showticklabels=False, showgrid=False, range=[0, 1.75 * most or 1])
+    figure.update_xaxes(
+        title="bytes that each rank sends; time; memory of a rank",
+        row=1,
+        col=2,
+        showticklabels=False,
+        showgrid=False,
+        range=[0, 1.75 * most or 1],
+    )
     figure.update_yaxes(ticksuffix="  ", showgrid=False, row=1, col=2)

@@ -15,10 +15,22 @@ from ..words import duration, size
 MESSAGE = 100_000_000  # bytes
 WIDTH, NODE, GAP = 880, 396, 40
 WAYS = {  # a word in a wire's name -> (what moves the bytes, in a few words; the way they go)
-    "NVLink": ("GPU Direct P2P", "one GPU reads and writes the memory of another over NVLink; host memory is not passed"),
-    "PCIe": ("P2P or shared memory", "over PCIe: from GPU to GPU where board and driver allow GPU Direct P2P, else through shared memory of the host, in two copies"),
-    "InfiniBand": ("GPU Direct RDMA", "the network card reads and writes GPU memory itself, over PCIe; neither processor nor host memory is passed"),
-    "Ethernet": ("sockets", "by TCP: the bytes are copied to host memory, sent, and copied from host memory to the other GPU"),
+    "NVLink": (
+        "GPU Direct P2P",
+        "one GPU reads and writes the memory of another over NVLink; host memory is not passed",
+    ),
+    "PCIe": (
+        "P2P or shared memory",
+        "over PCIe: from GPU to GPU where board and driver allow GPU Direct P2P, else through shared memory of the host, in two copies",
+    ),
+    "InfiniBand": (
+        "GPU Direct RDMA",
+        "the network card reads and writes GPU memory itself, over PCIe; neither processor nor host memory is passed",
+    ),
+    "Ethernet": (
+        "sockets",
+        "by TCP: the bytes are copied to host memory, sent, and copied from host memory to the other GPU",
+    ),
     "gloo": ("sockets", "by TCP over the loopback interface, between processes of one machine"),
 }
 STYLE = """
@@ -78,67 +90,135 @@ def picture(hardware: Hardware) -> Svg:
     shown = min(hardware.node_size, 8)
     staged = bool(between) and "Ethernet" in between.name  # through host memory
     thing = "rank" if inside and "gloo" in inside.name else "GPU"
-    size_told = f"{shown} {thing}{'' if shown == 1 else 's'} in a node" if hardware.node_size == shown else f"{shown} of the {thing}s of a node"
+    size_told = (
+        f"{shown} {thing}{'' if shown == 1 else 's'} in a node"
+        if hardware.node_size == shown
+        else f"{shown} of the {thing}s of a node"
+    )
     parts = [text(24, 34, f"{hardware.name}: {size_told}", "strong", 17)]
     for node in range(nodes):
         parts += node_of(node, shown, thing, inside, between, staged)
     bottom = 192
     if between:
-        parts += [f'<rect class="out-fill" x="24" y="272" width="{WIDTH - 48}" height="30" rx="6"/>',
-                  on_bar(WIDTH / 2, 292, f"{between.name}: {rate(between)}{'' if staged else ' for each GPU'}, {duration(between.alpha_s, 's')}")]
+        parts += [
+            f'<rect class="out-fill" x="24" y="272" width="{WIDTH - 48}" height="30" rx="6"/>',
+            on_bar(
+                WIDTH / 2,
+                292,
+                f"{between.name}: {rate(between)}{'' if staged else ' for each GPU'}, {duration(between.alpha_s, 's')}",
+            ),
+        ]
         bottom = 302
     parts += bars(hardware, bottom + 34)
     height = bottom + 34 + 30 * (len(ways(hardware)) + bool(hardware.memory_bytes_per_s)) + 30
-    said = f"Links of {hardware.name}. " + " ".join(f"{w.place.capitalize()}: {w.wire.name}, {rate(w.wire)}, latency {duration(w.wire.alpha_s, 's')}, "
-                                                    f"100 MB take {duration(w.seconds(MESSAGE), 's')}." for w in ways(hardware))
-    return Svg(f'<svg xmlns="http://www.w3.org/2000/svg" class="btl-links" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-               f'role="img" aria-label="{escape(said)}">\n<style>{STYLE}</style>\n<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
-               + "\n".join(parts) + "\n</svg>\n")
+    said = f"Links of {hardware.name}. " + " ".join(
+        f"{w.place.capitalize()}: {w.wire.name}, {rate(w.wire)}, latency {duration(w.wire.alpha_s, 's')}, "
+        f"100 MB take {duration(w.seconds(MESSAGE), 's')}."
+        for w in ways(hardware)
+    )
+    return Svg(
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="btl-links" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="{escape(said)}">\n<style>{STYLE}</style>\n<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
 
 
-def node_of(node: int, shown: int, thing: str, inside: Wire | None, between: Wire | None, staged: bool) -> list[str]:
+def node_of(
+    node: int, shown: int, thing: str, inside: Wire | None, between: Wire | None, staged: bool
+) -> list[str]:
     """A node: its GPUs, the link that joins them above, what leads out below."""
     left = 24 + node * (NODE + GAP)
     width = min(84.0, (NODE - 32 + 6) / shown - 6)
     first = left + (NODE - shown * width - (shown - 1) * 6) / 2
     middles = [first + width / 2 + i * (width + 6) for i in range(shown)]
-    parts = [f'<rect class="box" x="{left}" y="48" width="{NODE}" height="{210 if between else 130}" rx="8"/>',
-             text(left + 14, 68, f"node {node}" + (": a network card (NIC) for each GPU" if between and not staged else ""), "soft")]
+    parts = [
+        f'<rect class="box" x="{left}" y="48" width="{NODE}" height="{210 if between else 130}" rx="8"/>',
+        text(
+            left + 14,
+            68,
+            f"node {node}"
+            + (": a network card (NIC) for each GPU" if between and not staged else ""),
+            "soft",
+        ),
+    ]
     if inside:
-        parts += [f'<rect class="in-fill" x="{left + 14}" y="78" width="{NODE - 28}" height="28" rx="6"/>',
-                  on_bar(left + NODE / 2, 97, f"{inside.name}: {rate(inside)}, {duration(inside.alpha_s, 's')}")]
+        parts += [
+            f'<rect class="in-fill" x="{left + 14}" y="78" width="{NODE - 28}" height="28" rx="6"/>',
+            on_bar(
+                left + NODE / 2,
+                97,
+                f"{inside.name}: {rate(inside)}, {duration(inside.alpha_s, 's')}",
+            ),
+        ]
     for i, middle in enumerate(middles):
         if inside:
             parts.append(line("in", middle, 106, middle, 124, 4))
         if between:
             parts.append(line("out", middle, 164, middle, 182 if staged else 180, 2))
-        parts += [f'<rect class="gpu" x="{middle - width / 2:g}" y="124" width="{width:g}" height="40" rx="4"/>',
-                  text(middle, 141, thing, "mid", 11), text(middle, 156, str(node * shown + i), "mid strong")]
+        parts += [
+            f'<rect class="gpu" x="{middle - width / 2:g}" y="124" width="{width:g}" height="40" rx="4"/>',
+            text(middle, 141, thing, "mid", 11),
+            text(middle, 156, str(node * shown + i), "mid strong"),
+        ]
     if between and staged:
-        parts += [f'<rect class="gpu" x="{left + 14}" y="182" width="{NODE - 28}" height="26" rx="4"/>', text(left + NODE / 2, 200, "host memory (over PCIe)", "mid"),
-                  line("out", left + NODE / 2, 208, left + NODE / 2, 218, 2),
-                  f'<rect class="gpu" x="{left + NODE / 2 - 60}" y="218" width="120" height="26" rx="4"/>', text(left + NODE / 2, 236, "network card", "mid"),
-                  line("out", left + NODE / 2, 244, left + NODE / 2, 272, 2)]
+        parts += [
+            f'<rect class="gpu" x="{left + 14}" y="182" width="{NODE - 28}" height="26" rx="4"/>',
+            text(left + NODE / 2, 200, "host memory (over PCIe)", "mid"),
+            line("out", left + NODE / 2, 208, left + NODE / 2, 218, 2),
+            f'<rect class="gpu" x="{left + NODE / 2 - 60}" y="218" width="120" height="26" rx="4"/>',
+            text(left + NODE / 2, 236, "network card", "mid"),
+            line("out", left + NODE / 2, 244, left + NODE / 2, 272, 2),
+        ]
     elif between:
         for middle in middles:
-            parts += [f'<rect class="gpu" x="{middle - width / 2:g}" y="214" width="{width:g}" height="28" rx="4"/>', text(middle, 233, "NIC", "mid", 11),
-                      line("out", middle, 242, middle, 272, 2)]
-        parts += [f'<rect class="gpu" x="{left + 14}" y="180" width="{NODE - 28}" height="20" rx="4"/>', text(left + NODE / 2, 195, "PCIe", "mid", 12)]
+            parts += [
+                f'<rect class="gpu" x="{middle - width / 2:g}" y="214" width="{width:g}" height="28" rx="4"/>',
+                text(middle, 233, "NIC", "mid", 11),
+                line("out", middle, 242, middle, 272, 2),
+            ]
+        parts += [
+            f'<rect class="gpu" x="{left + 14}" y="180" width="{NODE - 28}" height="20" rx="4"/>',
+            text(left + NODE / 2, 195, "PCIe", "mid", 12),
+        ]
         parts += [line("out", middle, 200, middle, 214, 2) for middle in middles]
     return parts
 
 
 def bars(hardware: Hardware, top: float) -> list[str]:
     """How long 100 MB take, to scale: from the GPU's own memory, inside a node, between nodes."""
-    rows = [("own-fill", "its own memory", MESSAGE / hardware.memory_bytes_per_s, f"{size(hardware.memory_bytes_per_s)}/s")] if hardware.memory_bytes_per_s else []
-    rows += [("in-fill" if way.wire is hardware.inside else "out-fill", way.place, way.seconds(MESSAGE), way.by) for way in ways(hardware)]
+    rows = (
+        [
+            (
+                "own-fill",
+                "its own memory",
+                MESSAGE / hardware.memory_bytes_per_s,
+                f"{size(hardware.memory_bytes_per_s)}/s",
+            )
+        ]
+        if hardware.memory_bytes_per_s
+        else []
+    )
+    rows += [
+        (
+            "in-fill" if way.wire is hardware.inside else "out-fill",
+            way.place,
+            way.seconds(MESSAGE),
+            way.by,
+        )
+        for way in ways(hardware)
+    ]
     longest = max((row[2] for row in rows), default=1)
     parts = [text(24, top, "100 MB take", "strong")]
     for i, (paint, name, seconds, by) in enumerate(rows):
         y = top + 12 + 30 * i
         long = max(2.0, 420 * seconds / longest)
-        parts += [text(24, y + 15, name), f'<rect class="{paint}" x="150" y="{y:g}" width="{long:.4g}" height="20" rx="3"/>',
-                  text(158 + long, y + 15, duration(float(f"{seconds:.3g}"), "s"), "strong"), text(WIDTH - 24, y + 15, by, "soft end")]
+        parts += [
+            text(24, y + 15, name),
+            f'<rect class="{paint}" x="150" y="{y:g}" width="{long:.4g}" height="20" rx="3"/>',
+            text(158 + long, y + 15, duration(float(f"{seconds:.3g}"), "s"), "strong"),
+            text(WIDTH - 24, y + 15, by, "soft end"),
+        ]
     return parts
 
 

@@ -17,7 +17,9 @@ WITHIN_SIGHT = 0.4  # of the limit: a peak from which on its line is drawn
 LIMIT = "#D55E00"
 
 
-def memory(trace: Trace, rank: int | None = None, title: str | None = None, limit_bytes: int | None = None) -> go.Figure:
+def memory(
+    trace: Trace, rank: int | None = None, title: str | None = None, limit_bytes: int | None = None
+) -> go.Figure:
     """One small picture a rank (or only `rank`), all on one time axis and one scale of bytes. `limit_bytes`: what a device holds."""
     ranks = list(range(trace.ranks)) if rank is None else [rank]
     deep = followed(trace)
@@ -28,7 +30,13 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None, limi
     within = limit_bytes is not None and highest >= WITHIN_SIGHT * limit_bytes
     unit, factor = words.axis_unit(trace)
     when = "" if len(ranks) == 1 else "%{x}<br>"  # else it heads the label of all kinds
-    figure = make_subplots(rows=len(ranks), cols=1, shared_xaxes=True, shared_yaxes="all", vertical_spacing=0.12 / len(ranks))
+    figure = make_subplots(
+        rows=len(ranks),
+        cols=1,
+        shared_xaxes=True,
+        shared_yaxes="all",
+        vertical_spacing=0.12 / len(ranks),
+    )
 
     def at(ticks):
         return trace.units(ticks - start) * factor
@@ -38,30 +46,84 @@ def memory(trace: Trace, rank: int | None = None, title: str | None = None, limi
         x = np.array([at(read.start) for read in stacked] + [at(end)])
         held = {kind for read in stacked for kind in read.held}
         for kind in filter(held.__contains__, MEMORY_KINDS):
-            figure.add_trace(go.Scatter(
-                x=x, y=np.array([read.held.get(kind, 0) for read in (*stacked, stacked[-1])]), name=kind, legendgroup=kind,
-                showlegend=kind not in {line.name for line in figure.data}, stackgroup="held", mode="lines",
-                line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]), fillcolor=palette.MEMORY[kind],
-                hovertemplate=f"{when}{kind}: %{{y:.4~s}}B (%{{y:,}} bytes)<extra></extra>"), row=row, col=1)
+            figure.add_trace(
+                go.Scatter(
+                    x=x,
+                    y=np.array([read.held.get(kind, 0) for read in (*stacked, stacked[-1])]),
+                    name=kind,
+                    legendgroup=kind,
+                    showlegend=kind not in {line.name for line in figure.data},
+                    stackgroup="held",
+                    mode="lines",
+                    line=dict(shape="hv", width=0.5, color=palette.MEMORY[kind]),
+                    fillcolor=palette.MEMORY[kind],
+                    hovertemplate=f"{when}{kind}: %{{y:.4~s}}B (%{{y:,}} bytes)<extra></extra>",
+                ),
+                row=row,
+                col=1,
+            )
         inside = [] if deep else [read for read in readings(trace, each) if read.inside]
         if inside:
-            figure.add_trace(go.Scatter(
-                x=[at(e.start) for e in inside], y=[e.bytes for e in inside], name="read inside actions", legendgroup="inside",
-                showlegend=row == 1, mode="lines", line=dict(width=1, color=palette.INSIDE),
-                hovertext=[f"{e.place}: {by_kind(e.held)}" for e in inside], hoverinfo="text+x"), row=row, col=1)
+            figure.add_trace(
+                go.Scatter(
+                    x=[at(e.start) for e in inside],
+                    y=[e.bytes for e in inside],
+                    name="read inside actions",
+                    legendgroup="inside",
+                    showlegend=row == 1,
+                    mode="lines",
+                    line=dict(width=1, color=palette.INSIDE),
+                    hovertext=[f"{e.place}: {by_kind(e.held)}" for e in inside],
+                    hoverinfo="text+x",
+                ),
+                row=row,
+                col=1,
+            )
         if each in peaks:
             draw_stem(figure, peaks[each], at, stacked, row)
         if within:
-            figure.add_hline(limit_bytes, line=dict(color=LIMIT, width=1, dash="dash"), row=row, col=1)
-        figure.update_yaxes(title=dict(text=f"rank {each}", standoff=6), row=row, col=1, **byte_ticks(highest, 4 if len(ranks) == 1 else 1))
+            figure.add_hline(
+                limit_bytes, line=dict(color=LIMIT, width=1, dash="dash"), row=row, col=1
+            )
+        figure.update_yaxes(
+            title=dict(text=f"rank {each}", standoff=6),
+            row=row,
+            col=1,
+            **byte_ticks(highest, 4 if len(ranks) == 1 else 1),
+        )
         if highest:
-            figure.update_yaxes(range=[0, 1.04 * max(highest, limit_bytes if within else 0)], row=row, col=1)
+            figure.update_yaxes(
+                range=[0, 1.04 * max(highest, limit_bytes if within else 0)], row=row, col=1
+            )
     if limit_bytes is not None:
-        text = f"dashed: device memory {device_size(limit_bytes)}" if within else f"limit {device_size(limit_bytes)}, far above"
-        figure.add_annotation(text=text, xref="paper", yref="paper", x=1, y=0, yshift=-30, xanchor="right", yanchor="top", showarrow=False,
-                              font_color=LIMIT if within else palette.TRANSFER)
-    figure.update_layout(**look(title or f"{trace.clock}: {heading(trace, ranks, peaks)}", 120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks)))
-    figure.update_layout(margin_l=92, hovermode="x unified" if len(ranks) == 1 else "closest", legend=dict(traceorder="normal"))
+        text = (
+            f"dashed: device memory {device_size(limit_bytes)}"
+            if within
+            else f"limit {device_size(limit_bytes)}, far above"
+        )
+        figure.add_annotation(
+            text=text,
+            xref="paper",
+            yref="paper",
+            x=1,
+            y=0,
+            yshift=-30,
+            xanchor="right",
+            yanchor="top",
+            showarrow=False,
+            font_color=LIMIT if within else palette.TRANSFER,
+        )
+    figure.update_layout(
+        **look(
+            title or f"{trace.clock}: {heading(trace, ranks, peaks)}",
+            120 + {1: 180, 2: 110}.get(len(ranks), 74) * len(ranks),
+        )
+    )
+    figure.update_layout(
+        margin_l=92,
+        hovermode="x unified" if len(ranks) == 1 else "closest",
+        legend=dict(traceorder="normal"),
+    )
     if end > start:
         figure.update_xaxes(range=[0, at(end)])
     figure.update_xaxes(title=f"time ({unit})", row=len(ranks), col=1)
@@ -73,9 +135,16 @@ def heading(trace: Trace, ranks: list[int], peaks: dict[int, Peak]) -> str:
     tops = [size(peaks[each].bytes) if each in peaks else "0 B" for each in ranks]
     if len(ranks) > 1:
         return "peak bytes a rank " + ", ".join(tops[:8]) + (", ..." if len(ranks) > 8 else "")
-    ends = max((read.bytes for each in ranks for read in readings(trace, each) if not read.inside), default=0)
+    ends = max(
+        (read.bytes for each in ranks for read in readings(trace, each) if not read.inside),
+        default=0,
+    )
     inside = any(found.inside and found.bytes > ends for found in peaks.values())
-    return f"peak inside an action {tops[0]}, at the ends of actions {size(ends)}" if inside else f"peak bytes {', '.join(tops)}"
+    return (
+        f"peak inside an action {tops[0]}, at the ends of actions {size(ends)}"
+        if inside
+        else f"peak bytes {', '.join(tops)}"
+    )
 
 
 def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -> None:
@@ -83,11 +152,23 @@ def draw_stem(figure: go.Figure, top: Peak, at, stacked: list[Peak], row: int) -
     shown = next((read.bytes for read in reversed(stacked) if read.start < top.start), 0)
     if top.bytes <= max([shown, *(read.bytes for read in stacked if read.start == top.start)]):
         return
-    figure.add_trace(go.Scatter(
-        x=[at(top.start)] * 2, y=[shown, top.bytes], name="peak inside an action", legendgroup="peak", mode="lines+markers",
-        showlegend="peak" not in {line.legendgroup for line in figure.data}, line=dict(color=palette.INK, width=2, dash="dot"),
-        marker=dict(symbol="circle", size=[0, 9], color=palette.INK, line_width=0), cliponaxis=False,
-        hovertext=["", f"peak {size(top.bytes)} {top.place}: {by_kind(top.held)}"], hoverinfo="text+x"), row=row, col=1)
+    figure.add_trace(
+        go.Scatter(
+            x=[at(top.start)] * 2,
+            y=[shown, top.bytes],
+            name="peak inside an action",
+            legendgroup="peak",
+            mode="lines+markers",
+            showlegend="peak" not in {line.legendgroup for line in figure.data},
+            line=dict(color=palette.INK, width=2, dash="dot"),
+            marker=dict(symbol="circle", size=[0, 9], color=palette.INK, line_width=0),
+            cliponaxis=False,
+            hovertext=["", f"peak {size(top.bytes)} {top.place}: {by_kind(top.held)}"],
+            hoverinfo="text+x",
+        ),
+        row=row,
+        col=1,
+    )
 
 
 def byte_ticks(peak: int, most: int = 1) -> dict:
@@ -96,6 +177,10 @@ def byte_ticks(peak: int, most: int = 1) -> dict:
         return {}
     power = 10 ** (len(str(int(peak))) - 1)
     steps = (part * power // 100 for part in (2, 5, 10, 20, 25, 50, 100, 200, 500))
-    step = next((step for step in steps if step and peak <= (most + 0.5) * step), 5 * power) if peak > 100 else peak
+    step = (
+        next((step for step in steps if step and peak <= (most + 0.5) * step), 5 * power)
+        if peak > 100
+        else peak
+    )
     at = [0, *(n * step for n in range(1, most + 1) if n * step < 0.88 * peak), peak]
     return dict(tickvals=at, ticktext=[size(each) + "  " if each else "0  " for each in at])

@@ -11,7 +11,10 @@ from .palette import INK, VERSIONS
 from .timeline import look
 
 AXES = {  # name -> its colour, and how far it moves a rank to the right and down
-    "dp": (VERSIONS[0], (0.42, 0.38)), "pp": (VERSIONS[5], (1.0, 0.0)), "tp": (VERSIONS[2], (0.0, 1.0))}
+    "dp": (VERSIONS[0], (0.42, 0.38)),
+    "pp": (VERSIONS[5], (1.0, 0.0)),
+    "tp": (VERSIONS[2], (0.0, 1.0)),
+}
 SAID = {"dp": "average gradients", "pp": "pass activations on", "tp": "sum inside layers"}
 
 
@@ -20,30 +23,56 @@ def mesh(trace: Trace) -> go.Figure:
     facts = trace.settings.get("facts")
     sizes = facts.get("mesh") if isinstance(facts, dict) else None
     if not isinstance(sizes, dict) or sizes.keys() != AXES.keys():
-        raise Impossible("This trace tells no mesh of dp, pp and tp: take one of the experiment combined.")
+        raise Impossible(
+            "This trace tells no mesh of dp, pp and tp: take one of the experiment combined."
+        )
     ranks = Mesh(**sizes)
     if ranks.size != trace.ranks:
-        raise Impossible(f"This trace has {trace.ranks} ranks and its mesh {ranks.size}: run it again.")
+        raise Impossible(
+            f"This trace has {trace.ranks} ranks and its mesh {ranks.size}: run it again."
+        )
     at = {rank: place(ranks.coords(rank)) for rank in range(ranks.size)}
     figure = go.Figure()
     for axis in axes(trace):
-        lines = [(at[rank], at[ranks.rank(**own | {axis.name: own[axis.name] + 1})], (None, None))
-                 for rank in at if (own := ranks.coords(rank))[axis.name] + 1 < sizes[axis.name]]
+        lines = [
+            (at[rank], at[ranks.rank(**own | {axis.name: own[axis.name] + 1})], (None, None))
+            for rank in at
+            if (own := ranks.coords(rank))[axis.name] + 1 < sizes[axis.name]
+        ]
         x, y = zip(*chain(*lines)) if lines else ((None,), (None,))
-        told = (f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]}, {duration(axis.time, trace.unit)} "
-                f"and {size(round(axis.bytes))} a rank and step")
-        figure.add_scatter(x=x, y=y, mode="lines", name=told, hoverinfo="skip",
-                           line=dict(color=AXES[axis.name][0], width=5))
-    hover = [f"rank {rank}: " + ", ".join(f"{axis} {number}" for axis, number in
-                                          ranks.coords(rank).items()) for rank in at]
+        told = (
+            f"{axis.name} = {sizes[axis.name]}: {SAID[axis.name]}, {duration(axis.time, trace.unit)} "
+            f"and {size(round(axis.bytes))} a rank and step"
+        )
+        figure.add_scatter(
+            x=x,
+            y=y,
+            mode="lines",
+            name=told,
+            hoverinfo="skip",
+            line=dict(color=AXES[axis.name][0], width=5),
+        )
+    hover = [
+        f"rank {rank}: "
+        + ", ".join(f"{axis} {number}" for axis, number in ranks.coords(rank).items())
+        for rank in at
+    ]
     x, y = zip(*at.values())
     figure.add_scatter(
-        x=x, y=y, mode="markers+text", text=[*map(str, at)], hovertext=hover, hoverinfo="text",
-        showlegend=False, textfont=dict(size=14, color="#111111"),
-        marker=dict(size=30, color="white", line=dict(color=INK, width=2)))
+        x=x,
+        y=y,
+        mode="markers+text",
+        text=[*map(str, at)],
+        hovertext=hover,
+        hoverinfo="text",
+        showlegend=False,
+        textfont=dict(size=14, color="#111111"),
+        marker=dict(size=30, color="white", line=dict(color=INK, width=2)),
+    )
     title = " x ".join(f"{axis} {count}" for axis, count in sizes.items())
-    figure.update_layout(**look(f"{trace.clock}: {title} = {trace.ranks} ranks",
-                                150 + 75 * round(max(y) - min(y))))
+    figure.update_layout(
+        **look(f"{trace.clock}: {title} = {trace.ranks} ranks", 150 + 75 * round(max(y) - min(y)))
+    )
     figure.update_layout(legend=dict(orientation="v", x=1, xanchor="right", y=1, yanchor="top"))
     # Ranks to the left, the legend to the right.
     figure.update_xaxes(visible=False, range=[min(x) - 0.4, max(x) + 1.2 * (max(x) - min(x)) + 4])
@@ -53,4 +82,6 @@ def mesh(trace: Trace) -> go.Figure:
 
 def place(coords: dict[str, int]) -> tuple[float, float]:
     """Where a rank is drawn."""
-    return tuple(sum(number * AXES[axis][1][way] for axis, number in coords.items()) for way in (0, 1))
+    return tuple(
+        sum(number * AXES[axis][1][way] for axis, number in coords.items()) for way in (0, 1)
+    )

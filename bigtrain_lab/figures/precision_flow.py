@@ -21,11 +21,18 @@ def precision_flow(flowing: Trace | Sequence[Station], title: str | None = None)
     """Of a trace whose run reported its stations, or of the stations that techniques.precision_flow.flow returned."""
     line = stations(flowing) if isinstance(flowing, Trace) else list(flowing)
     if not line:
-        raise Impossible("This trace holds no stations of a step: flow() of techniques/precision_flow.py takes a step that reports them.")
-    forward = 1 + max((i for i, each in enumerate(line) if each.name in TURNS), default=len(line) - 1)
+        raise Impossible(
+            "This trace holds no stations of a step: flow() of techniques/precision_flow.py takes a step that reports them."
+        )
+    forward = 1 + max(
+        (i for i, each in enumerate(line) if each.name in TURNS), default=len(line) - 1
+    )
     columns = max(forward, len(line) - forward, 2)
     places = [(spaced(i, forward, columns), 1.0) for i in range(forward)]
-    places += [(columns - 1 - spaced(i, len(line) - forward, columns), 0.0) for i in range(len(line) - forward)]
+    places += [
+        (columns - 1 - spaced(i, len(line) - forward, columns), 0.0)
+        for i in range(len(line) - forward)
+    ]
     figure = go.Figure()
     for station, (x, y) in zip(line, places):
         box(figure, station, x, y)
@@ -52,13 +59,29 @@ def width(station: Station) -> float:
 def box(figure: go.Figure, station: Station, x: float, y: float) -> None:
     fill = FILLS.get(station.dtype, palette.OTHER_PHASE)
     half = width(station)
-    figure.add_shape(type="rect", x0=x - half, x1=x + half, y0=y - TALL, y1=y + TALL, fillcolor=fill, line=dict(width=0))
+    figure.add_shape(
+        type="rect",
+        x0=x - half,
+        x1=x + half,
+        y0=y - TALL,
+        y1=y + TALL,
+        fillcolor=fill,
+        line=dict(width=0),
+    )
     shape = " × ".join(map(str, station.shape)) or "one number"
     name = station.name.replace(" of ", "<br>of ").replace("optimizer's ", "optimizer's<br>")
-    figure.add_annotation(x=x, y=y, text=f"{name}<br><b>{station.dtype}</b><br>{shape}", showarrow=False, font=dict(size=11, color=palette.ink(fill)))
+    figure.add_annotation(
+        x=x,
+        y=y,
+        text=f"{name}<br><b>{station.dtype}</b><br>{shape}",
+        showarrow=False,
+        font=dict(size=11, color=palette.ink(fill)),
+    )
 
 
-def arrow(figure: go.Figure, text: str, start: tuple, end: tuple, leaves: float, enters: float) -> None:
+def arrow(
+    figure: go.Figure, text: str, start: tuple, end: tuple, leaves: float, enters: float
+) -> None:
     """From box to box, along a row or down a side, with what happens on the way."""
     (x0, y0), (x1, y1) = start, end
     if y0 == y1:
@@ -67,8 +90,28 @@ def arrow(figure: go.Figure, text: str, start: tuple, end: tuple, leaves: float,
     else:
         way = 1 if y1 > y0 else -1
         y0, y1 = y0 + way * TALL, y1 - way * TALL
-    figure.add_annotation(x=x1, y=y1, ax=x0, ay=y0, xref="x", yref="y", axref="x", ayref="y", text="", showarrow=True, arrowhead=2, arrowwidth=1.5,
-                          arrowcolor=palette.TRANSFER)
+    figure.add_annotation(
+        x=x1,
+        y=y1,
+        ax=x0,
+        ay=y0,
+        xref="x",
+        yref="y",
+        axref="x",
+        ayref="y",
+        text="",
+        showarrow=True,
+        arrowhead=2,
+        arrowwidth=1.5,
+        arrowcolor=palette.TRANSFER,
+    )
     flat = y0 == y1
-    figure.add_annotation(x=(x0 + x1) / 2, y=(y0 + y1) / 2 + (TALL + 0.09 if flat else 0), text=text, showarrow=False,
-                          font=dict(size=11, color=palette.TRANSFER), xanchor="center" if flat else ("left" if way > 0 else "right"), xshift=0 if flat else (6 if way > 0 else -6))
+    figure.add_annotation(
+        x=(x0 + x1) / 2,
+        y=(y0 + y1) / 2 + (TALL + 0.09 if flat else 0),
+        text=text,
+        showarrow=False,
+        font=dict(size=11, color=palette.TRANSFER),
+        xanchor="center" if flat else ("left" if way > 0 else "right"),
+        xshift=0 if flat else (6 if way > 0 else -6),
+    )

@@ -13,39 +13,141 @@ POINTS = 20  # of the rate's curve, an epoch
 
 def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
     """Above the seconds of an epoch, below the learning rate and the ranks' scores; a slider goes through the epochs."""
-    figure = make_subplots(rows=2, cols=2, specs=[[{"colspan": 2}, None], [{}, {}]], row_heights=[0.25, 0.75], column_widths=[0.68, 0.32],
-                           vertical_spacing=0.2, horizontal_spacing=0.1, subplot_titles=(
-                               f"one epoch of {log.epoch_s:.0f} s", "learning rate", "BLEU that each rank saw"))
+    figure = make_subplots(
+        rows=2,
+        cols=2,
+        specs=[[{"colspan": 2}, None], [{}, {}]],
+        row_heights=[0.25, 0.75],
+        column_widths=[0.68, 0.32],
+        vertical_spacing=0.2,
+        horizontal_spacing=0.1,
+        subplot_titles=(
+            f"one epoch of {log.epoch_s:.0f} s",
+            "learning rate",
+            "BLEU that each rank saw",
+        ),
+    )
     parts = (*log.seconds, ("not told", log.untold_s))
     for (what, seconds), colour in zip(parts, COLOURS):
-        figure.add_bar(x=[seconds], y=["seconds"], orientation="h", marker_color=colour, text=f"{what}<br>{seconds:.0f} s" if seconds > 20 else "",
-                       textposition="inside", insidetextanchor="middle", textangle=0, insidetextfont_color=palette.ink(colour),
-                       hovertext=f"{what}: {seconds:.0f} s, {seconds / log.epoch_s:.0%}", hoverinfo="text", row=1, col=1)
+        figure.add_bar(
+            x=[seconds],
+            y=["seconds"],
+            orientation="h",
+            marker_color=colour,
+            text=f"{what}<br>{seconds:.0f} s" if seconds > 20 else "",
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont_color=palette.ink(colour),
+            hovertext=f"{what}: {seconds:.0f} s, {seconds / log.epoch_s:.0%}",
+            hoverinfo="text",
+            row=1,
+            col=1,
+        )
     epochs = [max(1, i) / POINTS for i in range(log.last * POINTS + 1)]
-    figure.add_scatter(x=epochs, y=[log.rate(max(1, round(each * log.updates))) for each in epochs], mode="lines", line=dict(color="#0072B2", width=2.5),
-                       hovertemplate="epoch %{x:.2f}<br>rate %{y:.3e}<extra></extra>", row=2, col=1)
+    figure.add_scatter(
+        x=epochs,
+        y=[log.rate(max(1, round(each * log.updates))) for each in epochs],
+        mode="lines",
+        line=dict(color="#0072B2", width=2.5),
+        hovertemplate="epoch %{x:.2f}<br>rate %{y:.3e}<extra></extra>",
+        row=2,
+        col=1,
+    )
     marker = len(figure.data)
-    figure.add_scatter(x=[1], y=[log.rate(log.updates + 1)], mode="markers", marker=dict(size=12, color="#D55E00", line=dict(width=1, color="white")),
-                       hoverinfo="skip", row=2, col=1)
-    for at, text in ((log.warm_up_epochs, f"warm-up ends<br>{log.warm_up_epochs:.2f}"), (log.best, f"best<br>BLEU {log.best_bleu}"),
-                     (log.last, f"stop: {log.best} + {log.patience}")):
-        figure.add_vline(x=at, line=dict(dash="dot", width=1.5, color=palette.TRANSFER), row=2, col=1)
-        figure.add_annotation(x=at, y=1, yref="y2 domain", text=text, showarrow=False, font_size=11, xanchor="left" if at < log.last else "right",
-                              yanchor="top", xshift=4 if at < log.last else -4, row=2, col=1)
-    figure.add_bar(x=[f"rank {rank}" for rank in range(log.ranks)], y=log.thirds, text=[f"{each:.2f}" for each in log.thirds], textposition="outside",
-                   marker_color=["#D55E00", *[palette.IDLE] * (log.ranks - 1)], hovertext=["its third decided", *["was not asked"] * (log.ranks - 1)],
-                   hoverinfo="text", cliponaxis=False, row=2, col=2)
-    figure.frames = [go.Frame(name=str(epoch), traces=[marker], data=[go.Scatter(x=[epoch], y=[log.rate(epoch * log.updates + 1)])],
-                              layout=dict(title_text=told(log, epoch))) for epoch in range(1, log.last + 1)]
+    figure.add_scatter(
+        x=[1],
+        y=[log.rate(log.updates + 1)],
+        mode="markers",
+        marker=dict(size=12, color="#D55E00", line=dict(width=1, color="white")),
+        hoverinfo="skip",
+        row=2,
+        col=1,
+    )
+    for at, text in (
+        (log.warm_up_epochs, f"warm-up ends<br>{log.warm_up_epochs:.2f}"),
+        (log.best, f"best<br>BLEU {log.best_bleu}"),
+        (log.last, f"stop: {log.best} + {log.patience}"),
+    ):
+        figure.add_vline(
+            x=at, line=dict(dash="dot", width=1.5, color=palette.TRANSFER), row=2, col=1
+        )
+        figure.add_annotation(
+            x=at,
+            y=1,
+            yref="y2 domain",
+            text=text,
+            showarrow=False,
+            font_size=11,
+            xanchor="left" if at < log.last else "right",
+            yanchor="top",
+            xshift=4 if at < log.last else -4,
+            row=2,
+            col=1,
+        )
+    figure.add_bar(
+        x=[f"rank {rank}" for rank in range(log.ranks)],
+        y=log.thirds,
+        text=[f"{each:.2f}" for each in log.thirds],
+        textposition="outside",
+        marker_color=["#D55E00", *[palette.IDLE] * (log.ranks - 1)],
+        hovertext=["its third decided", *["was not asked"] * (log.ranks - 1)],
+        hoverinfo="text",
+        cliponaxis=False,
+        row=2,
+        col=2,
+    )
+    figure.frames = [
+        go.Frame(
+            name=str(epoch),
+            traces=[marker],
+            data=[go.Scatter(x=[epoch], y=[log.rate(epoch * log.updates + 1)])],
+            layout=dict(title_text=told(log, epoch)),
+        )
+        for epoch in range(1, log.last + 1)
+    ]
     figure.update_layout(**look(told(log, 1), 470))
-    slide = dict(mode="immediate", frame=dict(duration=700, redraw=True), transition=dict(duration=0))
+    slide = dict(
+        mode="immediate", frame=dict(duration=700, redraw=True), transition=dict(duration=0)
+    )
     figure.update_layout(
-        barmode="stack", showlegend=False, margin=dict(l=64, r=16, t=72, b=72),
-        sliders=[dict(y=-0.1, len=0.86, x=0.14, currentvalue=dict(visible=False), pad=dict(t=16), steps=[
-            dict(label=frame.name, method="animate", args=[[frame.name], slide]) for frame in figure.frames])],
-        updatemenus=[dict(type="buttons", direction="left", y=-0.1, x=0.12, pad=dict(t=26), showactive=False, buttons=[
-            dict(label="play", method="animate", args=[None, slide | dict(fromcurrent=True)]),
-            dict(label="pause", method="animate", args=[[None], dict(mode="immediate", frame=dict(duration=0, redraw=False))])])])
+        barmode="stack",
+        showlegend=False,
+        margin=dict(l=64, r=16, t=72, b=72),
+        sliders=[
+            dict(
+                y=-0.1,
+                len=0.86,
+                x=0.14,
+                currentvalue=dict(visible=False),
+                pad=dict(t=16),
+                steps=[
+                    dict(label=frame.name, method="animate", args=[[frame.name], slide])
+                    for frame in figure.frames
+                ],
+            )
+        ],
+        updatemenus=[
+            dict(
+                type="buttons",
+                direction="left",
+                y=-0.1,
+                x=0.12,
+                pad=dict(t=26),
+                showactive=False,
+                buttons=[
+                    dict(
+                        label="play", method="animate", args=[None, slide | dict(fromcurrent=True)]
+                    ),
+                    dict(
+                        label="pause",
+                        method="animate",
+                        args=[[None], dict(mode="immediate", frame=dict(duration=0, redraw=False))],
+                    ),
+                ],
+            )
+        ],
+    )
     figure.update_xaxes(range=[0, log.epoch_s], row=1, col=1)
     figure.update_yaxes(showticklabels=False, row=1, col=1)
     figure.update_xaxes(title_text="epoch", range=[0, log.last + 0.3], dtick=2, row=2, col=1)

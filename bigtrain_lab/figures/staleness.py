@@ -30,35 +30,64 @@ def staleness(trace: Trace) -> go.Figure:
         counts = Counter(each.staleness for each in found if each.worker == worker)
         colour = palette.VERSIONS[worker % len(palette.VERSIONS)]
         shape = PATTERNS[worker % len(PATTERNS)]
-        marker = dict(color=colour, line=dict(color="white", width=0.5),
-                      pattern=dict(shape=shape, fgcolor="white", size=5, solidity=0.2))
+        marker = dict(
+            color=colour,
+            line=dict(color="white", width=0.5),
+            pattern=dict(shape=shape, fgcolor="white", size=5, solidity=0.2),
+        )
         told = f"worker {worker}: %{{y:.1%}} of all updates are stale by %{{x}}<extra></extra>"
-        figure.add_bar(x=[*counts], y=[count / len(found) for count in counts.values()],
-                       name=f"worker {worker}", hovertemplate=told, marker=marker, row=1, col=1)
+        figure.add_bar(
+            x=[*counts],
+            y=[count / len(found) for count in counts.values()],
+            name=f"worker {worker}",
+            hovertemplate=told,
+            marker=marker,
+            row=1,
+            col=1,
+        )
     if losses:
         draw_losses(figure, trace, losses)
     most = max((each.staleness for each in found), default=0)
-    old = (f"mean {mean(each.staleness for each in found):.3g}, worst {most}" if found
-           else "no update yet")
-    figure.update_xaxes(title=dict(text="staleness, in updates between read and apply", standoff=4),
-                        range=[-0.6, max(most, 4) + 0.6], dtick=max(1, most // 12), zeroline=False,
-                        col=1)
+    old = (
+        f"mean {mean(each.staleness for each in found):.3g}, worst {most}"
+        if found
+        else "no update yet"
+    )
+    figure.update_xaxes(
+        title=dict(text="staleness, in updates between read and apply", standoff=4),
+        range=[-0.6, max(most, 4) + 0.6],
+        dtick=max(1, most // 12),
+        zeroline=False,
+        col=1,
+    )
     figure.update_yaxes(title="share of all updates", tickformat=".0%", rangemode="tozero", col=1)
     figure.update_layout(**look(f"{trace.clock}: how stale updates are, {old}", 330))
-    figure.update_layout(barmode="stack", margin=dict(l=64, r=16, t=66, b=44),
-                         legend_traceorder="normal")
+    figure.update_layout(
+        barmode="stack", margin=dict(l=64, r=16, t=66, b=44), legend_traceorder="normal"
+    )
     return figure
 
 
 def draw_losses(figure: go.Figure, trace: Trace, losses: list[tuple[int, float]]) -> None:
     unit, factor = words.axis_unit(trace)
     each = max(1, -(-len(losses) // POINTS))
-    groups = [losses[at:at + each] for at in range(0, len(losses) - each + 1, each)]
+    groups = [losses[at : at + each] for at in range(0, len(losses) - each + 1, each)]
     told = f"%{{x:.3g}} {unit}: %{{y:.3f}}<extra>mean of {each} losses</extra>"
-    figure.add_scatter(x=[trace.units(group[-1][0]) * factor for group in groups],
-                       y=[mean(value for _, value in group) for group in groups],
-                       mode="lines+markers", marker_size=4, line=dict(color=palette.INK, width=2),
-                       showlegend=False, hovertemplate=told, row=1, col=2)
-    figure.update_xaxes(title=dict(text=f"time ({unit})", standoff=4), zeroline=False,
-                        range=[0, trace.makespan * factor], col=2)
+    figure.add_scatter(
+        x=[trace.units(group[-1][0]) * factor for group in groups],
+        y=[mean(value for _, value in group) for group in groups],
+        mode="lines+markers",
+        marker_size=4,
+        line=dict(color=palette.INK, width=2),
+        showlegend=False,
+        hovertemplate=told,
+        row=1,
+        col=2,
+    )
+    figure.update_xaxes(
+        title=dict(text=f"time ({unit})", standoff=4),
+        zeroline=False,
+        range=[0, trace.makespan * factor],
+        col=2,
+    )
     figure.update_yaxes(title=f"loss, mean of {each}", rangemode="tozero", col=2)

@@ -10,17 +10,45 @@ from . import palette, words
 
 LABELLED_SPANS = 500  # beyond this many boxes a label is unreadable and only slows the browser
 WHITE = plotly.io.templates["plotly_white"].to_plotly_json()
-UNUSED = ("geo", "polar", "scene", "ternary")  # axes that no figure here has: to check them takes longer than to draw
+UNUSED = (
+    "geo",
+    "polar",
+    "scene",
+    "ternary",
+)  # axes that no figure here has: to check them takes longer than to draw
 PAPER = go.layout.Template(  # clear, for no figure knows whether its page is light or dark
     data={kind: WHITE["data"][kind] for kind in ("bar", "heatmap", "scatter")},
-    layout={name: value for name, value in WHITE["layout"].items() if name not in UNUSED})
+    layout={name: value for name, value in WHITE["layout"].items() if name not in UNUSED},
+)
 PAPER.layout.update(
-    paper_bgcolor=palette.CLEAR, plot_bgcolor=palette.CLEAR, font_color=palette.INK, legend_bgcolor=palette.CLEAR,
-    **dict.fromkeys(("xaxis", "yaxis"), dict(automargin=True, gridcolor=palette.GRID, zerolinecolor=palette.GRID, linecolor=palette.GRID, ticks="")),
+    paper_bgcolor=palette.CLEAR,
+    plot_bgcolor=palette.CLEAR,
+    font_color=palette.INK,
+    legend_bgcolor=palette.CLEAR,
+    **dict.fromkeys(
+        ("xaxis", "yaxis"),
+        dict(
+            automargin=True,
+            gridcolor=palette.GRID,
+            zerolinecolor=palette.GRID,
+            linecolor=palette.GRID,
+            ticks="",
+        ),
+    ),
     hoverlabel=dict(bgcolor="#F7F8FA", bordercolor="#9AA5B1", font_color="#1F2933"),
-    sliderdefaults=dict(bgcolor=palette.GRID, activebgcolor=palette.IDLE, bordercolor=palette.TRANSFER, tickcolor=palette.INK),
-    modebar=dict(bgcolor=palette.CLEAR, color=palette.INK, activecolor=palette.CLOCKS["modelled"],  # a browser shows it on hover alone
-                 remove=["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"]))
+    sliderdefaults=dict(
+        bgcolor=palette.GRID,
+        activebgcolor=palette.IDLE,
+        bordercolor=palette.TRANSFER,
+        tickcolor=palette.INK,
+    ),
+    modebar=dict(
+        bgcolor=palette.CLEAR,
+        color=palette.INK,
+        activecolor=palette.CLOCKS["modelled"],  # a browser shows it on hover alone
+        remove=["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    ),
+)
 
 
 def timeline(trace: Trace, colour: str = "phase", title: str | None = None) -> go.Figure:
@@ -42,9 +70,17 @@ def heading(trace: Trace) -> str:
 
 def look(title: str, height: int) -> dict:
     """The layout that all figures share; without a width they fill their cell."""
-    return dict(template=PAPER, title=dict(text=title, x=0, xref="paper", font_size=15), height=height, barmode="overlay",
-                bargap=0.18, margin=dict(l=80, r=16, t=48, b=44), uniformtext=dict(minsize=8, mode="hide"),
-                legend=dict(orientation="h", y=1.0, yanchor="bottom", x=1, xanchor="right"), hoverlabel=dict(align="left"))
+    return dict(
+        template=PAPER,
+        title=dict(text=title, x=0, xref="paper", font_size=15),
+        height=height,
+        barmode="overlay",
+        bargap=0.18,
+        margin=dict(l=80, r=16, t=48, b=44),
+        uniformtext=dict(minsize=8, mode="hide"),
+        legend=dict(orientation="h", y=1.0, yanchor="bottom", x=1, xanchor="right"),
+        hoverlabel=dict(align="left"),
+    )
 
 
 def rows_of(trace: Trace) -> list[tuple[int, str]]:
@@ -59,7 +95,9 @@ def row_name(row: tuple[int, str]) -> str:
     return f"rank {rank}" if lane == "compute" else f"{rank} {lane}"
 
 
-def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bool = True, **cell) -> None:
+def draw_rows(
+    figure: go.Figure, trace: Trace, colour: str = "phase", legend: bool = True, **cell
+) -> None:
     """Add the boxes to a figure, or to one cell (row=, col=) of it."""
     if colour not in ("phase", "version"):
         raise Impossible(f'Boxes cannot be coloured by {colour!r}: choose "phase" or "version".')
@@ -71,10 +109,24 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
     def at(ticks):
         return trace.units(ticks - start) * factor
 
-    figure.add_trace(go.Bar(
-        y=rows, x=[trace.makespan * factor] * len(rows), base=0, orientation="h", name="idle", hoverinfo="skip",
-        showlegend=legend and any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
-        marker=dict(color="rgba(0,0,0,0)", line_width=0, pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25))), **cell)
+    figure.add_trace(
+        go.Bar(
+            y=rows,
+            x=[trace.makespan * factor] * len(rows),
+            base=0,
+            orientation="h",
+            name="idle",
+            hoverinfo="skip",
+            showlegend=legend
+            and any(trace.idle(rank) > 1e-9 * trace.makespan for rank in range(trace.ranks)),
+            marker=dict(
+                color="rgba(0,0,0,0)",
+                line_width=0,
+                pattern=dict(shape="/", fgcolor=palette.IDLE, size=6, solidity=0.25),
+            ),
+        ),
+        **cell,
+    )
     waits, label = waited(trace), words.labels(trace)
     groups: dict = {}
     for span in spans:
@@ -82,35 +134,91 @@ def draw_rows(figure: go.Figure, trace: Trace, colour: str = "phase", legend: bo
         groups.setdefault(phase if colour == "phase" else span.version, []).append(span)
     for key in sorted(groups, key=order_of):
         group = groups[key]
-        paint = palette.phase(key) if colour == "phase" else palette.OTHER_PHASE if key is None else palette.version(key)
-        name = palette.PHASE_NAMES.get(key, key) if colour == "phase" else "no version" if key is None else f"version {key}"
-        texts = [label.get(s.name, s.name) + (f"<br>v{s.version}" if colour == "version" and s.version is not None else "") for s in group]
-        told = legend and (colour == "phase" or len(groups) <= len(palette.VERSIONS))  # more: the boxes tell their number
-        figure.add_trace(go.Bar(
-            y=[row_name((s.rank, s.lane)) for s in group], x=[at(s.end) - at(s.start) for s in group], base=[at(s.start) for s in group],
-            orientation="h", name=name, legendgroup=name, showlegend=told, text=texts if len(spans) <= LABELLED_SPANS else None,
-            textposition="inside", insidetextanchor="middle", textangle=0, insidetextfont_color=palette.ink(paint),
-            marker=dict(color=paint, line=dict(color=paint if len(spans) > LABELLED_SPANS else "white", width=1)),
-            hovertext=[hover(trace, s, start, waits.get((s.rank, s.lane, s.name))) for s in group], hoverinfo="text"), **cell)
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=rows, ticksuffix="  ", **cell)
+        paint = (
+            palette.phase(key)
+            if colour == "phase"
+            else palette.OTHER_PHASE
+            if key is None
+            else palette.version(key)
+        )
+        name = (
+            palette.PHASE_NAMES.get(key, key)
+            if colour == "phase"
+            else "no version"
+            if key is None
+            else f"version {key}"
+        )
+        texts = [
+            label.get(s.name, s.name)
+            + (f"<br>v{s.version}" if colour == "version" and s.version is not None else "")
+            for s in group
+        ]
+        told = legend and (
+            colour == "phase" or len(groups) <= len(palette.VERSIONS)
+        )  # more: the boxes tell their number
+        figure.add_trace(
+            go.Bar(
+                y=[row_name((s.rank, s.lane)) for s in group],
+                x=[at(s.end) - at(s.start) for s in group],
+                base=[at(s.start) for s in group],
+                orientation="h",
+                name=name,
+                legendgroup=name,
+                showlegend=told,
+                text=texts if len(spans) <= LABELLED_SPANS else None,
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                insidetextfont_color=palette.ink(paint),
+                marker=dict(
+                    color=paint,
+                    line=dict(color=paint if len(spans) > LABELLED_SPANS else "white", width=1),
+                ),
+                hovertext=[
+                    hover(trace, s, start, waits.get((s.rank, s.lane, s.name))) for s in group
+                ],
+                hoverinfo="text",
+            ),
+            **cell,
+        )
+    figure.update_yaxes(
+        autorange="reversed", categoryorder="array", categoryarray=rows, ticksuffix="  ", **cell
+    )
 
 
 def order_of(key):
     known = list(palette.PHASES)
-    return known.index(key) if key in known else len(known) if isinstance(key, str) else -1 if key is None else key
+    return (
+        known.index(key)
+        if key in known
+        else len(known)
+        if isinstance(key, str)
+        else -1
+        if key is None
+        else key
+    )
 
 
 def hover(trace: Trace, span, start: int, wait: Waited | None) -> str:
     """The lines that name a box: times, version, and what it waited for."""
+
     def time(ticks):
         return duration(trace.units(ticks), trace.unit)
 
-    lines = [f"<b>{span.name}</b>  {row_name((span.rank, span.lane))}",
-             f"{time(span.start - start)} to {time(span.end - start)} ({time(span.end - span.start)})"]
+    lines = [
+        f"<b>{span.name}</b>  {row_name((span.rank, span.lane))}",
+        f"{time(span.start - start)} to {time(span.end - start)} ({time(span.end - span.start)})",
+    ]
     if span.version is not None:
         lines.append(f"weight version {span.version}")
     if wait:
         message = wait.message
-        lines.append(f"waited {time(wait.ticks)}" + (
-            f" for {message.name} from rank {message.src}, {size(message.bytes)}" if message else ""))
+        lines.append(
+            f"waited {time(wait.ticks)}"
+            + (
+                f" for {message.name} from rank {message.src}, {size(message.bytes)}"
+                if message
+                else ""
+            )
+        )
     return "<br>".join(lines)

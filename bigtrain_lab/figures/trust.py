@@ -25,34 +25,76 @@ def trust(trace: Trace) -> go.Figure:
     """Of a run all layers; of a prediction the learning rate, which is all that is known before."""
     facts = trace.settings.get("facts", {})
     if "looked" not in facts:
-        raise Impossible("This trace knows no trust ratios: take one of the experiment large-batch.")
+        raise Impossible(
+            "This trace knows no trust ratios: take one of the experiment large-batch."
+        )
     looked, rates = facts["looked"], facts["rates"]
     layers = {row: of_layers(trace, what) for row, (what, _) in ROWS.items()}
     seen = min((len(values) for values in layers[2].values()), default=0)
     looked, rates = (looked[:seen], rates[:seen]) if seen else (looked, rates)
-    figure = make_subplots(rows=2, cols=2, column_widths=[0.64, 0.36], vertical_spacing=0.13, horizontal_spacing=0.03) \
-        if seen else make_subplots()
+    figure = (
+        make_subplots(
+            rows=2,
+            cols=2,
+            column_widths=[0.64, 0.36],
+            vertical_spacing=0.13,
+            horizontal_spacing=0.03,
+        )
+        if seen
+        else make_subplots()
+    )
     place = dict(row=2, col=1) if seen else {}
     for row in ROWS if seen else ():
         draw_lines(figure, layers[row], looked, row)
-    figure.add_scatter(x=looked, y=rates, mode="lines", line=dict(color=palette.INK, width=2, dash="dot"), name="learning rate",
-                       hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>", **place)
-    figure.update_xaxes(title=dict(text="update", standoff=4), range=[0, 1.01 * looked[-1]], zeroline=False, **place)
+    figure.add_scatter(
+        x=looked,
+        y=rates,
+        mode="lines",
+        line=dict(color=palette.INK, width=2, dash="dot"),
+        name="learning rate",
+        hovertemplate="update %{x}: learning rate %{y:.3g}<extra></extra>",
+        **place,
+    )
+    figure.update_xaxes(
+        title=dict(text="update", standoff=4), range=[0, 1.01 * looked[-1]], zeroline=False, **place
+    )
     if not seen:
         figure.update_yaxes(title="learning rate", rangemode="tozero")
-    told = "trust ratios and steps of all layers" if seen else "the learning rate; a run tells what each layer makes of it"
+    told = (
+        "trust ratios and steps of all layers"
+        if seen
+        else "the learning rate; a run tells what each layer makes of it"
+    )
     figure.update_layout(**look(f"{trace.clock}: {told}", 470 if seen else 300))
     if seen:
         animate(figure, layers, looked)
     return figure
 
 
-def draw_lines(figure: go.Figure, layers: dict[str, list[float]], looked: list[int], row: int) -> None:
+def draw_lines(
+    figure: go.Figure, layers: dict[str, list[float]], looked: list[int], row: int
+) -> None:
     for number, (name, values) in enumerate(layers.items()):
-        figure.add_scatter(x=looked, y=values, mode="lines", name=name, legendgroup=name, showlegend=False, row=row, col=1,
-                           line=dict(color=colour(number, len(layers)), width=1.6),
-                           hovertemplate=f"{name}, update %{{x}}: {ROWS[row][1]} %{{y:.3g}}<extra></extra>")
-    figure.update_yaxes(type="log", title=dict(text=ROWS[row][1], standoff=4), exponentformat="power", dtick=1, row=row, col=1)
+        figure.add_scatter(
+            x=looked,
+            y=values,
+            mode="lines",
+            name=name,
+            legendgroup=name,
+            showlegend=False,
+            row=row,
+            col=1,
+            line=dict(color=colour(number, len(layers)), width=1.6),
+            hovertemplate=f"{name}, update %{{x}}: {ROWS[row][1]} %{{y:.3g}}<extra></extra>",
+        )
+    figure.update_yaxes(
+        type="log",
+        title=dict(text=ROWS[row][1], standoff=4),
+        exponentformat="power",
+        dtick=1,
+        row=row,
+        col=1,
+    )
 
 
 def colour(number: int, count: int) -> str:
@@ -60,7 +102,9 @@ def colour(number: int, count: int) -> str:
     return palette.shaded("#08306B", 0.75 * number / max(1, count - 1))
 
 
-def animate(figure: go.Figure, layers: dict[int, dict[str, list[float]]], looked: list[int]) -> None:
+def animate(
+    figure: go.Figure, layers: dict[int, dict[str, list[float]]], looked: list[int]
+) -> None:
     """The right column: a bar a layer, at one update, and a line through the left one where that is."""
     every = -(-len(looked) // MOST)
     played = range(len(looked) - 1, -1, -every)[::-1]
@@ -69,32 +113,84 @@ def animate(figure: go.Figure, layers: dict[int, dict[str, list[float]]], looked
     for trace in at(layers, looked, ends, played[-1]):
         figure.add_trace(trace)
     numbers = list(range(first, len(figure.data)))
-    figure.frames = [go.Frame(name=str(looked[n]), data=at(layers, looked, ends, n), traces=numbers) for n in played]
+    figure.frames = [
+        go.Frame(name=str(looked[n]), data=at(layers, looked, ends, n), traces=numbers)
+        for n in played
+    ]
     for row, (low, high) in ends.items():
-        figure.update_xaxes(type="log", range=[low, high], exponentformat="power", dtick=1, row=row, col=2)
+        figure.update_xaxes(
+            type="log", range=[low, high], exponentformat="power", dtick=1, row=row, col=2
+        )
         figure.update_yaxes(range=[low, high], row=row, col=1)
         figure.update_xaxes(range=[0, 1.01 * looked[-1]], zeroline=False, row=row, col=1)
         figure.update_yaxes(autorange="reversed", side="right", row=row, col=2)
-    figure.update_layout(margin=dict(l=56, r=16, t=48, b=96), showlegend=True, bargap=0.15, uniformtext=dict(mode=False), updatemenus=[menu()], sliders=[dict(
-        active=len(played) - 1, x=0.12, len=0.88, y=0, pad=dict(t=46, b=0), ticklen=3, font_size=10,
-        currentvalue=dict(prefix="update ", font_size=13, xanchor="left"),
-        steps=[dict(method="animate", label=f"{looked[n]:,}", args=[[str(looked[n])], told(0)]) for n in played])])
+    figure.update_layout(
+        margin=dict(l=56, r=16, t=48, b=96),
+        showlegend=True,
+        bargap=0.15,
+        uniformtext=dict(mode=False),
+        updatemenus=[menu()],
+        sliders=[
+            dict(
+                active=len(played) - 1,
+                x=0.12,
+                len=0.88,
+                y=0,
+                pad=dict(t=46, b=0),
+                ticklen=3,
+                font_size=10,
+                currentvalue=dict(prefix="update ", font_size=13, xanchor="left"),
+                steps=[
+                    dict(method="animate", label=f"{looked[n]:,}", args=[[str(looked[n])], told(0)])
+                    for n in played
+                ],
+            )
+        ],
+    )
 
 
-def at(layers: dict[int, dict[str, list[float]]], looked: list[int], ends: dict, number: int) -> list:
+def at(
+    layers: dict[int, dict[str, list[float]]], looked: list[int], ends: dict, number: int
+) -> list:
     """What moves: in each row the bars, and the line at this update."""
     traces = []
     for row, own in layers.items():
         low, high = (10.0**end for end in ends[row])
         values = [each[number] for each in own.values()]
         axes = dict(xaxis=f"x{2 * row}", yaxis=f"y{2 * row}")
-        traces.append(go.Bar(y=[*own], x=[max(value, low) - low for value in values], base=low, orientation="h", showlegend=False, marker=dict(
-            color=[colour(n, len(own)) for n in range(len(own))], line_width=0), text=[f"{value:.3g}" for value in values], textposition="inside",
-            insidetextanchor="start", constraintext="none", insidetextfont=dict(size=10, color=[palette.ink(colour(n, len(own))) for n in range(len(own))]),
-            hovertemplate=f"%{{y}}: {ROWS[row][1]} %{{text}}<extra></extra>", **axes))
-        axes = dict(xaxis=f"x{2 * row - 1 if row > 1 else ''}", yaxis=f"y{2 * row - 1 if row > 1 else ''}")
-        traces.append(go.Scatter(x=[looked[number]] * 2, y=[low, high], mode="lines", showlegend=False, hoverinfo="skip",
-                                 line=dict(color=palette.VERSIONS[5], width=1.5), **axes))
+        traces.append(
+            go.Bar(
+                y=[*own],
+                x=[max(value, low) - low for value in values],
+                base=low,
+                orientation="h",
+                showlegend=False,
+                marker=dict(color=[colour(n, len(own)) for n in range(len(own))], line_width=0),
+                text=[f"{value:.3g}" for value in values],
+                textposition="inside",
+                insidetextanchor="start",
+                constraintext="none",
+                insidetextfont=dict(
+                    size=10, color=[palette.ink(colour(n, len(own))) for n in range(len(own))]
+                ),
+                hovertemplate=f"%{{y}}: {ROWS[row][1]} %{{text}}<extra></extra>",
+                **axes,
+            )
+        )
+        axes = dict(
+            xaxis=f"x{2 * row - 1 if row > 1 else ''}", yaxis=f"y{2 * row - 1 if row > 1 else ''}"
+        )
+        traces.append(
+            go.Scatter(
+                x=[looked[number]] * 2,
+                y=[low, high],
+                mode="lines",
+                showlegend=False,
+                hoverinfo="skip",
+                line=dict(color=palette.VERSIONS[5], width=1.5),
+                **axes,
+            )
+        )
     return traces
 
 
@@ -106,10 +202,26 @@ def bounds(rows) -> tuple[float, float]:
 
 
 def told(milliseconds: int) -> dict:
-    return dict(mode="immediate", fromcurrent=True, frame=dict(duration=milliseconds, redraw=True), transition=dict(duration=0))
+    return dict(
+        mode="immediate",
+        fromcurrent=True,
+        frame=dict(duration=milliseconds, redraw=True),
+        transition=dict(duration=0),
+    )
 
 
 def menu() -> dict:
-    return dict(type="buttons", direction="left", x=0, y=0, xanchor="left", yanchor="top", pad=dict(t=50, r=8), showactive=False, buttons=[
-        dict(label="▶", method="animate", args=[None, told(FRAME_MS)]),
-        dict(label="❚❚", method="animate", args=[[None], told(0)])])
+    return dict(
+        type="buttons",
+        direction="left",
+        x=0,
+        y=0,
+        xanchor="left",
+        yanchor="top",
+        pad=dict(t=50, r=8),
+        showactive=False,
+        buttons=[
+            dict(label="▶", method="animate", args=[None, told(FRAME_MS)]),
+            dict(label="❚❚", method="animate", args=[[None], told(0)]),
+        ],
+    )

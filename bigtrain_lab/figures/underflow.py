@@ -8,38 +8,107 @@ from ..formats import looks
 from .exponents import SCALES, SHOWN, percent, prefix
 from .timeline import look
 
-LINES = {"fp16": ("#0072B2", "solid", "circle"), "bf16": ("#009E73", "dot", "diamond"), "fp8 e5m2": ("#E69F00", "dash", "square"),
-         "fp8 e4m3": ("#CC79A7", "dashdot", "x")}
+LINES = {
+    "fp16": ("#0072B2", "solid", "circle"),
+    "bf16": ("#009E73", "dot", "diamond"),
+    "fp8 e5m2": ("#E69F00", "dash", "square"),
+    "fp8 e4m3": ("#CC79A7", "dashdot", "x"),
+}
 
 
 def underflow(trace: Trace) -> go.Figure:
     """Of the histograms that `exponents` draws together: a point for each look, left activations' gradients, right weights'."""
     found = {kind: several for kind, several in looks(trace).items() if several}
     if not found:
-        raise Impossible("This trace holds no histograms of gradients: a run makes them, in the steps in which it looks at its gradients.")
-    figure = make_subplots(rows=1, cols=len(found), shared_yaxes=True, horizontal_spacing=0.03, column_titles=[f"{kind}s" for kind in found])
+        raise Impossible(
+            "This trace holds no histograms of gradients: a run makes them, in the steps in which it looks at its gradients."
+        )
+    figure = make_subplots(
+        rows=1,
+        cols=len(found),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        column_titles=[f"{kind}s" for kind in found],
+    )
     every = trace.settings.get("every", 1)
     steps_at = [number * every for number in range(max(map(len, found.values())))]
     for column, several in enumerate(found.values(), 1):
         for name, lines in zip(SHOWN, lost(several, 0)):
             colour, dash, symbol = LINES[name]
-            figure.add_trace(go.Scatter(x=steps_at[:len(several)], y=lines, name=name, legendgroup=name, showlegend=column == 1,
-                                        mode="lines+markers", line=dict(color=colour, dash=dash, width=2), marker=dict(symbol=symbol, size=7),
-                                        hovertemplate=f"{name}: %{{y:.2%}} become 0"), row=1, col=column)
-    steps = [dict(method="restyle", label=f"{2**s:,}", args=[{"y": [line for several in found.values() for line in lost(several, s)]},
-                                                             list(range(len(figure.data)))]) for s in SCALES]
-    most = max(max(line) for several in found.values() for line in lost(several, 0))  # a larger scale loses less
-    late = " and ".join(f"{percent(several[-1].shares('fp16').zero)} of {kind}s" for kind, several in found.items())
+            figure.add_trace(
+                go.Scatter(
+                    x=steps_at[: len(several)],
+                    y=lines,
+                    name=name,
+                    legendgroup=name,
+                    showlegend=column == 1,
+                    mode="lines+markers",
+                    line=dict(color=colour, dash=dash, width=2),
+                    marker=dict(symbol=symbol, size=7),
+                    hovertemplate=f"{name}: %{{y:.2%}} become 0",
+                ),
+                row=1,
+                col=column,
+            )
+    steps = [
+        dict(
+            method="restyle",
+            label=f"{2**s:,}",
+            args=[
+                {"y": [line for several in found.values() for line in lost(several, s)]},
+                list(range(len(figure.data))),
+            ],
+        )
+        for s in SCALES
+    ]
+    most = max(
+        max(line) for several in found.values() for line in lost(several, 0)
+    )  # a larger scale loses less
+    late = " and ".join(
+        f"{percent(several[-1].shares('fp16').zero)} of {kind}s" for kind, several in found.items()
+    )
     figure.update_layout(**look(f"{trace.clock}, last look: fp16 zeroes {late}", 400))
-    figure.update_layout(autosize=True, hovermode="x unified", margin=dict(l=8, r=12, t=84, b=112), legend=dict(y=1.08), sliders=[dict(
-        active=0, steps=steps, x=0.02, len=0.96, y=0, pad=dict(t=52, b=0), ticklen=4, font_size=10,
-        currentvalue=dict(prefix=prefix(trace), font_size=13, xanchor="left"))])
-    figure.update_xaxes(title=dict(text="training step" if "every" in trace.settings else "look", standoff=4), tickvals=steps_at[::-(-len(steps_at) // 12)])
+    figure.update_layout(
+        autosize=True,
+        hovermode="x unified",
+        margin=dict(l=8, r=12, t=84, b=112),
+        legend=dict(y=1.08),
+        sliders=[
+            dict(
+                active=0,
+                steps=steps,
+                x=0.02,
+                len=0.96,
+                y=0,
+                pad=dict(t=52, b=0),
+                ticklen=4,
+                font_size=10,
+                currentvalue=dict(prefix=prefix(trace), font_size=13, xanchor="left"),
+            )
+        ],
+    )
+    figure.update_xaxes(
+        title=dict(text="training step" if "every" in trace.settings else "look", standoff=4),
+        tickvals=steps_at[:: -(-len(steps_at) // 12)],
+    )
     top = max(min(1.15 * most, 1.03), 0.001) if most else 1
-    figure.update_yaxes(range=[-0.04 * top, top], tickformat=".2~%", rangemode="tozero", showticklabels=False, **({} if most else dict(tickvals=[0])))
+    figure.update_yaxes(
+        range=[-0.04 * top, top],
+        tickformat=".2~%",
+        rangemode="tozero",
+        showticklabels=False,
+        **({} if most else dict(tickvals=[0])),
+    )
     figure.update_yaxes(showticklabels=True, col=1)
     if not most:
-        figure.add_annotation(text="nothing becomes 0, in none of these formats, at no loss scale from 1 on", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+        figure.add_annotation(
+            text="nothing becomes 0, in none of these formats, at no loss scale from 1 on",
+            x=0.5,
+            y=0.5,
+            xref="paper",
+            yref="paper",
+            showarrow=False,
+        )
     figure.update_yaxes(title=dict(text="becomes 0", standoff=2), col=1)
     figure.update_annotations(font_size=12)
     return figure

@@ -8,4 +8,8 @@ from .timeline import timeline
 
 def versions(trace: Trace, title: str | None = None) -> go.Figure:
     """The timeline coloured and labelled by weight version."""
-    return timeline(trace, colour="version", title=title or f"{trace.clock}: weight version that each action used")
+    return timeline(
+        trace,
+        colour="version",
+        title=title or f"{trace.clock}: weight version that each action used",
+    )

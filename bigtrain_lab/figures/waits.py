@@ -25,12 +25,20 @@ def drawing(waits) -> str:
     y = RADIUS + 6 + (above + 14 if above else 0)
     floor = y + RADIUS + (max(0, below - RADIUS) + 14 if below else 0) + 14
     width, tall = WIDE * len(waits), floor + NOTES
-    parts = [arrow(s.rank, o, y, s.what if len(s.on) == 1 else "", s.cycle and waits[o].cycle) for s, o in arrows]
+    parts = [
+        arrow(s.rank, o, y, s.what if len(s.on) == 1 else "", s.cycle and waits[o].cycle)
+        for s, o in arrows
+    ]
     parts += [node(state, y, floor) for state in waits]
-    told = "; ".join(f"{words(s)}{f' for {s.what}' if s.state == 'waits' and len(s.on) == 1 else ''}" for s in waits)
-    return (f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {width} {tall}" width="{width}" height="{tall}" '
-            f'font-family="system-ui, sans-serif" font-size="11.5" text-anchor="middle" fill="currentColor">'
-            f'{"".join(parts)}</svg>')
+    told = "; ".join(
+        f"{words(s)}{f' for {s.what}' if s.state == 'waits' and len(s.on) == 1 else ''}"
+        for s in waits
+    )
+    return (
+        f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {width} {tall}" width="{width}" height="{tall}" '
+        f'font-family="system-ui, sans-serif" font-size="11.5" text-anchor="middle" fill="currentColor">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def words(state) -> str:
@@ -38,7 +46,11 @@ def words(state) -> str:
     if state.state == "waits" and len(state.on) > 1:
         return f"rank {state.rank}: {state.what}"
     at = {"works": state.what or "at work", "failed": state.what}.get(state.state, state.state)
-    return f"rank {state.rank}: {at}" if state.state in ("works", "failed") else f"rank {state.rank} {at}"
+    return (
+        f"rank {state.rank}: {at}"
+        if state.state in ("works", "failed")
+        else f"rank {state.rank} {at}"
+    )
 
 
 def place(line: str) -> str:
@@ -62,12 +74,18 @@ def node(state, y: float, floor: float) -> str:
     """A rank: its circle, and below all arrows what it was at."""
     x, failed = centre(state.rank), state.state == "failed"
     red = failed or state.cycle
-    look = f'fill="{RED}" stroke="{RED}"' if failed else f'fill="none" stroke="{RED if red else "currentColor"}"'
+    look = (
+        f'fill="{RED}" stroke="{RED}"'
+        if failed
+        else f'fill="none" stroke="{RED if red else "currentColor"}"'
+    )
     dash = ' stroke-dasharray="3 3"' if state.state in ("finished", "not begun") else ""
-    return (f'<circle cx="{x}" cy="{y}" r="{RADIUS}" {look}{dash} stroke-width="{2.4 if red else 1.3}"/>'
-            f'<text x="{x}" y="{y + 4}" font-weight="600"{WHITE if failed else ""}>{state.rank}</text>'
-            f'<text x="{x}" y="{floor + 6}"{BOLD if failed else ""}>{escape(shortened(words(state)))}</text>'
-            f'<text x="{x}" y="{floor + 22}" opacity=".7"><title>{escape(state.line)}</title>{escape(shortened(place(state.line)))}</text>')
+    return (
+        f'<circle cx="{x}" cy="{y}" r="{RADIUS}" {look}{dash} stroke-width="{2.4 if red else 1.3}"/>'
+        f'<text x="{x}" y="{y + 4}" font-weight="600"{WHITE if failed else ""}>{state.rank}</text>'
+        f'<text x="{x}" y="{floor + 6}"{BOLD if failed else ""}>{escape(shortened(words(state)))}</text>'
+        f'<text x="{x}" y="{floor + 22}" opacity=".7"><title>{escape(state.line)}</title>{escape(shortened(place(state.line)))}</text>'
+    )
 
 
 def arrow(src: int, dst: int, y: float, label: str, hot: bool) -> str:
@@ -77,17 +95,22 @@ def arrow(src: int, dst: int, y: float, label: str, hot: bool) -> str:
     bow = height(src, dst)
     x0, y0 = centre(src) + turn * RADIUS * 0.75, y + up * RADIUS * 0.75
     x1, y1 = centre(dst) - turn * (RADIUS * 0.75 + 2), y + up * (RADIUS * 0.75 + 2)
-    middle, control = (x0 + x1) / 2, y + up * (2 * bow - RADIUS * 0.75)  # a parabola reaches half of its control's height
+    middle, control = (
+        (x0 + x1) / 2,
+        y + up * (2 * bow - RADIUS * 0.75),
+    )  # a parabola reaches half of its control's height
     dx, dy = x1 - middle, y1 - control
     length = hypot(dx, dy)
     dx, dy = dx / length, dy / length
     tip = f"{x1:.1f},{y1:.1f} {x1 - 8 * dx - 4 * dy:.1f},{y1 - 8 * dy + 4 * dx:.1f} {x1 - 8 * dx + 4 * dy:.1f},{y1 - 8 * dy - 4 * dx:.1f}"
     colour, weight = (RED, 2.4) if hot else ("currentColor", 1.2)
     text_y = y + up * bow + (-5 if up < 0 else 13)
-    return (f'<path d="M{x0:.1f} {y0:.1f} Q{middle:.1f} {control:.1f} {x1 - 6 * dx:.1f} {y1 - 6 * dy:.1f}" fill="none" stroke="{colour}" '
-            f'stroke-width="{weight}"/><polygon points="{tip}" fill="{colour}"/>'
-            f'<text x="{middle:.1f}" y="{text_y:.1f}"{BOLD if hot else ""}>{escape(shortened(label))}</text>')
+    return (
+        f'<path d="M{x0:.1f} {y0:.1f} Q{middle:.1f} {control:.1f} {x1 - 6 * dx:.1f} {y1 - 6 * dy:.1f}" fill="none" stroke="{colour}" '
+        f'stroke-width="{weight}"/><polygon points="{tip}" fill="{colour}"/>'
+        f'<text x="{middle:.1f}" y="{text_y:.1f}"{BOLD if hot else ""}>{escape(shortened(label))}</text>'
+    )
 
 
 def shortened(text: str, most: int = 20) -> str:
-    return text if len(text) <= most else text[:most - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

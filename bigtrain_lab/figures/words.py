@@ -22,7 +22,12 @@ def labels(trace: Trace) -> dict[str, str]:
     """Span name -> label. "2F0" is F0 where each rank has one stage; "2F0+2F1+2F2" is F0-2. It is F2 where the first number tells."""
     names = {span.name: span.rank for span in trace.spans()}
     if next(iter(terms(trace))) == "stage":
-        return {name: ACTION.sub(lambda action: action[2] + action[3 if action[2] in "ULRC" else 1], name) for name in names}
+        return {
+            name: ACTION.sub(
+                lambda action: action[2] + action[3 if action[2] in "ULRC" else 1], name
+            )
+            for name in names
+        }
     homes = {(rank, stage) for name, rank in names.items() for stage in stages_of(name)}
     many = len(homes) > len({rank for rank, _ in homes})
     return {name: label(name, many) for name in names}

@@ -51,7 +51,11 @@ LOOK_S = 0.02
 MOST_BYTES = 4 * 1024**2  # of a student's rows
 MOST_TEXT = 400  # letters of an error's message
 ANSWER = "answer"
-BEGUN, ENDED, REFUSED = "(begun)", "(ended)", "(refused)"  # of a row, and no class's name: still played, died in it, reached over the fence
+BEGUN, ENDED, REFUSED = (
+    "(begun)",
+    "(ended)",
+    "(refused)",
+)  # of a row, and no class's name: still played, died in it, reached over the fence
 
 
 class Row(NamedTuple):
@@ -75,8 +79,15 @@ class Box:
     until     whether the rows that an answer has shown are enough; all scenes are played for None
     """
 
-    def __init__(self, topic: type, seed: int, *, answer=None, texts: Mapping[str, str] | None = None,
-                 until: Callable[[list[Row]], bool] | None = None):
+    def __init__(
+        self,
+        topic: type,
+        seed: int,
+        *,
+        answer=None,
+        texts: Mapping[str, str] | None = None,
+        until: Callable[[list[Row]], bool] | None = None,
+    ):
         self._most = MOST_BYTES if texts is None else math.inf
         self._told: dict[str, list[Row]] = {}
         self._whole: set[str] = set()
@@ -88,8 +99,11 @@ class Box:
             carried = travelling(answer) if texts is None else None
             task = (travelling(topic), seed, carried, texts, until, str(self._room), CPU_S, WALL_S)
             (self._room / "program").write_bytes(pickle.dumps((task,)))
-            self._process = next(server.start(1, str(self._room / "program"), self._unwanted[0],
-                                              f"{__package__}.box"))
+            self._process = next(
+                server.start(
+                    1, str(self._room / "program"), self._unwanted[0], f"{__package__}.box"
+                )
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -154,17 +168,27 @@ class Box:
         stacks = self._room / "late"
         if seconds < WALL_S + LATE_S and not (stacks.exists() and frames.is_whole(stacks)):
             return ""
-        place = of_answer(stacks.read_text(encoding="utf-8", errors="replace")) if stacks.exists() else ""
-        return with_source(f"Your answer did not end within {WALL_S if seconds > WALL_S else CPU_S} s{place}.")
+        place = (
+            of_answer(stacks.read_text(encoding="utf-8", errors="replace"))
+            if stacks.exists()
+            else ""
+        )
+        return with_source(
+            f"Your answer did not end within {WALL_S if seconds > WALL_S else CPU_S} s{place}."
+        )
 
     def _dead(self) -> str:
         """That the process has ended before the answer had shown all."""
         self._process.join()
         code = self._process.exitcode
         fatal = self._room / "fatal"
-        place = of_answer(fatal.read_text(encoding="utf-8", errors="replace")) if fatal.exists() else ""
+        place = (
+            of_answer(fatal.read_text(encoding="utf-8", errors="replace")) if fatal.exists() else ""
+        )
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return with_source(f"Your answer ended the process that it ran in, {how}{place}. Let it return.")
+        return with_source(
+            f"Your answer ended the process that it ran in, {how}{place}. Let it return."
+        )
 
 
 class Carrier(cloudpickle.Pickler):
@@ -174,8 +198,15 @@ class Carrier(cloudpickle.Pickler):
     def reducer_override(self, thing):
         if isinstance(thing, functools._lru_cache_wrapper) and is_own(thing):
             rule = thing.cache_parameters()
-            return type(thing), (thing.__wrapped__, rule["maxsize"], rule["typed"], functools._CacheInfo)
-        if isinstance(thing, ModuleType) and thing.__name__ not in sys.modules:  # made in C within another, which has it
+            return type(thing), (
+                thing.__wrapped__,
+                rule["maxsize"],
+                rule["typed"],
+                functools._CacheInfo,
+            )
+        if (
+            isinstance(thing, ModuleType) and thing.__name__ not in sys.modules
+        ):  # made in C within another, which has it
             home, _, name = thing.__name__.rpartition(".")
             if getattr(sys.modules.get(home), name, None) is thing:
                 return getattr, (sys.modules[home], name)
@@ -185,7 +216,9 @@ class Carrier(cloudpickle.Pickler):
 def is_own(thing) -> bool:
     """Whether a thing is neither of this library nor of an installed one, so it must travel by value."""
     home = getattr(thing, "__module__", None) or type(thing).__module__
-    return home == "__main__" or is_answer(getattr(sys.modules.get(home), "__file__", None) or "<frozen")
+    return home == "__main__" or is_answer(
+        getattr(sys.modules.get(home), "__file__", None) or "<frozen"
+    )
 
 
 def travelling(thing) -> bytes:
@@ -199,8 +232,10 @@ def travelling(thing) -> bytes:
             Carrier(file).dump(thing)
             return file.getvalue()
     except Exception as error:
-        raise Impossible(f"The answer cannot travel to a process of its own ({type(error).__name__}: {error}): "
-                         "let it make open files, locks and widgets itself.") from error
+        raise Impossible(
+            f"The answer cannot travel to a process of its own ({type(error).__name__}: {error}): "
+            "let it make open files, locks and widgets itself."
+        ) from error
     finally:
         if own:
             cloudpickle.unregister_pickle_by_value(module)
@@ -223,9 +258,11 @@ def line_of(place: frames.Place) -> str:
 
 def with_source(told: str) -> str:
     """The sentence with the text of the lines that it names, where this process knows it."""
+
     def source(found: re.Match) -> str:
         text = linecache.getline(found[1], int(found[2])).strip()
         return f", `{text}`" if text else ""
+
     return re.sub("\0(.*?)\0(.*?)\0", source, told)
 
 
@@ -250,7 +287,15 @@ def main(index: int, task: tuple) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         faulthandler.dump_traceback_later(wall_s, file=late)
         notes.name, notes.rows = name, []
-        play(topic, seed, until, lambda: made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse), notes)
+        play(
+            topic,
+            seed,
+            until,
+            lambda: (
+                made(texts[name]) if texts is not None else loaded(carried, topic, notes.refuse)
+            ),
+            notes,
+        )
     os._exit(0)
 
 
@@ -310,8 +355,16 @@ class Notes:
 class Left:
     """What an answer must leave as it was: whether gradients are on, torch's functions, those that the exercise allows."""
 
-    PLACES = (torch, torch.Tensor, torch.nn.functional, torch.nn.Module, torch.autograd, torch.optim.SGD,
-              torch.optim.Optimizer, torch.nn.utils)
+    PLACES = (
+        torch,
+        torch.Tensor,
+        torch.nn.functional,
+        torch.nn.Module,
+        torch.autograd,
+        torch.optim.SGD,
+        torch.optim.Optimizer,
+        torch.nn.utils,
+    )
 
     def __init__(self):
         torch.optim.SGD([torch.zeros(1)])  # the first one changes its class
@@ -320,8 +373,12 @@ class Left:
     def watch(self, topic: type) -> None:
         """The modules that the exercise allows too, and their classes, as they are behind the fence."""
         modules = [sys.modules[name] for name in topic.allows if name in sys.modules]
-        classes = [thing for module in modules for thing in vars(module).values()
-                   if isinstance(thing, type) and thing.__module__ == module.__name__]
+        classes = [
+            thing
+            for module in modules
+            for thing in vars(module).values()
+            if isinstance(thing, type) and thing.__module__ == module.__name__
+        ]
         self.functions += [(place, dict(vars(place))) for place in (*modules, *classes)]
 
     def then(self, run):
@@ -334,11 +391,15 @@ class Left:
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
         if not gradients_on:
-            raise Refused("Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends.")
+            raise Refused(
+                "Gradients are still switched off after your answer: use `with torch.no_grad():`, which ends."
+            )
         if dtype != torch.float32:
             raise Refused("Your answer changed torch's default dtype: leave it as it was.")
         if changed:
-            raise Refused(f"After your answer {changed[0]} is another function: leave it as it was.")
+            raise Refused(
+                f"After your answer {changed[0]} is another function: leave it as it was."
+            )
         return shown
 
     def _put_back(self) -> list[str]:
@@ -347,8 +408,10 @@ class Left:
         for place, before in self.functions:
             now = dict(vars(place))
             for name in () if now == before else {**before, **now}:
-                function, inherited = before.get(name), any(
-                    name in vars(base) for base in getattr(place, "__mro__", ())[1:])
+                function, inherited = (
+                    before.get(name),
+                    any(name in vars(base) for base in getattr(place, "__mro__", ())[1:]),
+                )
                 if now.get(name) is function or not (inherited or callable(function)):
                     continue
                 if name in before:
@@ -364,7 +427,10 @@ def raised(error: BaseException) -> str:
     """The sentence on an error, with the answer's line."""
     if isinstance(error, (Refused, Impossible)):
         return str(error)
-    places = [frames.Place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [
+        frames.Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
     own = [place for place in places if is_answer(place.file)]
     at = f", at {line_of(own[-1])}" if own else ""
     try:
@@ -411,4 +477,3 @@ def let_go() -> None:
     sentinel = parent_process().sentinel
     os.closerange(3, sentinel)
     os.closerange(sentinel + 1, 1024)
-

@@ -24,15 +24,39 @@ from types import FunctionType
 
 OURS = str(Path(__file__).parents[1])
 PACKAGE = __package__.split(".")[0]
-ANSWERS = ("techniques", "schedules", "collectives", "recomputes", "experiments")  # packages that have some
-WITHOUT_ANSWERS = ("core", "formats", "plan", "runtime", "schedule", "simulate", "words")  # modules that may stay
+ANSWERS = (
+    "techniques",
+    "schedules",
+    "collectives",
+    "recomputes",
+    "experiments",
+)  # packages that have some
+WITHOUT_ANSWERS = (
+    "core",
+    "formats",
+    "plan",
+    "runtime",
+    "schedule",
+    "simulate",
+    "words",
+)  # modules that may stay
 METHODS = (FunctionType, classmethod, staticmethod, property)
 FRAMES = ("tb_frame", "gi_frame", "cr_frame")
 INSIDES = ("__code__", "__defaults__", "__kwdefaults__")
 LOOKS = ("sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile")
 COLLECTOR = ("gc.get_objects", "gc.get_referrers", "gc.get_referents")
-STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn",
-          "os.kill", "os.killpg")
+STARTS = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "pty.spawn",
+    "os.kill",
+    "os.killpg",
+)
 NATIVE = ("ctypes.dlopen", "ctypes.dlsym")
 LOOKING = "Your answer looks at the code that calls it: compute from what it is given."
 STARTING = "Your answer reaches for other processes: compute in this one."
@@ -50,12 +74,22 @@ def loaded(carried: bytes, topic: type, refuse: Callable[[str], None]):
             import_module(each.name)
     hidden: dict[tuple, str] = {}
     for path in Path(OURS).rglob("*.py"):
-        hide(path, ".".join((PACKAGE, *path.relative_to(OURS).with_suffix("").parts)).removesuffix(".__init__"), hidden)
+        hide(
+            path,
+            ".".join((PACKAGE, *path.relative_to(OURS).with_suffix("").parts)).removesuffix(
+                ".__init__"
+            ),
+            hidden,
+        )
     emptied: dict[type, str] = {}
     for name in topic.forbids:
         above, _, last = name.rpartition(".")
         holder = resolve_name(above)
-        hide(Path(sys.modules[getattr(getattr(holder, last), "__module__", above)].__file__), name, hidden)
+        hide(
+            Path(sys.modules[getattr(getattr(holder, last), "__module__", above)].__file__),
+            name,
+            hidden,
+        )
         take(holder, last, name, refuse, emptied)
     forget(topic, refuse, emptied)
     _posixsubprocess.fork_exec = lambda *_: refuse(STARTING)  # of which Python tells nobody
@@ -87,11 +121,15 @@ def take(above, last: str, name: str, refuse, emptied: dict) -> None:
 
 def empty(cls: type, name: str, refuse, emptied: dict) -> None:
     """Let nobody make, use or inherit from this class."""
+
     def never(*_, **__):
         refuse(taken(name))
 
     emptied[cls] = name
-    for each in {"__init__", *(each for each, method in vars(cls).items() if isinstance(method, METHODS))}:
+    for each in {
+        "__init__",
+        *(each for each, method in vars(cls).items() if isinstance(method, METHODS)),
+    }:
         type.__setattr__(cls, each, never)
     type.__setattr__(cls, "__init_subclass__", classmethod(never))
 
@@ -106,7 +144,9 @@ def forget(topic: type, refuse, emptied: dict) -> None:
         if name.startswith(f"{PACKAGE}.grading"):
             strip(module)
         elif name.split(".")[1] in ANSWERS:
-            for thing in [t for t in vars(module).values() if isinstance(t, type) and t.__module__ == name]:
+            for thing in [
+                t for t in vars(module).values() if isinstance(t, type) and t.__module__ == name
+            ]:
                 empty(thing, f"{name}.{thing.__qualname__}", refuse, emptied)
 
 
@@ -121,8 +161,14 @@ def strip(module) -> None:
 
 def allows(topic: type, name: str) -> bool:
     part = name.removeprefix(PACKAGE + ".").partition(".")[0]
-    return name == PACKAGE or part in WITHOUT_ANSWERS or any(
-        (name + ".").startswith(each + ".") or each.startswith(name + ".") for each in topic.allows)
+    return (
+        name == PACKAGE
+        or part in WITHOUT_ANSWERS
+        or any(
+            (name + ".").startswith(each + ".") or each.startswith(name + ".")
+            for each in topic.allows
+        )
+    )
 
 
 def taken(name: str) -> str:
@@ -151,19 +197,34 @@ def hook(topic: type, hidden: dict, refuse) -> Callable[[str, tuple], None]:
             return LOOKING if is_asked_by_answer("inspect") else ""
         if event in COLLECTOR:
             return LOOKING
-        if event == "object.__setattr__" and details[1] in INSIDES and is_imported(details[0].__code__, details[0].__globals__):
+        if (
+            event == "object.__setattr__"
+            and details[1] in INSIDES
+            and is_imported(details[0].__code__, details[0].__globals__)
+        ):
             return f"Your answer changes what {details[0].__qualname__} does: leave it as it is."
         if event in STARTS or event == "import" and details[0] == "_posixsubprocess":
             return STARTING
         if event in NATIVE:
             return CALLING
-        if event == "import" and details[0].startswith(PACKAGE + ".") and not allows(topic, details[0]):
+        if (
+            event == "import"
+            and details[0].startswith(PACKAGE + ".")
+            and not allows(topic, details[0])
+        ):
             return taken(details[0])
         if event == "code.__new__" and (whose := hidden.get(inode(str(details[1])))):
             return taken(whose)
-        if event in ("open", "os.link", "os.symlink", "os.rename") and isinstance(details[0], (str, bytes, os.PathLike)):
+        if event in ("open", "os.link", "os.symlink", "os.rename") and isinstance(
+            details[0], (str, bytes, os.PathLike)
+        ):
             path = os.fsdecode(details[0])
-            whose = hidden.get(inode(path), "" if os.path.isabs(path) or os.path.exists(path) else os.path.basename(path) in sources and path)
+            whose = hidden.get(
+                inode(path),
+                ""
+                if os.path.isabs(path) or os.path.exists(path)
+                else os.path.basename(path) in sources and path,
+            )
             return taken(whose) if whose else ""
         return ""
 
@@ -196,7 +257,12 @@ def is_asked_by_answer(*through: str) -> bool:
     frame = sys._getframe(1)
     while frame:
         file, imported = frame.f_code.co_filename, is_imported(frame.f_code, frame.f_globals)
-        if not (file == __file__ or file.startswith("<frozen") or imported and frame.f_globals.get("__name__") in through):
+        if not (
+            file == __file__
+            or file.startswith("<frozen")
+            or imported
+            and frame.f_globals.get("__name__") in through
+        ):
             return not imported
         frame = frame.f_back
     return False
@@ -205,4 +271,6 @@ def is_asked_by_answer(*through: str) -> bool:
 def is_imported(code, names: dict) -> bool:
     """True for code of a module that this process imported, wherever it lies: an answer came by value."""
     module = sys.modules.get(names.get("__name__"))
-    return code.co_filename == getattr(module, "__file__", None) or code.co_filename.startswith(OURS)
+    return code.co_filename == getattr(module, "__file__", None) or code.co_filename.startswith(
+        OURS
+    )

@@ -77,8 +77,10 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         Impossible where the answer cannot travel to a process of its own.
         """
         if not callable(answer):
-            return [f"There is no answer yet, but {'nothing' if answer is None else f'a {type(answer).__name__}'}: "
-                    "give the function or class that you wrote."]
+            return [
+                f"There is no answer yet, but {'nothing' if answer is None else f'a {type(answer).__name__}'}: "
+                "give the function or class that you wrote."
+            ]
         seed = secrets.randbelow(10**6) if seed is None else seed
         with Box(cls, seed, answer=answer) as own, Box(cls, seed, texts=cls.right) as known:
             found = own.rows("answer")
@@ -87,7 +89,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         if at is None:
             return []
         if at == len(found):
-            return [f"Your answer ended the check after {at} of its scenes: let it compute, and return."]
+            return [
+                f"Your answer ended the check after {at} of its scenes: let it compute, and return."
+            ]
         if found[at].raised in NOT_OF_A_MISTAKE:
             return [found[at].told, seen(found[at].scene, seed)]
         texts = cls.wrong_texts()
@@ -96,14 +100,18 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         return cls.diagnosis(found, rights, wrongs, seed)
 
     @classmethod
-    def diagnosis(cls, found: list[Row], rights: list[list[Row]], wrongs: Mapping[str, list[Row]],
-                  seed: int) -> list[str]:
+    def diagnosis(
+        cls, found: list[Row], rights: list[list[Row]], wrongs: Mapping[str, list[Row]], seed: int
+    ) -> list[str]:
         """The sentence of the known mistake that an answer is like, then what was seen."""
         at = first_difference(found, rights)
         if at is None:
             return []
-        alike = {name: sum(map(same, found, rows)) for name, rows in wrongs.items()
-                 if at < len(rows) and same(found[at], rows[at]) and first_difference(rows, rights) == at}
+        alike = {
+            name: sum(map(same, found, rows))
+            for name, rows in wrongs.items()
+            if at < len(rows) and same(found[at], rows[at]) and first_difference(rows, rights) == at
+        }
         sentence = [cls.wrong[max(alike, key=alike.get)].sentence] if alike else []
         if found[at].raised:
             return [*dict.fromkeys((*sentence, found[at].told)), seen(found[at].scene, seed)]
@@ -114,7 +122,9 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     def sound(cls, name: str, rows: list[Row]) -> list[Row]:
         """What a right answer showed; RuntimeError where it raised, since then this exercise is broken."""
         if rows[-1].raised:
-            raise RuntimeError(f"{cls.name}: the right answer {name!r} failed with {rows[-1].scene}: {rows[-1].told}")
+            raise RuntimeError(
+                f"{cls.name}: the right answer {name!r} failed with {rows[-1].scene}: {rows[-1].told}"
+            )
         return rows
 
     @classmethod
@@ -130,8 +140,10 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         text = next(iter(cls.right.values()))
         for old, new in wrong.changes:
             if text.count(old) != 1:
-                raise Impossible(f"{cls.name}: {old!r} stands {text.count(old)} times in the right answer: "
-                                 "let a change name a piece that stands there once.")
+                raise Impossible(
+                    f"{cls.name}: {old!r} stands {text.count(old)} times in the right answer: "
+                    "let a change name a piece that stands there once."
+                )
             text = text.replace(old, new)
         return text
 
@@ -177,8 +189,14 @@ def first_difference(found: list[Row], rights: list[list[Row]]) -> int | None:
 
 def first_unlike(found: list[Row], rights: list[list[Row]]) -> int | None:
     """The first scene in which it does what no right answer does; None where there is none yet."""
-    return next((at for at, row in enumerate(found)
-                 if not any(at < len(right) and same(row, right[at]) for right in rights)), None)
+    return next(
+        (
+            at
+            for at, row in enumerate(found)
+            if not any(at < len(right) and same(row, right[at]) for right in rights)
+        ),
+        None,
+    )
 
 
 class Enough(NamedTuple):
@@ -220,7 +238,9 @@ def alike(a, b, near: float) -> bool:
     if form(a) != form(b):
         return False
     room = near * max((abs(y) for y in b_numbers if math.isfinite(y)), default=0.0)
-    return all(x == y or x != x and y != y or abs(x - y) <= room for x, y in zip(a_numbers, b_numbers))
+    return all(
+        x == y or x != x and y != y or abs(x - y) <= room for x, y in zip(a_numbers, b_numbers)
+    )
 
 
 def numbers(value) -> list | None:
@@ -241,11 +261,15 @@ def form(value):
 
 def nearest(found: Row, rights: list[Row]) -> Row:
     """Of what right answers did, that which agrees in most."""
+
     def agrees(right: Row) -> int:
         if not isinstance(found.value, dict) or not isinstance(right.value, dict):
             return 0
-        return sum(key in right.value and alike(value, right.value[key], found.near)
-                   for key, value in found.value.items())
+        return sum(
+            key in right.value and alike(value, right.value[key], found.near)
+            for key, value in found.value.items()
+        )
+
     return max(rights, key=agrees)
 
 
@@ -253,10 +277,14 @@ def difference(found: Row, right: Row) -> str:
     """What is another than in a right answer, with both values."""
     if right.raised:
         return f"Yours gave {said(found.value)}, where a right answer raises {right.raised}."
-    ours, theirs = ({"": row.value} if not isinstance(row.value, dict) else row.value
-                    for row in (found, right))
-    name = next(key for key in (*theirs, *ours) if not (key in ours and key in theirs)
-                or not alike(ours[key], theirs[key], found.near))
+    ours, theirs = (
+        {"": row.value} if not isinstance(row.value, dict) else row.value for row in (found, right)
+    )
+    name = next(
+        key
+        for key in (*theirs, *ours)
+        if not (key in ours and key in theirs) or not alike(ours[key], theirs[key], found.near)
+    )
     where, yours, rights = innermost(ours.get(name), theirs.get(name), found.near)
     what = ", at ".join(filter(None, (name[:1].upper() + name[1:], where)))
     digits = 7 if said(yours) != said(rights) else 17
@@ -277,7 +305,9 @@ def said(value, digits: int = 7) -> str:
     """A value, short."""
     if isinstance(value, list):
         if any(isinstance(each, list) for each in value):
-            return f"{len(value)} list{'s' * (len(value) > 1)}" + " of numbers" * bool(numbers(value))
+            return f"{len(value)} list{'s' * (len(value) > 1)}" + " of numbers" * bool(
+                numbers(value)
+            )
         shown = ", ".join(said(each, digits) for each in value[:MOST_NUMBERS])
         return f"[{shown}{', ...' if len(value) > MOST_NUMBERS else ''}]"
     if isinstance(value, dict):

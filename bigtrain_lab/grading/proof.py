@@ -17,7 +17,9 @@ def faults(topic: type[Topic], seed: int) -> Iterator[str]:
     for name in topic.right:
         if rows[name][-1].raised or len(rows[name]) < longest:
             yield f"{topic.name}, seed {seed}: the right answer {name!r} failed: {rows[name][-1].told}"
-        elif found := topic.diagnosis(rows[name], [rows[other] for other in topic.right if other != name], wrongs, seed):
+        elif found := topic.diagnosis(
+            rows[name], [rows[other] for other in topic.right if other != name], wrongs, seed
+        ):
             yield f"{topic.name}, seed {seed}: the right answer {name!r} is unlike all others: {' '.join(found)}"
     for name, wrong in topic.wrong.items():
         found = topic.diagnosis(wrongs[name], rights, wrongs, seed)

@@ -63,8 +63,11 @@ class Ranks:
         for rank in range(self.size):
             self._start(group := Group(self, rank), play, group, pickle.loads(carried))
         while self._error is None and not all(group.name for group in self._alive):
-            ready = [group for group in self._alive
-                     if group not in self._waits or self._waits[group][2]()]
+            ready = [
+                group
+                for group in self._alive
+                if group not in self._waits or self._waits[group][2]()
+            ]
             if ready:
                 first = [group for group in ready if bool(group.name) == self.lanes_first]
                 self._turn(self._draw.choice(first or ready))
@@ -124,18 +127,24 @@ class Ranks:
         waits = {group.rank: wait for group, wait in self._waits.items() if not group.name}
         for group, (call, peer, _) in sorted(self._waits.items(), key=lambda each: each[0].rank):
             if "number" in call:
-                return (f"Rank {group.rank} waits in {call} for rank {peer}, which does not come "
-                        "to it: let all ranks call the same, in the same order.")
+                return (
+                    f"Rank {group.rank} waits in {call} for rank {peer}, which does not come "
+                    "to it: let all ranks call the same, in the same order."
+                )
         path, rank = [], min(waits)
         while rank not in path and rank in waits:
             path.append(rank)
             call, rank, _ = waits[rank]
         if rank not in waits:
-            return (f"Rank {path[-1]} waits in {call} for rank {rank}, which has ended: "
-                    "each message needs one isend and one recv.")
-        circle = " > ".join(map(str, (*path[path.index(rank):], rank)))
-        return (f"No rank can go on, each waits in {waits[rank][0]} for the next of the cycle "
-                f"{circle}: let each send before it waits.")
+            return (
+                f"Rank {path[-1]} waits in {call} for rank {rank}, which has ended: "
+                "each message needs one isend and one recv."
+            )
+        circle = " > ".join(map(str, (*path[path.index(rank) :], rank)))
+        return (
+            f"No rank can go on, each waits in {waits[rank][0]} for the next of the cycle "
+            f"{circle}: let each send before it waits."
+        )
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +174,8 @@ class Group:
         ranks.far += (dst - self.rank) % self.size not in (1, self.size - 1)
         ranks.rounds = max(ranks.rounds, ranks._round[self.rank] + 1)
         ranks._ways[self.rank, dst, str(name), site, tag].append(
-            (ranks._round[self.rank] + 1, wire, tensor.detach(), copied(tensor.detach())))
+            (ranks._round[self.rank] + 1, wire, tensor.detach(), copied(tensor.detach()))
+        )
 
     def recv(self, src: int, name="", site="", tag=0) -> torch.Tensor:
         ranks, src = self._ranks, self._peer(src, "receives from")
@@ -214,8 +224,10 @@ class Group:
         parts = self._parts(out, "gathers into")
         (shape, dtype), own = (tensor.shape, tensor.dtype), parts[self.rank]
         if (shape, dtype) != (own.shape, own.dtype):
-            raise Refused(f"Rank {self.rank} gathers {dtype} {[*shape]} into a part of {own.dtype} "
-                          f"{[*own.shape]}: give out= one tensor like it for each rank.")
+            raise Refused(
+                f"Rank {self.rank} gathers {dtype} {[*shape]} into a part of {own.dtype} "
+                f"{[*own.shape]}: give out= one tensor like it for each rank."
+            )
         every = self._together("all_gather", tensor.reshape(-1), [part.numel() for part in parts])
         for rank, part in enumerate(parts):
             part.copy_(every[rank].view(part.shape))
@@ -235,8 +247,9 @@ class Group:
             self._lanes[name] = Lane(self._ranks, Group(self._ranks, self.rank, name))
         return self._lanes[name]
 
-    def _together(self, call: str, tensor: torch.Tensor,
-                  sizes: list[int] | None = None) -> dict[int, torch.Tensor]:
+    def _together(
+        self, call: str, tensor: torch.Tensor, sizes: list[int] | None = None
+    ) -> dict[int, torch.Tensor]:
         """What each rank brought to this call, the same one on all; `sizes`: of each, where they
         differ."""
         self._calls += 1
@@ -245,14 +258,19 @@ class Group:
         ranks.seen[self.rank].append((call.split()[0], self.name, whole))
         meeting = ranks._meetings[key := (self.name, self._calls)]
         meeting[self.rank] = call, copied(tensor)
-        ranks.until(self, call, next((r for r in range(self.size) if r not in meeting), 0),
-                    lambda: len(meeting) == self.size)
+        ranks.until(
+            self,
+            call,
+            next((r for r in range(self.size) if r not in meeting), 0),
+            lambda: len(meeting) == self.size,
+        )
         for rank, (other, brought) in sorted(meeting.items()):
             shape = tensor.shape if sizes is None else (sizes[rank],)
             if (other, brought.shape, brought.dtype) != (call, shape, tensor.dtype):
                 raise Refused(
                     f"Rank {self.rank} brings {tensor.numel()} numbers to {call}, and rank {rank} "
-                    f"brings {brought.numel()} to {other}: let all bring the same.")
+                    f"brings {brought.numel()} to {other}: let all bring the same."
+                )
         ranks._through[key] += 1
         if ranks._through[key] == self.size:  # nobody asks again
             del ranks._meetings[key], ranks._through[key]
@@ -263,8 +281,10 @@ class Group:
         if not isinstance(tensor, (list, tuple)):
             parts = self._tensor(tensor, does).tensor_split(self.size)
         if len(parts) != self.size:
-            raise Refused(f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the "
-                          f"{self.size} ranks.")
+            raise Refused(
+                f"Rank {self.rank} {does} {len(parts)} parts: give one for each of the "
+                f"{self.size} ranks."
+            )
         return [self._tensor(part, does) for part in parts]
 
     def _tensor(self, tensor, does: str) -> torch.Tensor:
@@ -274,8 +294,10 @@ class Group:
 
     def _peer(self, peer, does: str) -> int:
         if peer not in range(self.size) or peer == self.rank:
-            raise Refused(f"Rank {self.rank} {does} rank {peer}: "
-                          f"name another of the ranks 0 to {self.size - 1}.")
+            raise Refused(
+                f"Rank {self.rank} {does} rank {peer}: "
+                f"name another of the ranks 0 to {self.size - 1}."
+            )
         return int(peer)
 
 

@@ -55,7 +55,9 @@ class Embedding(nn.Module):
     def forward(self, ids_BS, noise: Noise | None = None):
         length, longest = ids_BS.shape[1], self.position.num_embeddings
         if length > longest:
-            raise Impossible(f"{length} tokens are longer than the model's sequence={longest}: take at most {longest}.")
+            raise Impossible(
+                f"{length} tokens are longer than the model's sequence={longest}: take at most {longest}."
+            )
         return self.dropout(self.token(ids_BS) + self.position(length), noise)
 
 
@@ -67,7 +69,9 @@ class Attention(nn.Module):
             self.qkv = Linear(config.width, 3 * config.width, dtype=config.dtype)
         else:  # Ainslie et al. 2023 (arXiv:2305.13245)
             self.q = Linear(config.width, config.width, dtype=config.dtype)
-            self.kv = Linear(config.width, 2 * config.width // self.heads * self.kv_heads, dtype=config.dtype)
+            self.kv = Linear(
+                config.width, 2 * config.width // self.heads * self.kv_heads, dtype=config.dtype
+            )
         self.out = Linear(config.width, config.width, dtype=config.dtype)
         self.dropout_probabilities = Dropout(config.dropout, f"{path}.dropout_probabilities")
         self.dropout_out = Dropout(config.dropout, f"{path}.dropout_out")
@@ -81,7 +85,10 @@ class Attention(nn.Module):
         """Queries, keys and values by head; in a sliced model those of this rank, of all tokens."""
         if hasattr(self, "qkv"):
             return by_head(self.qkv(x_BSD), 3, self.heads)
-        (q_BHSK,), kv = by_head(self.q(x_BSD), 1, self.heads), by_head(self.kv(x_BSD), 2, self.kv_heads)
+        (q_BHSK,), kv = (
+            by_head(self.q(x_BSD), 1, self.heads),
+            by_head(self.kv(x_BSD), 2, self.kv_heads),
+        )
         return q_BHSK, *kv.repeat_interleave(self.heads // self.kv_heads, 2)
 
     def core(self, q_BHSK, k_BHTK, v_BHTK, noise: Noise | None = None, keep_BT=None):
@@ -131,7 +138,10 @@ def block_slices(config: GPTConfig) -> dict[str, str]:
     grouped = (config.kv_heads or config.heads) < config.heads
     projections = {"q": "heads", "kv": "kv heads"} if grouped else {"qkv": "heads"}
     return {f"layers.*.attention.{name}": way for name, way in projections.items()} | {
-        "layers.*.attention.out": "row", "layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}
+        "layers.*.attention.out": "row",
+        "layers.*.mlp.up": "column",
+        "layers.*.mlp.down": "row",
+    }
 
 
 class Head(nn.Module):
@@ -157,6 +167,8 @@ def word_cross_entropy(logits_BSV, targets_BS, padding: int, smoothing: float = 
     losses_BS = -log_probabilities_BSV.gather(-1, targets_BS.unsqueeze(-1)).squeeze(-1)
     if smoothing:
         of_words_BS = log_probabilities_BSV.sum(-1) - log_probabilities_BSV[..., padding]
-        losses_BS = (1 - smoothing) * losses_BS - smoothing / (logits_BSV.shape[-1] - 1) * of_words_BS
+        losses_BS = (1 - smoothing) * losses_BS - smoothing / (
+            logits_BSV.shape[-1] - 1
+        ) * of_words_BS
     words_BS = targets_BS != padding
     return (losses_BS * words_BS).sum() / words_BS.sum().clamp(min=1)

@@ -31,9 +31,15 @@ from .seed import normal
 SHAPE = (1, 4, 0.5, 2, 1, 0.25, 3, 1.5)
 
 
-def chain_of(model: nn.Module, noise: Noise, targets, inside: Callable | None = None) -> list[Callable]:
+def chain_of(
+    model: nn.Module, noise: Noise, targets, inside: Callable | None = None
+) -> list[Callable]:
     """Either model as a chain of layers that ends in the loss. `inside`: what to make of each block, such as checkpoint's `selective`."""
-    return mlp_layers(model, noise, targets) if isinstance(model, UnevenMLP) else gpt_layers(model, noise, targets, inside)
+    return (
+        mlp_layers(model, noise, targets)
+        if isinstance(model, UnevenMLP)
+        else gpt_layers(model, noise, targets, inside)
+    )
 
 
 def loss_of(model: nn.Module, x, noise: Noise, targets) -> Tensor:
@@ -52,21 +58,33 @@ class ChainGPT(GPT):
     forward = loss_of
 
 
-def gpt_layers(model: GPT, noise: Noise, targets_BS, inside: Callable | None = None) -> list[Callable]:
+def gpt_layers(
+    model: GPT, noise: Noise, targets_BS, inside: Callable | None = None
+) -> list[Callable]:
     """The model's pieces as a chain."""
     embedding, *blocks, head = model.layers.values()
     chosen = [partial(inside(block) if inside else block, noise=noise) for block in blocks]
-    return [partial(embedding, noise=noise), *chosen, lambda x_BSD: cross_entropy(head(x_BSD), targets_BS)]
+    return [
+        partial(embedding, noise=noise),
+        *chosen,
+        lambda x_BSD: cross_entropy(head(x_BSD), targets_BS),
+    ]
 
 
 @lru_cache(maxsize=64)
-def gpt_weights(config: GPTConfig, rows: int, inside: Callable | None = None) -> tuple[Chain, list[Work], list[Work]]:
+def gpt_weights(
+    config: GPTConfig, rows: int, inside: Callable | None = None
+) -> tuple[Chain, list[Work], list[Work]]:
     """(Chain, work of each forward, of each backward), of a model whose blocks are one. The ids count as nothing: they are the caller's."""
     if config.layers > 1:
         chain, *works = gpt_weights(replace(config, layers=1), rows, inside)
-        return Chain(*(repeated(column, config.layers) for column in chain)), *(repeated(each, config.layers) for each in works)
+        return Chain(*(repeated(column, config.layers) for column in chain)), *(
+            repeated(each, config.layers) for each in works
+        )
     ids = torch.empty(rows, config.sequence, dtype=torch.int64, device=META)
-    return weights_of(lambda noise: gpt_layers(built(lambda: GPT(config), META), noise, ids, inside), ids)
+    return weights_of(
+        lambda noise: gpt_layers(built(lambda: GPT(config), META), noise, ids, inside), ids
+    )
 
 
 def repeated(column: Sequence, blocks: int) -> tuple:
@@ -74,7 +92,9 @@ def repeated(column: Sequence, blocks: int) -> tuple:
     return (*column[:1], *column[1:2] * blocks, *column[2:])
 
 
-def weights_of(layers_of: Callable, x: Tensor, targets: Tensor | None = None) -> tuple[Chain, list[Work], list[Work]]:
+def weights_of(
+    layers_of: Callable, x: Tensor, targets: Tensor | None = None
+) -> tuple[Chain, list[Work], list[Work]]:
     """What the layers weigh that are made for a noise, when x and the targets, which are the caller's, are not counted; and what each
     pass costs."""
     targets = x if targets is None else targets
@@ -94,9 +114,15 @@ def weights_of(layers_of: Callable, x: Tensor, targets: Tensor | None = None) ->
 
     found: list[Chain] = []
     dry, chain = dry_run(program), found[0]
-    chain = chain._replace(states=(0, *chain.states[1:]), saved=(*chain.saved[:-1], chain.saved[-1] - targets.nbytes),
-                           forwards=(1,) * chain.layers, backwards=(2,) * chain.layers)
-    return chain, *([dry.actions[str(Action(kind, at, 0))].work for at in range(chain.layers)] for kind in "FB")
+    chain = chain._replace(
+        states=(0, *chain.states[1:]),
+        saved=(*chain.saved[:-1], chain.saved[-1] - targets.nbytes),
+        forwards=(1,) * chain.layers,
+        backwards=(2,) * chain.layers,
+    )
+    return chain, *(
+        [dry.actions[str(Action(kind, at, 0))].work for at in range(chain.layers)] for kind in "FB"
+    )
 
 
 # -- an MLP of unequal layers -----------------------------------------------------------------------------------
@@ -107,11 +133,17 @@ class UnevenMLP(nn.Module):
 
     forward = loss_of
 
-    def __init__(self, layers: int, width: int, dropout: float = 0.0, seed: int = 0, dtype=torch.float32):
+    def __init__(
+        self, layers: int, width: int, dropout: float = 0.0, seed: int = 0, dtype=torch.float32
+    ):
         super().__init__()
         sizes = uneven_widths(layers, width)
-        self.layers = nn.ModuleList(Linear(a, b, bias=False, dtype=dtype) for a, b in zip(sizes, sizes[1:]))
-        self.dropouts = nn.ModuleList(Dropout(dropout, f"layers.{i}.dropout") for i in range(layers - 1))
+        self.layers = nn.ModuleList(
+            Linear(a, b, bias=False, dtype=dtype) for a, b in zip(sizes, sizes[1:])
+        )
+        self.dropouts = nn.ModuleList(
+            Dropout(dropout, f"layers.{i}.dropout") for i in range(layers - 1)
+        )
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 weight.copy_(normal(weight, seed, name) / math.sqrt(weight.shape[1]))
@@ -125,8 +157,13 @@ def uneven_widths(layers: int, width: int) -> list[int]:
 def mlp_layers(model: UnevenMLP, noise: Noise, targets) -> list[Callable]:
     """The model's layers as a chain."""
     *inner, last = model.layers
-    return [*(partial(one_layer, layer, dropout, noise) for layer, dropout in zip(inner, model.dropouts)),
-            lambda x: F.mse_loss(last(x), targets)]
+    return [
+        *(
+            partial(one_layer, layer, dropout, noise)
+            for layer, dropout in zip(inner, model.dropouts)
+        ),
+        lambda x: F.mse_loss(last(x), targets),
+    ]
 
 
 def one_layer(layer: nn.Module, dropout: Dropout, noise: Noise, x):
@@ -134,11 +171,21 @@ def one_layer(layer: nn.Module, dropout: Dropout, noise: Noise, x):
 
 
 @lru_cache(maxsize=64)
-def mlp_weights(layers: int, width: int, rows: int, dropout: float, dtype: torch.dtype) -> tuple[Chain, list[Work], list[Work]]:
+def mlp_weights(
+    layers: int, width: int, rows: int, dropout: float, dtype: torch.dtype
+) -> tuple[Chain, list[Work], list[Work]]:
     """As `gpt_weights`, of a model whose layers repeat after a round of SHAPE."""
     round_ = len(SHAPE)
     if layers > 2 * round_:
         chain, *works = mlp_weights(layers - round_, width, rows, dropout, dtype)
-        return Chain(*(column[:round_] + column for column in chain)), *(work[:round_] + work for work in works)
+        return Chain(*(column[:round_] + column for column in chain)), *(
+            work[:round_] + work for work in works
+        )
     x, targets = (torch.empty(rows, width, dtype=dtype, device=META) for _ in range(2))
-    return weights_of(lambda noise: mlp_layers(built(lambda: UnevenMLP(layers, width, dropout, dtype=dtype), META), noise, targets), x, targets)
+    return weights_of(
+        lambda noise: mlp_layers(
+            built(lambda: UnevenMLP(layers, width, dropout, dtype=dtype), META), noise, targets
+        ),
+        x,
+        targets,
+    )

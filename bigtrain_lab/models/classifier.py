@@ -20,8 +20,16 @@ class Classifier(nn.Sequential):
     """(rows, inputs) -> (rows, classes). `norm`: "none" or "batch". Weights are named
     "layers.2.linear.weight" and "head.weight"."""
 
-    def __init__(self, inputs: int, width: int, layers: int, classes: int, norm: str = "none",
-                 seed: int = 0, dtype=torch.float32):
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        layers: int,
+        classes: int,
+        norm: str = "none",
+        seed: int = 0,
+        dtype=torch.float32,
+    ):
         for name, value in {"width": width, "layers": layers}.items():
             require_count(name, value)
         super().__init__()
@@ -34,7 +42,7 @@ class Classifier(nn.Sequential):
         with torch.no_grad():
             for name, module in self.named_modules():
                 if isinstance(module, Linear):
-                    spread = (2 / module.in_features)**0.5
+                    spread = (2 / module.in_features) ** 0.5
                     module.weight.copy_(normal(module.weight, seed, name) * spread)
                     if module.bias is not None:
                         module.bias.zero_()

@@ -31,8 +31,10 @@ class GPTConfig:
         if self.kv_heads is not None:
             require_count("kv_heads", self.kv_heads)
             if self.heads % self.kv_heads:
-                raise Impossible(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values equally: "
-                                 f"take {_nearest_divisors(self.heads, self.kv_heads)}.")
+                raise Impossible(
+                    f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values equally: "
+                    f"take {_nearest_divisors(self.heads, self.kv_heads)}."
+                )
         require_heads(self.width, self.heads)
         require_share(self.dropout)
         require_floating(self.dtype)
@@ -55,8 +57,10 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
     """
     require_count("stages", stages)
     if stages > config.layers:
-        raise Impossible(f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
-                         f"take {config.layers} stage{'s' * (config.layers > 1)} or {stages} layers.")
+        raise Impossible(
+            f"{stages} stages need at least {stages} layers; the model has {config.layers}: "
+            f"take {config.layers} stage{'s' * (config.layers > 1)} or {stages} layers."
+        )
     require_cuttable(config, stages)
     each, over = divmod(config.layers, stages)
     blocks = [each + (stages - 1 - over <= stage < stages - 1) for stage in range(stages)]
@@ -66,14 +70,18 @@ def split(config: GPTConfig, stages: int) -> list[tuple[int, int]]:
 
 def require_cuttable(config: GPTConfig, stages: int):
     if stages > config.pieces:
-        raise Impossible(f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its embedding and head "
-                         f"among them: take {config.pieces} stages or {stages - 2} layers.")
+        raise Impossible(
+            f"{stages} stages need at least {stages} pieces; the model has {config.pieces}, its embedding and head "
+            f"among them: take {config.pieces} stages or {stages - 2} layers."
+        )
 
 
 def require_slice(first: int, last: int, pieces: int):
     if not 0 <= first < last <= pieces:
-        raise Impossible(f"A stage from {first} up to {last} is not within the model's {pieces} pieces: "
-                         f"take 0 <= first < last <= {pieces}.")
+        raise Impossible(
+            f"A stage from {first} up to {last} is not within the model's {pieces} pieces: "
+            f"take 0 <= first < last <= {pieces}."
+        )
 
 
 def require_count(name: str, value):
@@ -83,13 +91,17 @@ def require_count(name: str, value):
 
 def require_heads(width: int, heads: int):
     if width % heads:
-        raise Impossible(f"{heads} heads cannot share a width of {width} equally: "
-                         f"take {_nearest_divisors(width, heads)} heads.")
+        raise Impossible(
+            f"{heads} heads cannot share a width of {width} equally: "
+            f"take {_nearest_divisors(width, heads)} heads."
+        )
 
 
 def require_share(dropout: float):
     if not 0 <= dropout < 1:
-        raise Impossible(f"dropout={dropout} is no share of values to drop: take 0 or more, and less than 1.")
+        raise Impossible(
+            f"dropout={dropout} is no share of values to drop: take 0 or more, and less than 1."
+        )
 
 
 def require_floating(dtype):
@@ -99,5 +111,8 @@ def require_floating(dtype):
 
 def _nearest_divisors(width: int, heads: int) -> str:
     divisors = [d for d in range(1, width + 1) if width % d == 0]
-    below, above = max(d for d in divisors if d <= heads), min((d for d in divisors if d >= heads), default=None)
+    below, above = (
+        max(d for d in divisors if d <= heads),
+        min((d for d in divisors if d >= heads), default=None),
+    )
     return f"{below}" if above is None else f"{below} or {above}"

@@ -35,8 +35,16 @@ def greedy(model: Translator, source_BS, begin: int, end: int, padding: int, lon
 
 
 @torch.no_grad()
-def beam_search(model: Translator, source_BS, begin: int, end: int, padding: int, longest: int,
-                beam: int = 4, length_penalty: float = 0.6):
+def beam_search(
+    model: Translator,
+    source_BS,
+    begin: int,
+    end: int,
+    padding: int,
+    longest: int,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+):
     """As `greedy`, the best of `beam` prefixes."""
     refuse(longest=longest, beam=beam)
     B, kept, keep_BS = len(source_BS), model.read(source_BS), model.keep(source_BS)

@@ -33,7 +33,9 @@ class Dropout(nn.Module):
         if noise is None or self.p == 0 or not self.training:
             return x
         draw = generator(noise.seed, noise.step, self.path, noise.micro_batch, device=x.device)
-        keep = torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - self.p, generator=draw)
+        keep = torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(
+            1 - self.p, generator=draw
+        )
         return x * keep / (1 - self.p)
 
     def extra_repr(self):

@@ -44,7 +44,9 @@ class RelationHead(nn.Module):
 
     def forward(self, x_BSD, marks_B2):
         rows_B1 = torch.arange(len(marks_B2), device=marks_B2.device).unsqueeze(-1)
-        at_marks_B2D = x_BSD[rows_B1, marks_B2]  # indexing saves its indices for the backward; gather would save x_BSD
+        at_marks_B2D = x_BSD[
+            rows_B1, marks_B2
+        ]  # indexing saves its indices for the backward; gather would save x_BSD
         return self.relation(self.norm(at_marks_B2D).flatten(1))
 
 
@@ -56,7 +58,9 @@ class Encoder(nn.Module):
         self.config = config
         *numbers, head = range(config.pieces)
         kinds = [Embedding, *[Block] * config.layers]
-        self.layers = nn.ModuleDict({str(i): kind(config, f"layers.{i}") for i, kind in zip(numbers, kinds)})
+        self.layers = nn.ModuleDict(
+            {str(i): kind(config, f"layers.{i}") for i, kind in zip(numbers, kinds)}
+        )
         self.layers[str(head)] = RelationHead(config)
         initialise(self, config.layers, seed)
 

@@ -49,27 +49,60 @@ def assumed(alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090) -> list[Cons
     """All that enters the prediction, with its source. Not among it: the seconds on three ranks.
     The share of training and the count of updates are those of the log of three."""
     told = (
-        ("seconds on one rank", alone.seconds, "published", "20 minutes on one RTX 3090; what a "
-         "pair takes is not predicted, since lengths are not told"),
-        ("updates on one rank", alone.updates, "derived", "1,844 updates of 3 x 32 pairs on three "
-         "ranks; all pairs are shared evenly"),
-        ("share of training", alone.training, "published", "231 of 457 s in the log of an epoch on "
-         "three ranks; loss and BLEU of held-out pairs are shared too, and send nothing"),
-        ("pairs of a batch", alone.pairs, "published", "32 a rank, on three ranks too: the batch "
-         "is three times as large"),
-        ("tokens of a sentence", alone.tokens, "fitted", "1,920 words a batch; they only divide a "
-         "step among layers, forward and backward"),
+        (
+            "seconds on one rank",
+            alone.seconds,
+            "published",
+            "20 minutes on one RTX 3090; what a "
+            "pair takes is not predicted, since lengths are not told",
+        ),
+        (
+            "updates on one rank",
+            alone.updates,
+            "derived",
+            "1,844 updates of 3 x 32 pairs on three ranks; all pairs are shared evenly",
+        ),
+        (
+            "share of training",
+            alone.training,
+            "published",
+            "231 of 457 s in the log of an epoch on "
+            "three ranks; loss and BLEU of held-out pairs are shared too, and send nothing",
+        ),
+        (
+            "pairs of a batch",
+            alone.pairs,
+            "published",
+            "32 a rank, on three ranks too: the batch is three times as large",
+        ),
+        (
+            "tokens of a sentence",
+            alone.tokens,
+            "fitted",
+            "1,920 words a batch; they only divide a step among layers, forward and backward",
+        ),
         ("bytes of gradients", 4 * 93_255_680, "derived", "float32, no two matrices tied"),
-        ("bytes of a bucket", BUCKET_BYTES, "published", "torch's DistributedDataParallel; a "
-         "larger parameter has a bucket of its own"),
-        ("seconds of waiting for data or a slow rank", 0, "fitted", "none is told of"))
+        (
+            "bytes of a bucket",
+            BUCKET_BYTES,
+            "published",
+            "torch's DistributedDataParallel; a larger parameter has a bucket of its own",
+        ),
+        ("seconds of waiting for data or a slow rank", 0, "fitted", "none is told of"),
+    )
     of_links = ("inside.bytes_per_s", "inside.alpha_s", "overlap_slowdown")
-    return [*(Constant("the translator's epoch", *each) for each in told),
-            *(each for each in hardware.constants() if each.name in of_links)]
+    return [
+        *(Constant("the translator's epoch", *each) for each in told),
+        *(each for each in hardware.constants() if each.name in of_links),
+    ]
 
 
-def on_ranks(ranks: int, alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090,
-             config: TranslatorConfig = TranslatorConfig()) -> float:
+def on_ranks(
+    ranks: int,
+    alone: Epoch = PUBLISHED,
+    hardware: Hardware = RTX3090,
+    config: TranslatorConfig = TranslatorConfig(),
+) -> float:
     """Seconds of the epoch on so many ranks."""
     step_s = alone.training * alone.seconds / alone.updates
     evaluated_s = (1 - alone.training) * alone.seconds
@@ -77,44 +110,54 @@ def on_ranks(ranks: int, alone: Epoch = PUBLISHED, hardware: Hardware = RTX3090,
     return (evaluated_s + trained_s) / ranks
 
 
-def step(ranks: int, step_s: float, alone: Epoch, hardware: Hardware,
-         config: TranslatorConfig) -> float:
+def step(
+    ranks: int, step_s: float, alone: Epoch, hardware: Hardware, config: TranslatorConfig
+) -> float:
     """Seconds of a step on so many ranks that takes `step_s` on one."""
     layers = pieces(built(lambda: Translator(config), META))
-    priced = {kind: [work.seconds(hardware, "float32", tensors) for work, tensors in works]
-              for kind, works in layer_works(config, alone.pairs, alone.tokens).items()}
+    priced = {
+        kind: [work.seconds(hardware, "float32", tensors) for work, tensors in works]
+        for kind, works in layer_works(config, alone.pairs, alone.tokens).items()
+    }
     longer = step_s / sum(map(sum, priced.values()))
     durations = {kind: [seconds * longer for seconds in each] for kind, each in priced.items()}
     cost = Cost(durations, unit="s", ticks_per_unit=TICKS_PER_SECOND, **hardware.prices(ranks))
     modules = {at: module for at, (module, _) in enumerate(layers)}
-    order = Schedule.of(" ".join([*(f"{at}F0" for at in modules),
-                                  *(f"{at}B0" for at in reversed(modules))]))
+    order = Schedule.of(
+        " ".join([*(f"{at}F0" for at in modules), *(f"{at}B0" for at in reversed(modules))])
+    )
     return simulate(with_buckets(order, 2, ranks, modules, BUCKET_BYTES), cost).step_time
 
 
 def pieces(model: Translator) -> list[tuple[nn.Module, Callable]]:
     """The translator as a chain: each piece's module, and (state, source, target) -> state, a tuple
     of what is encoded and decoded so far; of the last piece the loss."""
+
     def embed(table, ids):
-        return table(ids) + model.positions[:ids.shape[1]]
+        return table(ids) + model.positions[: ids.shape[1]]
 
     def loss(state, _, target):
-        return cross_entropy(model.logits(model.decoder_norm(state[1])), target),
+        return (cross_entropy(model.logits(model.decoder_norm(state[1])), target),)
 
     return [
         (model.source, lambda _, source, target: (embed(model.source, source),)),
         *((layer, lambda state, *_, layer=layer: (layer(state[0]),)) for layer in model.encoder),
         (model.encoder_norm, lambda state, *_: (model.encoder_norm(state[0]),)),
         (model.target, lambda state, source, target: (*state, embed(model.target, target))),
-        *((layer, lambda state, *_, layer=layer: (state[0], layer(state[1], state[0])))
-          for layer in model.decoder),
-        (nn.ModuleList([model.decoder_norm, model.logits]), loss)]
+        *(
+            (layer, lambda state, *_, layer=layer: (state[0], layer(state[1], state[0])))
+            for layer in model.decoder
+        ),
+        (nn.ModuleList([model.decoder_norm, model.logits]), loss),
+    ]
 
 
 @lru_cache(maxsize=8)
-def layer_works(config: TranslatorConfig, pairs: int,
-                tokens: int) -> dict[str, list[tuple[Work, int]]]:
+def layer_works(
+    config: TranslatorConfig, pairs: int, tokens: int
+) -> dict[str, list[tuple[Work, int]]]:
     """Kind of action -> what each piece does for a batch, and how many tensors it updates."""
+
     def program(rank):
         model = built(partial(Translator, config), META)
         source = target = torch.empty(pairs, tokens, dtype=torch.int64, device=META)
@@ -136,5 +179,10 @@ def layer_works(config: TranslatorConfig, pairs: int,
 
     counts: dict[int, int] = {}
     actions = dry_run(program).actions
-    return {kind: [(actions[f"{at}{kind}0"].work, counts[at] if kind == "U" else 1)
-                   for at in sorted(counts)] for kind in "FBU"}
+    return {
+        kind: [
+            (actions[f"{at}{kind}0"].work, counts[at] if kind == "U" else 1)
+            for at in sorted(counts)
+        ]
+        for kind in "FBU"
+    }

@@ -29,7 +29,9 @@ class GPTStage(nn.Module):
         require_slice(first, last, config.pieces)
         self.config, self.first, self.last = config, first, last
         kinds = [Embedding, *[Block] * config.layers, Head]
-        self.layers = nn.ModuleDict({str(i): kinds[i](config, f"layers.{i}") for i in range(first, last)})
+        self.layers = nn.ModuleDict(
+            {str(i): kinds[i](config, f"layers.{i}") for i in range(first, last)}
+        )
         if config.tied and (first, last) == (0, config.pieces):
             self.layers[str(last - 1)].logits.weight = self.layers["0"].token.weight
         initialise(self, config.layers, seed, config.tied)
@@ -63,13 +65,22 @@ def tied_weights(config: GPTConfig, stages: int) -> dict[str, dict[int, str]]:
     """What a tied model, cut into so many stages, has copies of: name -> {stage: the weight's name there}."""
     if not config.tied or stages == 1:
         return {}
-    return {"embedding": {0: "layers.0.token.weight", stages - 1: f"layers.{config.pieces - 1}.logits.weight"}}
+    return {
+        "embedding": {
+            0: "layers.0.token.weight",
+            stages - 1: f"layers.{config.pieces - 1}.logits.weight",
+        }
+    }
 
 
 def gpt_slices(config: GPTConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts a GPT, or its stages: each block's two pairs of matrices, both tables."""
-    return {"layers.0.token": "vocabulary", "layers.0.position": "sequence", **block_slices(config),
-            f"layers.{config.pieces - 1}.logits": "vocabulary"}
+    return {
+        "layers.0.token": "vocabulary",
+        "layers.0.position": "sequence",
+        **block_slices(config),
+        f"layers.{config.pieces - 1}.logits": "vocabulary",
+    }
 
 
 @torch.no_grad()

@@ -21,14 +21,17 @@ from .seed import normal
 class MLPStage(nn.Module):
     """Layers first .. last-1 of the whole. Parameter names are those of the whole: `layers.3.weight`."""
 
-    def __init__(self, layers: int, width: int, first: int, last: int, seed: int = 0, dtype=torch.float32):
+    def __init__(
+        self, layers: int, width: int, first: int, last: int, seed: int = 0, dtype=torch.float32
+    ):
         super().__init__()
         require_slice(first, last, layers)
         require_count("width", width)
         require_floating(dtype)
         self.first, self.last, self.final = first, last, layers - 1
         self.layers = nn.ModuleDict(
-            {str(i): Linear(width, width, bias=False, dtype=dtype) for i in range(first, last)})
+            {str(i): Linear(width, width, bias=False, dtype=dtype) for i in range(first, last)}
+        )
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 weight.copy_(normal(weight, seed, name) / math.sqrt(width))
@@ -39,13 +42,19 @@ class MLPStage(nn.Module):
         return x
 
 
-def layered_mlp(layers: int, width: int, stages: int = 1, seed: int = 0, dtype=torch.float32) -> list[MLPStage]:
+def layered_mlp(
+    layers: int, width: int, stages: int = 1, seed: int = 0, dtype=torch.float32
+) -> list[MLPStage]:
     """The whole cut into equal stages, left-over layers with the earlier ones. One stage is the whole."""
     require_count("layers", layers)
     require_count("stages", stages)
     if stages > layers:
-        raise Impossible(f"{stages} stages need at least {stages} layers; the MLP has {layers}: "
-                         f"take {layers} stages or {stages} layers.")
+        raise Impossible(
+            f"{stages} stages need at least {stages} layers; the MLP has {layers}: "
+            f"take {layers} stages or {stages} layers."
+        )
     each, over = divmod(layers, stages)
     ends = [each * stage + min(stage, over) for stage in range(stages + 1)]
-    return [MLPStage(layers, width, first, last, seed, dtype) for first, last in zip(ends, ends[1:])]
+    return [
+        MLPStage(layers, width, first, last, seed, dtype) for first, last in zip(ends, ends[1:])
+    ]

@@ -19,9 +19,17 @@ def stable_seed(*names) -> int:
 
 def generator(*names, device="cpu") -> torch.Generator | None:
     """On meta there is nothing to draw: None."""
-    return None if torch.device(device).type == "meta" else torch.Generator(device).manual_seed(stable_seed(*names))
+    return (
+        None
+        if torch.device(device).type == "meta"
+        else torch.Generator(device).manual_seed(stable_seed(*names))
+    )
 
 
 def normal(weight: torch.Tensor, *names) -> torch.Tensor:
     """N(0, 1) in float64, in the shape of a weight; on meta the weight itself."""
-    return weight if weight.is_meta else torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))
+    return (
+        weight
+        if weight.is_meta
+        else torch.randn(weight.shape, dtype=torch.float64, generator=generator(*names))
+    )

@@ -35,50 +35,89 @@ from ..runtime.devices import built
 from .translator import Translator, TranslatorConfig
 
 
-
-def gpt_steps(config: GPTConfig, batch: int, optimizer: str = "adam", steps: int = 2,
-              watched: bool = True) -> Account:
+def gpt_steps(
+    config: GPTConfig, batch: int, optimizer: str = "adam", steps: int = 2, watched: bool = True
+) -> Account:
     """The GPT of this library on `batch` samples of `config.sequence` tokens, with its dropout."""
     require_count("batch", batch)
-    return training(lambda: GPT(config), ids(batch, config.sequence),
-                    lambda model, x, step: cross_entropy(model(x, Noise(0, step, 0)), x),
-                    optimizer, steps, watched)
+    return training(
+        lambda: GPT(config),
+        ids(batch, config.sequence),
+        lambda model, x, step: cross_entropy(model(x, Noise(0, step, 0)), x),
+        optimizer,
+        steps,
+        watched,
+    )
 
 
-def mlp_steps(sizes: Sequence[int], batch: int, optimizer: str = "adam",
-              dtype: torch.dtype = torch.float32, steps: int = 2, bias: bool = True,
-              watched: bool = True) -> Account:
+def mlp_steps(
+    sizes: Sequence[int],
+    batch: int,
+    optimizer: str = "adam",
+    dtype: torch.dtype = torch.float32,
+    steps: int = 2,
+    bias: bool = True,
+    watched: bool = True,
+) -> Account:
     """Linear layers of the widths `sizes`, with ReLU between, under cross-entropy on the last."""
     require_count("batch", batch)
     require_floating(dtype)
     if len(sizes) < 2:
-        raise Impossible(f"An MLP of the widths {tuple(sizes)} has no layer: "
-                         "give at least two, as (16, 64, 10).")
+        raise Impossible(
+            f"An MLP of the widths {tuple(sizes)} has no layer: give at least two, as (16, 64, 10)."
+        )
     for size in sizes:
         require_count("a width", size)
     x = torch.empty(batch, sizes[0], dtype=dtype, device=META)
     targets = torch.empty(batch, dtype=torch.int64, device=META)
 
     def layers():
-        each = [layer for inner, outer in zip(sizes, sizes[1:])
-                for layer in (nn.Linear(inner, outer, bias, dtype=dtype), nn.ReLU())]
+        each = [
+            layer
+            for inner, outer in zip(sizes, sizes[1:])
+            for layer in (nn.Linear(inner, outer, bias, dtype=dtype), nn.ReLU())
+        ]
         return nn.Sequential(*each[:-1])
-    return training(layers, (x, targets), lambda model, x, y, step: cross_entropy(model(x), y),
-                    optimizer, steps, watched)
+
+    return training(
+        layers,
+        (x, targets),
+        lambda model, x, y, step: cross_entropy(model(x), y),
+        optimizer,
+        steps,
+        watched,
+    )
 
 
-def translator_steps(config: TranslatorConfig, samples: int, source: int, target: int,
-                     optimizer: str = "adam", steps: int = 2, watched: bool = True) -> Account:
+def translator_steps(
+    config: TranslatorConfig,
+    samples: int,
+    source: int,
+    target: int,
+    optimizer: str = "adam",
+    steps: int = 2,
+    watched: bool = True,
+) -> Account:
     """The translator on pairs of `source` and `target` tokens a sample."""
     for name, value in (("samples", samples), ("source", source), ("target", target)):
         require_count(name, value)
-    return training(lambda: Translator(config), (*ids(samples, source), *ids(samples, target)),
-                    lambda model, x, y, step: cross_entropy(model(x, y), y), optimizer, steps,
-                    watched)
+    return training(
+        lambda: Translator(config),
+        (*ids(samples, source), *ids(samples, target)),
+        lambda model, x, y, step: cross_entropy(model(x, y), y),
+        optimizer,
+        steps,
+        watched,
+    )
 
 
-def peak_bytes(model: GPTConfig | Sequence[int], batch: int, optimizer: str = "adam",
-               dtype: torch.dtype = torch.float32, steps: int = 2) -> int:
+def peak_bytes(
+    model: GPTConfig | Sequence[int],
+    batch: int,
+    optimizer: str = "adam",
+    dtype: torch.dtype = torch.float32,
+    steps: int = 2,
+) -> int:
     """Most bytes alive together in the first `steps` training steps. `model`: a GPTConfig, which
     says its own dtype, or the widths of an MLP, as (16, 64, 10); `batch` samples. Impossible for an
     optimizer that is not one of OPTIMIZERS."""
@@ -87,8 +126,14 @@ def peak_bytes(model: GPTConfig | Sequence[int], batch: int, optimizer: str = "a
     return mlp_steps(model, batch, optimizer, dtype, steps).peak_bytes
 
 
-def training(make: Callable[[], nn.Module], given: tuple, loss_of: Callable, optimizer: str,
-             steps: int, watched: bool) -> Account:
+def training(
+    make: Callable[[], nn.Module],
+    given: tuple,
+    loss_of: Callable,
+    optimizer: str,
+    steps: int,
+    watched: bool,
+) -> Account:
     """The account of training make() by loss_of(model, *given, step)."""
     require_count("steps", steps)
     if optimizer not in OPTIMIZERS:
@@ -106,11 +151,13 @@ def training(make: Callable[[], nn.Module], given: tuple, loss_of: Callable, opt
             with rank.span(Action("U", 0, step)):
                 update.step()
                 update.zero_grad()
+
     return account(program, unobserved=not watched)
 
 
-def saved_bytes(config: GPTConfig, first: int, last: int, batch: int, slices: int = 1,
-                sequence: bool = False) -> list[Held]:
+def saved_bytes(
+    config: GPTConfig, first: int, last: int, batch: int, slices: int = 1, sequence: bool = False
+) -> list[Held]:
     """The storages that autograd keeps after the forward of a stage, the slice [first, last) of the
     model's pieces, and of the loss on the last stage; without weights and without what the stage
     was given. Of one rank of `slices` that share each layer, and with `sequence` the tokens."""
@@ -118,8 +165,9 @@ def saved_bytes(config: GPTConfig, first: int, last: int, batch: int, slices: in
     x = targets = ids(batch, config.sequence)[0]
     if first:
         tokens = config.sequence // slices if sequence else config.sequence
-        x = torch.empty(batch, tokens, config.width, dtype=config.dtype, device=META,
-                        requires_grad=True)
+        x = torch.empty(
+            batch, tokens, config.width, dtype=config.dtype, device=META, requires_grad=True
+        )
 
     def program(rank):
         stage, group = built(lambda: GPTStage(config, first, last), rank.device), rank.group(SLICES)
@@ -129,40 +177,49 @@ def saved_bytes(config: GPTConfig, first: int, last: int, batch: int, slices: in
         with rank.span(Action("F", 0, 0)):
             y = stage(x, Noise(0, 0, 0))
             if last == config.pieces:
-                y = (vocab_parallel_cross_entropy(y, targets, group) if slices > 1
-                     else cross_entropy(y, targets))
+                y = (
+                    vocab_parallel_cross_entropy(y, targets, group)
+                    if slices > 1
+                    else cross_entropy(y, targets)
+                )
+
     counted = account(program, slices=slices)
     end = counted.moments.index(("0F0", "end"))
     return [row for row in counted.rows if row.kind == "activations" and row.born <= end < row.dies]
 
 
 def ids(batch: int, tokens: int) -> tuple[torch.Tensor]:
-    return torch.empty(batch, tokens, dtype=torch.int64, device=META),
+    return (torch.empty(batch, tokens, dtype=torch.int64, device=META),)
 
 
 # -- weights --------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
-def parameter_shapes(config: GPTConfig | TranslatorConfig, first: int = 0,
-                     last: int | None = None) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(
+    config: GPTConfig | TranslatorConfig, first: int = 0, last: int | None = None
+) -> dict[str, tuple[int, ...]]:
     """Name and shape of each weight, in the order of `named_parameters`; of a GPT's stage
     [first, last) where these are given."""
+
     def make():
         if kind := {TranslatorConfig: Translator, EncoderConfig: Encoder}.get(type(config)):
             return kind(config)
         return GPTStage(config, first, config.pieces if last is None else last)
+
     return {name: tuple(w.shape) for name, w in built(make, META).named_parameters()}
 
 
-def parameters(config: GPTConfig | TranslatorConfig, first: int = 0,
-               last: int | None = None) -> int:
+def parameters(
+    config: GPTConfig | TranslatorConfig, first: int = 0, last: int | None = None
+) -> int:
     """Weights of the model or stage, a tied table counted once."""
     return sum(map(prod, parameter_shapes(config, first, last).values()))
 
 
-def parameter_bytes(config: GPTConfig | TranslatorConfig, first: int = 0,
-                    last: int | None = None) -> int:
+def parameter_bytes(
+    config: GPTConfig | TranslatorConfig, first: int = 0, last: int | None = None
+) -> int:
     return parameters(config, first, last) * config.dtype.itemsize
 
 

@@ -43,8 +43,9 @@ def forward_flops(config: GPTConfig, batch: int) -> int:
     return config.layers * block_flops(config, batch) + output
 
 
-def block_saved_bytes(config: GPTConfig, batch: int, slices: int = 1,
-                      sequence: bool = False) -> int:
+def block_saved_bytes(
+    config: GPTConfig, batch: int, slices: int = 1, sequence: bool = False
+) -> int:
     """What autograd keeps of a block for its backward, its input among it: on each of t `slices`,
     of z bytes a value. Where the paper's term differs for z = 2, it stands on the right.
 
@@ -87,7 +88,10 @@ def adam_bytes(weights: int, tensors: int) -> int:
     return 16 * weights + 4 * tensors
 
 
-MIXED, FLOAT32 = (2, 2, 12), (4, 4, 8)  # bytes a weight with Adam: weight, gradient, masters and state
+MIXED, FLOAT32 = (
+    (2, 2, 12),
+    (4, 4, 8),
+)  # bytes a weight with Adam: weight, gradient, masters and state
 
 
 def zero_bytes(weights: int, devices: int, stage: int, each: tuple[int, ...] = MIXED) -> float:

@@ -31,8 +31,10 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
     kept = read_kept()
     if about not in kept:
         if place_given():
-            raise Impossible("The pieces of this model have not been timed on this machine, and ranks of torchrun would each find other "
-                             "times: predict the same settings once without torchrun, or take the counted profile.")
+            raise Impossible(
+                "The pieces of this model have not been timed on this machine, and ranks of torchrun would each find other "
+                "times: predict the same settings once without torchrun, or take the counted profile."
+            )
         kept[about] = timed(config, batch)
         try:
             kept_in().parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +46,10 @@ def piece_seconds(config: GPTConfig, batch: int) -> list[tuple[float, float]]:
 
 def timed_as(config: GPTConfig, batch: int) -> str:
     """What the times of a model's pieces depend on, but for the machine; not the number of blocks."""
-    return (f"width {config.width}, heads {config.heads} on {config.kv_heads or config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, "
-            f"dropout {config.dropout}, {config.dtype}, batch {batch}")
+    return (
+        f"width {config.width}, heads {config.heads} on {config.kv_heads or config.heads}, sequence {config.sequence}, vocabulary {config.vocabulary}, "
+        f"dropout {config.dropout}, {config.dtype}, batch {batch}"
+    )
 
 
 def of_pieces(config: GPTConfig, three: list) -> list[tuple[float, float]]:
@@ -83,8 +87,18 @@ def seconds(config: GPTConfig, at: int, batch: int) -> tuple[float, float]:
     """The fastest forward and the fastest backward of piece `at`."""
     stage, is_first, is_last = GPTStage(config, at, at + 1), at == 0, at == config.pieces - 1
     ids = torch.randint(config.vocabulary, (batch, config.sequence))
-    given = ids if is_first else torch.randn(batch, config.sequence, config.width, dtype=config.dtype, requires_grad=True)
-    gradient = torch.ones((), dtype=config.dtype) if is_last else torch.randn(batch, config.sequence, config.width, dtype=config.dtype)
+    given = (
+        ids
+        if is_first
+        else torch.randn(
+            batch, config.sequence, config.width, dtype=config.dtype, requires_grad=True
+        )
+    )
+    gradient = (
+        torch.ones((), dtype=config.dtype)
+        if is_last
+        else torch.randn(batch, config.sequence, config.width, dtype=config.dtype)
+    )
     best, until, calls = [float("inf")] * 2, time.perf_counter() + FOR_S, 0
     while calls < LEAST or time.perf_counter() < until:
         stage.zero_grad(set_to_none=False)

@@ -79,12 +79,20 @@ class Attention(nn.Module):
         self.out = Linear(D, D, **plain)
         self.dropout = Dropout(config.dropout, path)
 
-    def forward(self, x_BTD, memory_BSD=None, causal: bool = False, keep_BU=None, noise: Noise | None = None):
+    def forward(
+        self, x_BTD, memory_BSD=None, causal: bool = False, keep_BU=None, noise: Noise | None = None
+    ):
         """With `keep_BU`, true where a key is a word, no other key is attended to."""
-        q_BHTK, k_BHUK, v_BHUK = self.projected(x_BTD) if memory_BSD is None else (self.queries(x_BTD), *self.of_memory(memory_BSD))
+        q_BHTK, k_BHUK, v_BHUK = (
+            self.projected(x_BTD)
+            if memory_BSD is None
+            else (self.queries(x_BTD), *self.of_memory(memory_BSD))
+        )
         unseen = None
         if causal:
-            unseen = torch.full((x_BTD.shape[1], k_BHUK.shape[2]), -math.inf, dtype=x_BTD.dtype, device=x_BTD.device).triu(1)
+            unseen = torch.full(
+                (x_BTD.shape[1], k_BHUK.shape[2]), -math.inf, dtype=x_BTD.dtype, device=x_BTD.device
+            ).triu(1)
         return self.dropout(self.mixed(q_BHTK, k_BHUK, v_BHUK, unseen, keep_BU), noise)
 
     def projected(self, x_BTD):
@@ -126,15 +134,25 @@ class Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width, dtype=config.dtype)
         self.attention = Attention(config, False, f"{path}.attention")
         if crosses:
-            self.cross_norm, self.cross = nn.LayerNorm(config.width, dtype=config.dtype), Attention(config, True, f"{path}.cross")
-        self.mlp_norm, self.mlp = nn.LayerNorm(config.width, dtype=config.dtype), MLP(config, f"{path}.mlp")
+            self.cross_norm, self.cross = (
+                nn.LayerNorm(config.width, dtype=config.dtype),
+                Attention(config, True, f"{path}.cross"),
+            )
+        self.mlp_norm, self.mlp = (
+            nn.LayerNorm(config.width, dtype=config.dtype),
+            MLP(config, f"{path}.mlp"),
+        )
 
     def forward(self, x_BTD, memory_BSD=None, keep_BS=None, noise: Noise | None = None):
         """`keep_BS`: where the source has words; the encoder's keys are these, and the memory's."""
         own = None if self.crosses else keep_BS
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), causal=self.crosses, keep_BU=own, noise=noise)
+        x_BTD = x_BTD + self.attention(
+            self.attention_norm(x_BTD), causal=self.crosses, keep_BU=own, noise=noise
+        )
         if self.crosses:
-            x_BTD = x_BTD + self.cross(self.cross_norm(x_BTD), memory_BSD, keep_BU=keep_BS, noise=noise)
+            x_BTD = x_BTD + self.cross(
+                self.cross_norm(x_BTD), memory_BSD, keep_BU=keep_BS, noise=noise
+            )
         return x_BTD + self.mlp(self.mlp_norm(x_BTD), noise)
 
     def next(self, x_B1D, words: tuple, memory: tuple, keep_BS=None):
@@ -143,7 +161,9 @@ class Layer(nn.Module):
         if words:
             k_BHTK, v_BHTK = torch.cat((words[0], k_BHTK), 2), torch.cat((words[1], v_BHTK), 2)
         x_B1D = x_B1D + self.attention.mixed(q, k_BHTK, v_BHTK)
-        x_B1D = x_B1D + self.cross.mixed(self.cross.queries(self.cross_norm(x_B1D)), *memory, keep_BU=keep_BS)
+        x_B1D = x_B1D + self.cross.mixed(
+            self.cross.queries(self.cross_norm(x_B1D)), *memory, keep_BU=keep_BS
+        )
         return x_B1D + self.mlp(self.mlp_norm(x_B1D)), (k_BHTK, v_BHTK)
 
 
@@ -152,13 +172,22 @@ class Translator(nn.Module):
         super().__init__()
         D, V, dtype = config.width, config.vocabulary, config.dtype
         self.source = Table(V, D, dtype=dtype)
-        self.encoder = nn.ModuleList(Layer(config, False, f"encoder.{i}") for i in range(config.layers))
+        self.encoder = nn.ModuleList(
+            Layer(config, False, f"encoder.{i}") for i in range(config.layers)
+        )
         self.encoder_norm = nn.LayerNorm(D, dtype=dtype)
         self.target = Table(V, D, dtype=dtype)
-        self.decoder = nn.ModuleList(Layer(config, True, f"decoder.{i}") for i in range(config.layers))
-        self.decoder_norm, self.logits = nn.LayerNorm(D, dtype=dtype), Linear(D, V, bias=False, dtype=dtype)
+        self.decoder = nn.ModuleList(
+            Layer(config, True, f"decoder.{i}") for i in range(config.layers)
+        )
+        self.decoder_norm, self.logits = (
+            nn.LayerNorm(D, dtype=dtype),
+            Linear(D, V, bias=False, dtype=dtype),
+        )
         self.register_buffer("positions", sinusoids(config.longest, D).to(dtype), persistent=False)
-        self.dropouts = nn.ModuleList(Dropout(config.dropout, path) for path in ("source", "target"))
+        self.dropouts = nn.ModuleList(
+            Dropout(config.dropout, path) for path in ("source", "target")
+        )
         self.padding, self.scale = config.padding, config.embedding_scale
         initialise(self, 2 * config.layers, seed)
 
@@ -174,7 +203,9 @@ class Translator(nn.Module):
     def embedded(self, table, ids_BT, start: int = 0, noise: Noise | None = None):
         end, longest = start + ids_BT.shape[1], len(self.positions)
         if end > longest:
-            raise Impossible(f"{end} words are longer than the translator's longest={longest}: leave such sentences out, or take a larger longest.")
+            raise Impossible(
+                f"{end} words are longer than the translator's longest={longest}: leave such sentences out, or take a larger longest."
+            )
         dropout = self.dropouts[0 if table is self.source else 1]
         return dropout(self.scaled(table(ids_BT)) + self.positions[start:end], noise)
 
@@ -196,7 +227,11 @@ class Translator(nn.Module):
     def read(self, source_BS) -> Kept:
         """What `next` needs of a source."""
         memory_BSD = self.encode(source_BS)
-        return Kept([tuple(layer.cross.of_memory(memory_BSD)) for layer in self.decoder], [()] * len(self.decoder), 0)
+        return Kept(
+            [tuple(layer.cross.of_memory(memory_BSD)) for layer in self.decoder],
+            [()] * len(self.decoder),
+            0,
+        )
 
     def next(self, ids_B, kept: Kept, keep_BS=None) -> torch.Tensor:
         """Logits (B, V) of the word after `ids_B`, the newest of each target, whose other words are `kept`; it is kept too."""
@@ -209,13 +244,22 @@ class Translator(nn.Module):
 
 def translator_slices(config: TranslatorConfig) -> dict[str, str]:
     """How techniques/sliced_model.py cuts a translator."""
-    cut = {"source": "vocabulary", "target": "vocabulary", "logits": "vocabulary", "*.attention.qkv": "heads", "*.cross.q": "heads",
-           "*.cross.kv": "kv heads"}
+    cut = {
+        "source": "vocabulary",
+        "target": "vocabulary",
+        "logits": "vocabulary",
+        "*.attention.qkv": "heads",
+        "*.cross.q": "heads",
+        "*.cross.kv": "kv heads",
+    }
     return cut | {"*.out": "row", "*.mlp.up": "column", "*.mlp.down": "row"}
 
 
 def sinusoids(longest: int, width: int) -> torch.Tensor:
     """(longest, D): sin and cos of place / 10000^(2i/D)."""
-    places, pairs = torch.arange(longest, dtype=torch.float64), torch.arange(-(-width // 2), dtype=torch.float64)
+    places, pairs = (
+        torch.arange(longest, dtype=torch.float64),
+        torch.arange(-(-width // 2), dtype=torch.float64),
+    )
     angles = places[:, None] / 10_000 ** (2 * pairs / width)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]

@@ -40,12 +40,19 @@ class TranslatorPiece(Translator):
         for name in PARTS:
             part = getattr(self, name) if name in own else None
             if isinstance(getattr(self, name), nn.ModuleList):
-                part = nn.ModuleDict({path.split(".")[1]: self.get_submodule(path) for path in own
-                                      if path.startswith(name + ".")})
+                part = nn.ModuleDict(
+                    {
+                        path.split(".")[1]: self.get_submodule(path)
+                        for path in own
+                        if path.startswith(name + ".")
+                    }
+                )
             setattr(self, name, part)
         self.to_empty(device=device)
         embeds = self.source or self.target
-        self.positions = sinusoids(config.longest, config.width).to(device, config.dtype) if embeds else None
+        self.positions = (
+            sinusoids(config.longest, config.width).to(device, config.dtype) if embeds else None
+        )
         initialise(self, 2 * config.layers, seed)
 
     def forward(self, x, source_BS, so_far_BT, noise=None):
@@ -55,7 +62,9 @@ class TranslatorPiece(Translator):
         if at <= self.layers:
             return self.encoder[str(at - 1)](x, keep_BS=keep_BS, noise=noise)
         if at == self.layers + 1:
-            return torch.cat((self.encoder_norm(x), self.embedded(self.target, so_far_BT, noise=noise)), 1)
+            return torch.cat(
+                (self.encoder_norm(x), self.embedded(self.target, so_far_BT, noise=noise)), 1
+            )
         memory_BSD, y_BTD = x[:, :S], x[:, S:]
         if at == 2 * self.layers + 2:
             return self.logits(self.decoder_norm(y_BTD))
@@ -66,8 +75,13 @@ class TranslatorPiece(Translator):
 def of_piece(config: TranslatorConfig, at: int) -> list[str]:
     """The paths of the whole model's parts that a piece has."""
     L = config.layers
-    return [["source"], *([f"encoder.{i}"] for i in range(L)), ["encoder_norm", "target"],
-            *([f"decoder.{i}"] for i in range(L)), ["decoder_norm", "logits"]][at]
+    return [
+        ["source"],
+        *([f"encoder.{i}"] for i in range(L)),
+        ["encoder_norm", "target"],
+        *([f"decoder.{i}"] for i in range(L)),
+        ["decoder_norm", "logits"],
+    ][at]
 
 
 def joined(pieces: Mapping[int, TranslatorPiece], config: TranslatorConfig) -> Translator:

@@ -32,21 +32,53 @@ class Bar(widgets.VBox):
         self.run.button_style = "success"
         self.stop = button("Stop", "stop", "end the processes now", "76px")
         self.stop.disabled = True
-        self.pin = button("Pin", "thumb-tack", "keep what is shown, to compare with", "74px").add_class("btl-pin")
-        self.unpin = button("Unpin", "times", "compare with nothing any more", "84px", display=SHUT).add_class("btl-unpin")
-        self.history = button("History", "history", "list the runs kept under runs/, and reopen one", "104px", widgets.ToggleButton)
-        self.command = button("Copy command", "copy", "copy the same run for a shell, and show it for torchrun", "154px", widgets.ToggleButton)
-        self.more = button("more settings", "sliders", "show the other settings", "140px", widgets.ToggleButton)
-        self.status = widgets.HTML(layout=widgets.Layout(width="auto", min_height="18px", margin="0 2px"))
-        self.lines = widgets.VBox([], layout=widgets.Layout(display=SHUT, width="auto")).add_class("btl-commands")
-        self.past = widgets.Select(rows=ROWS[0], layout=widgets.Layout(width="auto")).add_class("btl-history")
+        self.pin = button(
+            "Pin", "thumb-tack", "keep what is shown, to compare with", "74px"
+        ).add_class("btl-pin")
+        self.unpin = button(
+            "Unpin", "times", "compare with nothing any more", "84px", display=SHUT
+        ).add_class("btl-unpin")
+        self.history = button(
+            "History",
+            "history",
+            "list the runs kept under runs/, and reopen one",
+            "104px",
+            widgets.ToggleButton,
+        )
+        self.command = button(
+            "Copy command",
+            "copy",
+            "copy the same run for a shell, and show it for torchrun",
+            "154px",
+            widgets.ToggleButton,
+        )
+        self.more = button(
+            "more settings", "sliders", "show the other settings", "140px", widgets.ToggleButton
+        )
+        self.status = widgets.HTML(
+            layout=widgets.Layout(width="auto", min_height="18px", margin="0 2px")
+        )
+        self.lines = widgets.VBox([], layout=widgets.Layout(display=SHUT, width="auto")).add_class(
+            "btl-commands"
+        )
+        self.past = widgets.Select(rows=ROWS[0], layout=widgets.Layout(width="auto")).add_class(
+            "btl-history"
+        )
         self.past.tooltip = "choose a run to reopen it"
         self.past.observe(lambda change: choose(change["new"]) if change["new"] else None, "value")
         self.about_past = widgets.HTML(layout=widgets.Layout(width="auto"))
-        self._list = widgets.VBox([self.past, self.about_past], layout=widgets.Layout(display=SHUT, width="auto", margin="2px"))
-        row = widgets.HBox([self.run, self.stop, self.pin, self.unpin, self.history, self.command, self.more],
-                           layout=widgets.Layout(width="auto", overflow="hidden", margin="2px 0 0"))
-        super().__init__([row, self.status, self.lines, self._list], layout=widgets.Layout(width="auto", overflow="hidden"))
+        self._list = widgets.VBox(
+            [self.past, self.about_past],
+            layout=widgets.Layout(display=SHUT, width="auto", margin="2px"),
+        )
+        row = widgets.HBox(
+            [self.run, self.stop, self.pin, self.unpin, self.history, self.command, self.more],
+            layout=widgets.Layout(width="auto", overflow="hidden", margin="2px 0 0"),
+        )
+        super().__init__(
+            [row, self.status, self.lines, self._list],
+            layout=widgets.Layout(width="auto", overflow="hidden"),
+        )
 
     def enable(self, impossible: bool, runs: bool, predicting: bool, running: bool) -> None:
         """Which buttons can be pressed now."""
@@ -55,7 +87,9 @@ class Bar(widgets.VBox):
         self.pin.disabled = impossible or predicting
         self.past.disabled = running
 
-    def tell(self, text: str, title: str = "", ended: bool = False, share: float | None = None) -> None:
+    def tell(
+        self, text: str, title: str = "", ended: bool = False, share: float | None = None
+    ) -> None:
         """Show what goes on, in a line, with the `share` of it that is done; or how a run `ended`."""
         self._end = (text, title) if ended else None
         self._say(text, title, share)
@@ -66,11 +100,20 @@ class Bar(widgets.VBox):
         if self.stop.disabled:
             text, title = self._end or ("", "")
             ended = f"the last run, {SINCE[stale]}: {text}" if stale and text else text
-            self._say(f"{only_predicted.rstrip('.')}; {ended}" if only_predicted and ended else only_predicted or ended, title)
+            self._say(
+                f"{only_predicted.rstrip('.')}; {ended}"
+                if only_predicted and ended
+                else only_predicted or ended,
+                title,
+            )
 
     def _say(self, text: str, title: str, share: float | None = None) -> None:
         bar = f'<progress value="{share:.3f}" max="1"></progress>' if share is not None else ""
-        self.status.value = f'<div class="btl-status" role="status" title="{escape(printable(title))}">{bar}{escape(printable(text))}</div>' if text else ""
+        self.status.value = (
+            f'<div class="btl-status" role="status" title="{escape(printable(title))}">{bar}{escape(printable(text))}</div>'
+            if text
+            else ""
+        )
 
     def write(self, commands: dict[str, str], copy: bool = False) -> None:
         """While Copy command is pressed: show the commands, if there are any, each with a button that copies it; `copy` the first."""
@@ -80,14 +123,26 @@ class Bar(widgets.VBox):
         if copy:
             self._copy(next(iter(commands.values())))
         if len(self.lines.children) != len(commands):
-            self.lines.children = [widgets.HBox([button("", "copy", "", "32px"), widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0"))],
-                                                layout=widgets.Layout(width="auto")) for _ in commands]
+            self.lines.children = [
+                widgets.HBox(
+                    [
+                        button("", "copy", "", "32px"),
+                        widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="0")),
+                    ],
+                    layout=widgets.Layout(width="auto"),
+                )
+                for _ in commands
+            ]
             for row in self.lines.children:
                 row.children[0].on_click(lambda pressed: self._copy(self._texts[pressed]))
-        self._texts = {row.children[0]: text for row, text in zip(self.lines.children, commands.values())}
+        self._texts = {
+            row.children[0]: text for row, text in zip(self.lines.children, commands.values())
+        }
         for row, (label, text) in zip(self.lines.children, commands.items()):
             row.children[0].tooltip = f"copy: {label}"
-            row.children[1].value = f'<div class="btl-command"><span>{escape(label)}</span><code>{escape(text)}</code></div>'
+            row.children[
+                1
+            ].value = f'<div class="btl-command"><span>{escape(label)}</span><code>{escape(text)}</code></div>'
         self.lines.layout.display = OPEN
 
     def list_past(self, runs: list[Past], older: int) -> None:
@@ -95,9 +150,16 @@ class Bar(widgets.VBox):
         self.past.value = None  # first: where something is chosen, new options choose their first
         self.past.options = [(str(past), past) for past in runs]
         self.past.rows = min(max(ROWS[0], len(runs)), ROWS[1])
-        left = f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. " if older else ""
-        self.about_past.value = (f'<div class="btl-soft">{left}Choose a run to reopen it, without processes.</div>' if runs else
-                                 '<div class="btl-soft">There are no runs in runs/ yet: press Run.</div>')
+        left = (
+            f"{older} older runs are not listed: bigtrain show DIRECTORY opens each. "
+            if older
+            else ""
+        )
+        self.about_past.value = (
+            f'<div class="btl-soft">{left}Choose a run to reopen it, without processes.</div>'
+            if runs
+            else '<div class="btl-soft">There are no runs in runs/ yet: press Run.</div>'
+        )
         self._list.layout.display = OPEN
 
     def shut_past(self) -> None:
@@ -119,7 +181,9 @@ class Press:
 
     def __init__(self, player, ready: Callable[[], bool]):
         self._player, self._ready, self._asked, self._drawn = player, ready, 0, False
-        self._open: dict[Callable[[], object], int] = {}  # what was pressed -> the echo that is still to come
+        self._open: dict[
+            Callable[[], object], int
+        ] = {}  # what was pressed -> the echo that is still to come
         self._wanted: list[Callable[[], object]] = []  # of which only the prediction is
         player.on_msg(lambda _, content, buffers: self._echo(content.get("echo")))
 

@@ -9,8 +9,10 @@ from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
 from .nearest import Prediction, raised
 
-EARLIER = ("The last run is of an earlier order: its class has changed since, so it is compared with nothing. "
-           "Run it again.")
+EARLIER = (
+    "The last run is of an earlier order: its class has changed since, so it is compared with nothing. "
+    "Run it again."
+)
 
 
 class Pinned(NamedTuple):
@@ -28,7 +30,11 @@ class Compared:
     """Values only; a column is counted once, when its trace comes, since a long trace takes a second to count."""
 
     def __init__(self, experiment):
-        self.experiment, self.ran, self.order = experiment, None, ""  # now, and of the last run: experiment and order
+        self.experiment, self.ran, self.order = (
+            experiment,
+            None,
+            "",
+        )  # now, and of the last run: experiment and order
         self.prediction: Prediction | None = None
         self.traces: dict[str, Trace] = {}
         self.columns: dict[str, report.Column] = {}
@@ -55,7 +61,9 @@ class Compared:
         self.traces |= traces
         told = (order_of(trace.settings) for trace in traces.values())
         self.order = next(filter(None, told), self.order)
-        self.columns |= {clock: report.column(ran.quantities, trace) for clock, trace in traces.items()}
+        self.columns |= {
+            clock: report.column(ran.quantities, trace) for clock, trace in traces.items()
+        }
         # A class that was typed again cannot explain a run of the one before.
         if "modelled" in traces and ran.is_of(traces["modelled"].settings):
             self.said = ran.explain(traces["modelled"])
@@ -79,27 +87,41 @@ class Compared:
         return f"{self.changed} changed since this run" if self.changed else ""
 
     def rows(self) -> list[report.Row]:
-        return report.lined_up(self.experiment.quantities, self.columns, self.pinned.column if self.pinned else None,
-                               report.priced_here(self.experiment))
+        return report.lined_up(
+            self.experiment.quantities,
+            self.columns,
+            self.pinned.column if self.pinned else None,
+            report.priced_here(self.experiment),
+        )
 
     def pin(self, tab: str) -> None:
         """Keep what this tab shows; where it shows nothing yet, the run that belongs to the settings, else the prediction."""
         own = [] if self.changed else ["modelled", "measured"]
         clock = next((clock for clock in (tab, *own, "predicted") if clock in self.columns), None)
         if clock:
-            self.pinned = Pinned(self.experiment if clock == "predicted" else self.ran, self.traces[clock], self.columns[clock])
+            self.pinned = Pinned(
+                self.experiment if clock == "predicted" else self.ran,
+                self.traces[clock],
+                self.columns[clock],
+            )
 
     @property
     def sentences(self) -> list[str]:
         """Which machine prices all this, where it is not this one; why the last run went as it did, where it is of these settings,
         else why the prediction does."""
         earlier = [EARLIER] if self.changed == "order" else []
-        why = (not self.changed and self.said) or (self.prediction.sentences if self.prediction else [])
+        why = (not self.changed and self.said) or (
+            self.prediction.sentences if self.prediction else []
+        )
         return earlier + machine_of_a_run(self.experiment) + why
 
     def of(self, tab: str) -> Trace | None:
         """The trace that a tab shows."""
-        return (self.pinned.trace if self.pinned else None) if tab == "pinned" else self.traces.get(tab)
+        return (
+            (self.pinned.trace if self.pinned else None)
+            if tab == "pinned"
+            else self.traces.get(tab)
+        )
 
     def made(self, tab: str):
         """The experiment whose trace that is."""
@@ -112,7 +134,10 @@ class Compared:
         if not self.pinned:
             return []
         earlier = order_of(self.pinned.trace.settings) != self._order_now
-        return report.changes(self.pinned.experiment, self.experiment) or ["an earlier order"] * earlier
+        return (
+            report.changes(self.pinned.experiment, self.experiment)
+            or ["an earlier order"] * earlier
+        )
 
 
 def identity(experiment) -> tuple:
@@ -123,9 +148,16 @@ def identity(experiment) -> tuple:
 def machine_of_a_run(experiment) -> list[str]:
     """That this-machine is what a reopened run kept, in a sentence; nothing where it is the one that is here, or prices nothing."""
     profile = getattr(experiment, "profile", None)
-    if profile is None or profile.name != MACHINE or "machine" not in experiment.kept or profile == this_machine(measure=False):
+    if (
+        profile is None
+        or profile.name != MACHINE
+        or "machine" not in experiment.kept
+        or profile == this_machine(measure=False)
+    ):
         return []
-    return [f"{MACHINE} is here the machine of the reopened run, as measured {profile.sources.get('when', 'then')}; a new panel prices by this one."]
+    return [
+        f"{MACHINE} is here the machine of the reopened run, as measured {profile.sources.get('when', 'then')}; a new panel prices by this one."
+    ]
 
 
 def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
@@ -134,6 +166,10 @@ def reopened(directory, own: type) -> tuple[Run, object, dict[str, Trace]]:
     traces = run.traces()
     try:
         experiment = own.restored(run.settings["settings"], run.ranks)
-        return run, experiment, {clock: experiment.vouched(trace) for clock, trace in traces.items()}
+        return (
+            run,
+            experiment,
+            {clock: experiment.vouched(trace) for clock, trace in traces.items()},
+        )
     except Exception as error:  # a class typed by a student may raise anything
         raise Impossible(raised(error)) from error

@@ -29,19 +29,27 @@ def control(name: str, knob: Knob, kind: type, value) -> widgets.ValueWidget:
         typed = {int: widgets.IntText, float: widgets.FloatText}.get(kind, widgets.Text)
         return typed(value, continuous_update=False, **about)
     if knob.logarithmic and kind is int:
-        return widgets.SelectionSlider(options=doublings(int(knob.low), int(knob.high), value), value=value, **about)
-    if not by_hand(knob, kind):  # what is out of range is refused in a sentence: a bounded box would take the nearest number, and say nothing
+        return widgets.SelectionSlider(
+            options=doublings(int(knob.low), int(knob.high), value), value=value, **about
+        )
+    if not by_hand(
+        knob, kind
+    ):  # what is out of range is refused in a sentence: a bounded box would take the nearest number, and say nothing
         typed = widgets.IntText if kind is int else widgets.FloatText
         return typed(value, step=kind(knob.step or 1), continuous_update=False, **about)
     if kind is float:
         return Graded(value, knob, **about)
     low, step = int(knob.low), int(knob.step or 1)
-    return widgets.IntSlider(value, min=low, max=int(knob.high), step=math.gcd(step, value - low), **about)
+    return widgets.IntSlider(
+        value, min=low, max=int(knob.high), step=math.gcd(step, value - low), **about
+    )
 
 
 def told(knob: Knob) -> str:
     """The knob's help, its unit and its range."""
-    ends = "" if knob.low is None or knob.high is None else f", {knob.low:,.13g} to {knob.high:,.13g}"
+    ends = (
+        "" if knob.low is None or knob.high is None else f", {knob.low:,.13g} to {knob.high:,.13g}"
+    )
     return knob.help + (f" ({knob.unit})" if knob.unit else "") + ends
 
 
@@ -77,8 +85,10 @@ def put(made: widgets.ValueWidget, value) -> None:
 def controls_of(experiment) -> dict[str, widgets.ValueWidget]:
     """Setting -> its control, at this experiment's values."""
     fields = type(experiment).model_fields
-    return {name: control(name, knob, fields[name].annotation, getattr(experiment, name))
-            for name, knob in type(experiment).knobs().items()}
+    return {
+        name: control(name, knob, fields[name].annotation, getattr(experiment, name))
+        for name, knob in type(experiment).knobs().items()
+    }
 
 
 def hide(controls: dict, idle: set[str]) -> None:
@@ -110,18 +120,37 @@ def nearby(knob: Knob, kind: type, value) -> list:
     if kind is bool:
         return [not value]
     menu = knob.menu()
-    if menu is None and kind in (int, float) and None not in (knob.low, knob.high) and not knob.low <= value <= knob.high:
+    if (
+        menu is None
+        and kind in (int, float)
+        and None not in (knob.low, knob.high)
+        and not knob.low <= value <= knob.high
+    ):
         return [kind(min(max(value, knob.low), knob.high))]
     if menu is None and kind is int and knob.low is not None and knob.high is not None:
         step = int(knob.step or 1)
         low, high = max(int(knob.low), value - 64 * step), min(int(knob.high), value + 64 * step)
-        menu = [v for v in range(int(knob.low), int(knob.high) + 1, step) if low <= v <= high] if high - low <= 10**6 else []
-    if menu is None and kind is float and knob.low is not None and knob.high is not None and by_hand(knob, kind):
+        menu = (
+            [v for v in range(int(knob.low), int(knob.high) + 1, step) if low <= v <= high]
+            if high - low <= 10**6
+            else []
+        )
+    if (
+        menu is None
+        and kind is float
+        and knob.low is not None
+        and knob.high is not None
+        and by_hand(knob, kind)
+    ):
         menu = positions(knob, value)
     if menu is None:
         return []
     at, left_out = menu.index(value) if value in menu else 0, {value, *knob.typed()}
-    return [v for i, v in sorted(enumerate(menu), key=lambda pair: abs(pair[0] - at)) if v not in left_out]
+    return [
+        v
+        for i, v in sorted(enumerate(menu), key=lambda pair: abs(pair[0] - at))
+        if v not in left_out
+    ]
 
 
 def follow_cells(panel) -> None:
@@ -148,15 +177,28 @@ def follow_cells(panel) -> None:
 def positions(knob: Knob, *always: float) -> list[float]:
     """The round values from knob.low to knob.high, and those that must be there."""
     low, high = knob.low, knob.high
-    if knob.logarithmic and low > 0 and all(math.frexp(end)[0] == 0.5 for end in (low, high)):  # powers of two
+    if (
+        knob.logarithmic and low > 0 and all(math.frexp(end)[0] == 0.5 for end in (low, high))
+    ):  # powers of two
         between = [2.0**k for k in range(round(math.log2(low)), round(math.log2(high)) + 1)]
     elif knob.logarithmic:
         first = math.floor(math.log10(low)) if low > 0 else math.floor(math.log10(high)) - 7
-        between = [float(f"{mantissa}e{k}") for k in range(first, math.ceil(math.log10(high)) + 1) for mantissa in DECADE]
+        between = [
+            float(f"{mantissa}e{k}")
+            for k in range(first, math.ceil(math.log10(high)) + 1)
+            for mantissa in DECADE
+        ]
     else:
         step = knob.step or round_step((high - low) / POSITIONS)
         between = [float(f"{low + i * step:.12g}") for i in range(int((high - low) / step) + 1)]
-    return sorted({float(low), float(high), *map(float, always), *(value for value in between if low <= value <= high)})
+    return sorted(
+        {
+            float(low),
+            float(high),
+            *map(float, always),
+            *(value for value in between if low <= value <= high),
+        }
+    )
 
 
 def round_step(least: float) -> float:
@@ -176,13 +218,29 @@ class Graded(widgets.HBox):
     value = traitlets.Float()
     description = traitlets.Unicode().tag(sync=True)  # a view that has a tooltip asks for it
 
-    def __init__(self, value: float, knob: Knob, description: str = "", tooltip: str = "", style=None, **more):
+    def __init__(
+        self, value: float, knob: Knob, description: str = "", tooltip: str = "", style=None, **more
+    ):
         self._low, self._high, self._fitting = knob.low, knob.high, False
         self.positions = positions(knob, value)
-        self.slider = widgets.IntSlider(0, min=0, max=len(self.positions) - 1, readout=False, description=description, tooltip=tooltip,
-                                        style=style or {}, layout=widgets.Layout(flex="1 1 auto", width="auto", min_width="0", margin="0"))
-        self.box = widgets.BoundedFloatText(value, min=knob.low, max=knob.high, step=None, tooltip=tooltip,
-                                            layout=widgets.Layout(flex="0 0 auto", width="92px", margin="0 2px 0 8px"))
+        self.slider = widgets.IntSlider(
+            0,
+            min=0,
+            max=len(self.positions) - 1,
+            readout=False,
+            description=description,
+            tooltip=tooltip,
+            style=style or {},
+            layout=widgets.Layout(flex="1 1 auto", width="auto", min_width="0", margin="0"),
+        )
+        self.box = widgets.BoundedFloatText(
+            value,
+            min=knob.low,
+            max=knob.high,
+            step=None,
+            tooltip=tooltip,
+            layout=widgets.Layout(flex="0 0 auto", width="92px", margin="0 2px 0 8px"),
+        )
         super().__init__([self.slider, self.box], description=description, tooltip=tooltip, **more)
         self.add_class("btl-graded")
         self.slider.observe(self._on_slide, "value")
@@ -198,7 +256,10 @@ class Graded(widgets.HBox):
     def _fit(self, _=None) -> None:
         """The box shows the number, the slider the position next to it."""
         after = bisect(self.positions, self.value)
-        near = min(self.positions[max(0, after - 1):after + 1], key=lambda position: abs(position - self.value))
+        near = min(
+            self.positions[max(0, after - 1) : after + 1],
+            key=lambda position: abs(position - self.value),
+        )
         self._fitting = True
         try:
             self.slider.value, self.box.value = self.positions.index(near), self.value

@@ -32,7 +32,9 @@ class Past(NamedTuple):
     told: str
 
     def __str__(self) -> str:
-        return printable(f"{when(self.started)}  {self.name}  {self.state}  {shorten(self.told, WIDE, placeholder=' ...')}")
+        return printable(
+            f"{when(self.started)}  {self.name}  {self.state}  {shorten(self.told, WIDE, placeholder=' ...')}"
+        )
 
 
 def when(started: str) -> str:
@@ -46,7 +48,9 @@ def when(started: str) -> str:
 def listed(own: type, folder: Path = FOLDER) -> tuple[list[Past], int]:
     """(runs of this experiment, newest first, then the others, newest first; how many older ones are left out)."""
     paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    paths.sort(key=lambda path: (f"-{own.name}-" in path.name, began(path)), reverse=True)  # what is left out is not even opened
+    paths.sort(
+        key=lambda path: (f"-{own.name}-" in path.name, began(path)), reverse=True
+    )  # what is left out is not even opened
     found = [about(path, own) for path in paths[:LISTED]]
     found.sort(key=lambda past: (past.started, past.directory.name), reverse=True)
     found.sort(key=lambda past: past.name != own.name)  # stable
@@ -57,7 +61,9 @@ def began(directory: Path) -> str:
     """When a run began, by the name of its directory; of one that was named by hand, when a file last came into it."""
     if re.match(r"\d{8}T\d{6}Z", directory.name):
         return directory.name
-    return datetime.fromtimestamp(min(max(0, directory.stat().st_mtime), LAST_S), UTC).strftime(NAMED)
+    return datetime.fromtimestamp(min(max(0, directory.stat().st_mtime), LAST_S), UTC).strftime(
+        NAMED
+    )
 
 
 def about(directory: Path, own: type) -> Past:
@@ -73,8 +79,21 @@ def about(directory: Path, own: type) -> Past:
 def differing(settings: dict, own: type) -> str:
     """The settings that differ from the defaults, by the experiment's class alone: to make one may take a measurement."""
     try:
-        fields = (own if settings.get("experiment") == own.name else Experiment.named(str(settings.get("experiment")))).model_fields
+        fields = (
+            own
+            if settings.get("experiment") == own.name
+            else Experiment.named(str(settings.get("experiment")))
+        ).model_fields
     except Impossible as error:
         return f"cannot be reopened here: {error}"
-    changed = {name: settings[name] for name, field in fields.items() if name in settings and settings[name] != field.get_default()}
-    return ", ".join(f"{name.replace('_', '-')} {report.setting(value)}" for name, value in changed.items()) or "default settings"
+    changed = {
+        name: settings[name]
+        for name, field in fields.items()
+        if name in settings and settings[name] != field.get_default()
+    }
+    return (
+        ", ".join(
+            f"{name.replace('_', '-')} {report.setting(value)}" for name, value in changed.items()
+        )
+        or "default settings"
+    )

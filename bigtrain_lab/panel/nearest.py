@@ -28,8 +28,14 @@ def attempt(first, settings: dict) -> Prediction | str:
     try:
         experiment = first.replace(**settings)
         trace = experiment.predict()
-        return Prediction(experiment, trace, experiment.describe(), experiment.explain(trace), report.column(experiment.quantities, trace),
-                          experiment.only_predicted)
+        return Prediction(
+            experiment,
+            trace,
+            experiment.describe(),
+            experiment.explain(trace),
+            report.column(experiment.quantities, trace),
+            experiment.only_predicted,
+        )
     except Exception as error:  # a class typed by a student may raise anything
         return raised(error)
 
@@ -49,8 +55,16 @@ def nearest(first, settings: dict, moved: str | None, sentence: str = "") -> dic
     not want another one.
     """
     deadline = time.monotonic() + PATIENCE_S
-    knobs, fields, said = first.knobs(), type(first).model_fields, sentence.lower().replace("-", " ")
-    named = {name: found.start() for name in knobs if (found := re.search(rf"\b{name.replace('_', ' ')}\b", said))}
+    knobs, fields, said = (
+        first.knobs(),
+        type(first).model_fields,
+        sentence.lower().replace("-", " "),
+    )
+    named = {
+        name: found.start()
+        for name in knobs
+        if (found := re.search(rf"\b{name.replace('_', ' ')}\b", said))
+    }
     chosen = {name for name in knobs if knobs[name].choices is not None}
 
     def turn(name):

@@ -38,9 +38,24 @@ class Panel(widgets.VBox):
     def __init__(self, experiment, **settings):
         if isinstance(experiment, str):
             experiment = Experiment.named(experiment)
-        first = experiment(**settings) if isinstance(experiment, type) else experiment.replace(**settings)
-        self._compared, self.run, self._thread, self._lock, self._running = Compared(first), None, None, threading.RLock(), False
-        self._refusal, self._failure, self._failed, self._offer = "", "", None, {}  # why settings cannot be, why the run failed, the mend
+        first = (
+            experiment(**settings)
+            if isinstance(experiment, type)
+            else experiment.replace(**settings)
+        )
+        self._compared, self.run, self._thread, self._lock, self._running = (
+            Compared(first),
+            None,
+            None,
+            threading.RLock(),
+            False,
+        )
+        self._refusal, self._failure, self._failed, self._offer = (
+            "",
+            "",
+            None,
+            {},
+        )  # why settings cannot be, why the run failed, the mend
         super().__init__(self._build(first))
         self.add_class("btl-panel")
         with suppress(Impossible):  # Run says why no rank can start; a prediction needs none
@@ -51,8 +66,16 @@ class Panel(widgets.VBox):
     def _build(self, first: Experiment) -> list[widgets.Widget]:
         self._heading = widgets.HTML(table.heading(first.question))
         self.settings = Settings(first, self._on_prediction, self._on_waiting, self._lock)
-        self.bar = bar = Bar(choose=self._choose, copy=lambda text: self.player.send({"do": "copy", "text": text}))
-        self.run_button, self.stop_button, self.command_button, self.more_button, self.status = bar.run, bar.stop, bar.command, bar.more, bar.status
+        self.bar = bar = Bar(
+            choose=self._choose, copy=lambda text: self.player.send({"do": "copy", "text": text})
+        )
+        self.run_button, self.stop_button, self.command_button, self.more_button, self.status = (
+            bar.run,
+            bar.stop,
+            bar.command,
+            bar.more,
+            bar.status,
+        )
         self.picture = Picture(chosen=self._draw, mend=lambda: self.set(**self._offer))
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self._results = widgets.HTML(layout=widgets.Layout(width="auto", margin="2px"))
@@ -63,7 +86,12 @@ class Panel(widgets.VBox):
             button.on_click(lambda _, act=act: act())
         bar.history.observe(lambda _: self._list_past(), "value")
         bar.command.observe(lambda _: self._write_commands(copy=True), "value")
-        bar.more.observe(lambda change: setattr(self.settings.more.layout, "display", None if change["new"] else "none"), "value")
+        bar.more.observe(
+            lambda change: setattr(
+                self.settings.more.layout, "display", None if change["new"] else "none"
+            ),
+            "value",
+        )
         return [self._heading, self.settings, bar, self.picture, self._results]
 
     # -- settings and prediction ----------------------------------------------------------------------------------------
@@ -88,7 +116,9 @@ class Panel(widgets.VBox):
 
     def _on_prediction(self, tried: Prediction | str, offer: dict) -> None:
         self._results.remove_class("btl-waiting")
-        self._refusal, self._offer, self._compared.refused = (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
+        self._refusal, self._offer, self._compared.refused = (
+            (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
+        )
         if not self._refusal:
             changed = self._compared.predict(tried)
             self._failure = "" if changed else self._failure
@@ -111,7 +141,11 @@ class Panel(widgets.VBox):
     @property
     def _only_predicted(self) -> str:
         """Why the settings of now do not run, where they can be predicted."""
-        return self._compared.prediction.only_predicted if self._compared.prediction and not self._refusal else ""
+        return (
+            self._compared.prediction.only_predicted
+            if self._compared.prediction and not self._refusal
+            else ""
+        )
 
     def _show_problem(self) -> None:
         """The problem, if there is one, and what mends it; what a failed run did stays in view below it."""
@@ -121,7 +155,12 @@ class Panel(widgets.VBox):
         self._results.layout.display = "none" if self._refusal else None
 
     def _enable(self) -> None:
-        self.bar.enable(impossible=bool(self._refusal), runs=not self._only_predicted, predicting=self.settings.predicting, running=self._running)
+        self.bar.enable(
+            impossible=bool(self._refusal),
+            runs=not self._only_predicted,
+            predicting=self.settings.predicting,
+            running=self._running,
+        )
 
     # -- drawing ----------------------------------------------------------------------------------------------------------
 
@@ -153,17 +192,31 @@ class Panel(widgets.VBox):
         """The trace of this tab, or of the chosen one, into the picture."""
         with self._lock:
             self.picture.go_to(tab or self.tabs.value)
-            tab, trace, now = self.tabs.value, self._compared.of(self.tabs.value), None if self._refusal else self._compared.prediction
+            tab, trace, now = (
+                self.tabs.value,
+                self._compared.of(self.tabs.value),
+                None if self._refusal else self._compared.prediction,
+            )
             note = self._compared.note if tab in CLOCKS[1:] else ""
             if trace is None and tab in CLOCKS[1:]:
                 runs = f"Press Run: {report.counted(self.experiment.ranks, 'real rank')} will fill this."
                 note = f"{self._only_predicted or runs} It shows {TABS[tab]}."
-            self.picture.show(trace, note, str(self.pinned) if tab == PINNED else now.description if now else "", names=self.experiment.figures,
-                              shown=self._compared.made(tab).shown)
+            self.picture.show(
+                trace,
+                note,
+                str(self.pinned) if tab == PINNED else now.description if now else "",
+                names=self.experiment.figures,
+                shown=self._compared.made(tab).shown,
+            )
 
     def _tabulate(self) -> None:
-        self._results.value = table.html(self.rows, self._compared.sentences, self._compared.changed, self.pinned.trace.clock if self.pinned else "",
-                                         self._compared.changes())
+        self._results.value = table.html(
+            self.rows,
+            self._compared.sentences,
+            self._compared.changed,
+            self.pinned.trace.clock if self.pinned else "",
+            self._compared.changes(),
+        )
 
     def pin(self) -> None:
         """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings that cannot be show nothing."""
@@ -203,7 +256,11 @@ class Panel(widgets.VBox):
                 self.bar.tell("")
                 self._fail(raised(error))
                 return None
-            self._began, self._running, self._expected = time.monotonic(), True, len(self.traces["predicted"].spans())
+            self._began, self._running, self._expected = (
+                time.monotonic(),
+                True,
+                len(self.traces["predicted"].spans()),
+            )
             self._compared.begin(self.experiment)
             self._enable()
             self._draw(self.run.clock)
@@ -233,13 +290,18 @@ class Panel(widgets.VBox):
     def _on_progress(self) -> None:
         run, clock = self.run, self.tabs.value if self.tabs.value in CLOCKS[1:] else self.run.clock
         trace = run.trace(clock)
-        steps, spent_s = getattr(self._compared.ran, "steps", trace.steps), time.monotonic() - self._began
+        steps, spent_s = (
+            getattr(self._compared.ran, "steps", trace.steps),
+            time.monotonic() - self._began,
+        )
         text, share = progress(trace, self._expected, steps, spent_s, run.now)
         self.bar.tell(text, share=share)
         with self._lock:
             self.traces[clock] = trace
             if self.tabs.value == clock and len(trace) and not self._refusal:
-                self.picture.show(trace, self._compared.note, self._compared.prediction.description, live=True)
+                self.picture.show(
+                    trace, self._compared.note, self._compared.prediction.description, live=True
+                )
 
     def _on_end(self) -> None:
         run, took = self.run, time.monotonic() - self._began
@@ -253,11 +315,21 @@ class Panel(widgets.VBox):
             if self.bar.history.value:
                 self._list_past()
 
-    def _show_end(self, run, ran: Experiment, traces: dict[str, Trace], when: str, replayed: bool, damage: str = "") -> None:
+    def _show_end(
+        self,
+        run,
+        ran: Experiment,
+        traces: dict[str, Trace],
+        when: str,
+        replayed: bool,
+        damage: str = "",
+    ) -> None:
         """All that a run gave, once it has ended or was reopened."""
         self._enable()
         cost = f"; {report.summary(run.summary())}" if run.state == "done" else ""
-        self.bar.tell(f"{report.outcome(run)} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True)
+        self.bar.tell(
+            f"{report.outcome(run)} {when}{cost}", f"{cost[2:]} Kept in {run.directory}", ended=True
+        )
         failure, broken = run.diagnosis if run.state == "failed" else "", ""
         try:
             self._compared.end(traces, ran)
@@ -278,18 +350,30 @@ class Panel(widgets.VBox):
         """Show a kept run: its settings, its traces, its failure; nothing starts. Impossible where that cannot be."""
         with self._lock:
             if self._running:
-                raise Impossible("A run goes on in this panel: stop it, or wait for its end, and choose again.")
+                raise Impossible(
+                    "A run goes on in this panel: stop it, or wait for its end, and choose again."
+                )
             own = self.settings.experiment_class
             run, experiment, traces = reopened(directory, own)
             if type(experiment) is not own:
                 self.settings.fit(experiment)
-            self.settings.experiment, self._heading.value = experiment, table.heading(experiment.question)  # with what its run kept
+            self.settings.experiment, self._heading.value = (
+                experiment,
+                table.heading(experiment.question),
+            )  # with what its run kept
         self.set(**experiment.model_dump())
         with self._lock:
             self.run, self._thread = run, None
             self._fail("")
             self.picture.go_to(run.clock)
-            self._show_end(run, experiment, traces, f"on {history.when(run.settings['started'])}, reopened", True, run.damage or "")
+            self._show_end(
+                run,
+                experiment,
+                traces,
+                f"on {history.when(run.settings['started'])}, reopened",
+                True,
+                run.damage or "",
+            )
 
     def _list_past(self) -> None:
         if self.bar.history.value:
@@ -326,6 +410,7 @@ def follow(run, changed: Callable[[], None], ended: Callable[[], None]) -> threa
     A thread, since a blocking cell stops the kernel's own callbacks but no thread. The browser cannot
     say that it is behind, so a reading that took long is followed by a longer pause.
     """
+
     def watch():
         while run.state == "running":
             began = time.monotonic()

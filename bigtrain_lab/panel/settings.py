@@ -9,9 +9,16 @@ import ipywidgets as widgets
 from .controls import controls_of, hide, members, put, refresh
 from .nearest import Prediction, attempt, nearest
 
-PATIENCE_S = 0.1  # a prediction that takes longer goes on in a thread, and what is shown is greyed meanwhile
+PATIENCE_S = (
+    0.1  # a prediction that takes longer goes on in a thread, and what is shown is greyed meanwhile
+)
 STUCK_S = 10.0  # a call that takes so long may never end (a class typed in a cell can loop): the next one passes it
-GRID = dict(grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))", grid_gap="0 14px", width="auto", overflow="hidden")
+GRID = dict(
+    grid_template_columns="repeat(auto-fit, minmax(286px, 1fr))",
+    grid_gap="0 14px",
+    width="auto",
+    overflow="hidden",
+)
 
 
 class Settings(widgets.GridBox):
@@ -21,23 +28,36 @@ class Settings(widgets.GridBox):
     the offer is {setting: value} that mends what cannot be.
     """
 
-    def __init__(self, experiment, answered: Callable[[Prediction | str, dict], None], waiting: Callable[[], None], lock: threading.RLock):
+    def __init__(
+        self,
+        experiment,
+        answered: Callable[[Prediction | str, dict], None],
+        waiting: Callable[[], None],
+        lock: threading.RLock,
+    ):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved = False, None
-        self.main = widgets.Box([]).add_class("btl-controls")  # without a box of its own, by the style: the controls are the grid's
+        self.main = widgets.Box([]).add_class(
+            "btl-controls"
+        )  # without a box of its own, by the style: the controls are the grid's
         self.more = widgets.Box([], layout=widgets.Layout(display="none")).add_class("btl-controls")
         self.fit(experiment)
         super().__init__([self.main, self.more], layout=widgets.Layout(**GRID))
 
     def fit(self, experiment) -> None:
         """Controls for this experiment's class, at its values."""
-        self.experiment = experiment  # what its run kept, if it is of one, prices what the controls say
+        self.experiment = (
+            experiment  # what its run kept, if it is of one, prices what the controls say
+        )
         knobs = self.experiment_class.knobs()
         self.controls, self._members = controls_of(experiment), members(knobs)
         for name, made in self.controls.items():
             made.observe(self._on_move(name), "value")
-        self.main.children, self.more.children = ([self.controls[n] for n, k in knobs.items() if k.more == folded] for folded in (False, True))
+        self.main.children, self.more.children = (
+            [self.controls[n] for n, k in knobs.items() if k.more == folded]
+            for folded in (False, True)
+        )
 
     @property
     def experiment_class(self) -> type:
@@ -72,17 +92,26 @@ class Settings(widgets.GridBox):
             if not self._quiet:
                 self._moved = name
                 self.predict(PATIENCE_S)
+
         return move
 
     def predict(self, patience_s: float | None = None) -> None:
         """Predict what the controls say; what takes longer than `patience_s` comes later, unless a control moves on."""
-        settings, first, moved = {name: made.value for name, made in self.controls.items()}, self.experiment, self._moved
+        settings, first, moved = (
+            {name: made.value for name, made in self.controls.items()},
+            self.experiment,
+            self._moved,
+        )
         hide(self.controls, first.idle_settings(settings))
         self._asked = asked = self._asked + 1
 
         def compute():
             tried = attempt(first, settings)
-            return asked, tried, (nearest(first, settings, moved, tried) or {}) if isinstance(tried, str) else {}
+            return (
+                asked,
+                tried,
+                (nearest(first, settings, moved, tried) or {}) if isinstance(tried, str) else {},
+            )
 
         if not self._newest.ask(compute, self._on_answer, patience_s):
             with self._lock:
@@ -112,7 +141,12 @@ class Newest:
         self._lock = threading.Lock()
         self._last: threading.Event | None = None  # the end of the newest call
 
-    def ask(self, compute: Callable[[], Any], then: Callable[[Any], None], patience_s: float | None = None) -> bool:
+    def ask(
+        self,
+        compute: Callable[[], Any],
+        then: Callable[[Any], None],
+        patience_s: float | None = None,
+    ) -> bool:
         """Compute, which must not raise, then call `then(answer)`. False where that takes longer than `patience_s` and comes later."""
         over, answer, left = threading.Event(), [], threading.Event()
         with self._lock:

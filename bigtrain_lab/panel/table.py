@@ -22,21 +22,42 @@ def heading(question: str) -> str:
     return f'{CONTROLS}<style>{STYLE}</style><div class="btl-question">{escape(question)}</div>'
 
 
-def html(rows: list[report.Row], sentences: list[str], stale: str = "", pinned: str = "", changes: list[str] = ()) -> str:
+def html(
+    rows: list[report.Row],
+    sentences: list[str],
+    stale: str = "",
+    pinned: str = "",
+    changes: list[str] = (),
+) -> str:
     """Table and sentences; `stale`, what has changed, greys what the last run gave. `pinned`: the
     clock of the pinned column, if there is one; `changes`: what has changed since."""
     grey = ' class="btl-stale"' if stale else ""
     heads = "".join(f"<th{grey if clock != 'predicted' else ''}>{clock}</th>" for clock in CLOCKS)
     heads += f'<th class="btl-last">{f"{stale} changed" if stale else "difference"}</th>'
-    heads += f'<th class="btl-pinned">pinned ({pinned})</th><th class="btl-last">now against it</th>' if pinned else ""
+    heads += (
+        f'<th class="btl-pinned">pinned ({pinned})</th><th class="btl-last">now against it</th>'
+        if pinned
+        else ""
+    )
     body = "".join(
-        f"<tr><td>{escape(row.quantity)}</td>" + "".join(
-            f"<td{grey if clock != 'predicted' else ''}>{cell(getattr(row, clock))}</td>" for clock in CLOCKS)
+        f"<tr><td>{escape(row.quantity)}</td>"
+        + "".join(
+            f"<td{grey if clock != 'predicted' else ''}>{cell(getattr(row, clock))}</td>"
+            for clock in CLOCKS
+        )
         + f'<td class="btl-last">{"" if stale else difference(row)}</td>'
-        + (f'<td class="btl-pinned">{cell(row.pinned)}</td><td class="btl-last">{against(row, pinned, stale)}</td>' if pinned else "") + "</tr>"
-        for row in rows)
-    return (f'<div class="btl-results"><div><table><thead><tr><th></th>{heads}</tr></thead>'
-            f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>{why(sentences)}</div>")
+        + (
+            f'<td class="btl-pinned">{cell(row.pinned)}</td><td class="btl-last">{against(row, pinned, stale)}</td>'
+            if pinned
+            else ""
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="btl-results"><div><table><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{told_changes(changes) if pinned else ''}</div>{why(sentences)}</div>"
+    )
 
 
 def against(row: report.Row, clock: str, stale: str) -> str:
@@ -58,8 +79,15 @@ def told_changes(changes: list[str]) -> str:
 
 def why(sentences: list[str]) -> str:
     """What is said of the whole comes first and bold, then the ranks; the first few are shown, the rest is folded."""
-    told = [f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>" for s in report.whole_first(sentences)]
-    folded = f"<details><summary>{len(told) - SHOWN} more</summary>{''.join(told[SHOWN:])}</details>" if len(told) > SHOWN else ""
+    told = [
+        f"<p>{escape(s)}</p>" if report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
+        for s in report.whole_first(sentences)
+    ]
+    folded = (
+        f"<details><summary>{len(told) - SHOWN} more</summary>{''.join(told[SHOWN:])}</details>"
+        if len(told) > SHOWN
+        else ""
+    )
     return f'<div class="btl-why">{"".join(told[:SHOWN])}{folded}</div>' if told else ""
 
 
@@ -74,7 +102,10 @@ def cell(amount: report.Amount | None) -> str:
 def difference(row: report.Row) -> str:
     """The row's comparisons: green where what must be equal is, red where it is not, else softly."""
     colours = {True: "btl-equal", False: "btl-unequal", None: "btl-soft"}
-    return " &nbsp;".join(f'<span class="{colours[told.holds]}">{escape(told.text)}</span>' for told in row.differences)
+    return " &nbsp;".join(
+        f'<span class="{colours[told.holds]}">{escape(told.text)}</span>'
+        for told in row.differences
+    )
 
 
 def trouble(problem: str, run=None) -> str:

@@ -28,7 +28,9 @@ class EveryK(Recompute):
 
     def __post_init__(self):
         if not isinstance(self.k, int) or self.k < 1:
-            raise Impossible(f"k is {self.k!r}: keep the input of every k-th layer, with k a whole number of at least 1.")
+            raise Impossible(
+                f"k is {self.k!r}: keep the input of every k-th layer, with k a whole number of at least 1."
+            )
 
     def order(self, chain, budget_bytes=None):
         return by_segments(range(0, chain.layers, self.k), chain.layers)

@@ -1,6 +1,6 @@
 """Keep all: plain training. Each layer is recorded as the forward passes, nothing runs twice, and all records are alive at the turn.
 
-    0F 1F ... (n-1)F   (n-1)B ... 1B 0B            advances 0,   peak: the sum of all records
+0F 1F ... (n-1)F   (n-1)B ... 1B 0B            advances 0,   peak: the sum of all records
 """
 
 from ..recompute import B, F, Recompute

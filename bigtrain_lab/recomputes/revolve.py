@@ -30,7 +30,10 @@ def revolve(start: int, end: int, slots: int):
         yield from (*map(A, range(start, last)), F(last), B(last))
     if slots > 1 and end - start > 1:
         n = end - start
-        j = min(range(1, n), key=lambda j: j + fewest_advances(n - j, slots - 1) + fewest_advances(j, slots))
+        j = min(
+            range(1, n),
+            key=lambda j: j + fewest_advances(n - j, slots - 1) + fewest_advances(j, slots),
+        )
         yield from map(A, range(start, start + j))
         yield from revolve(start + j, end, slots - 1)
         yield from revolve(start, start + j, slots)
@@ -49,8 +52,14 @@ class Revolve(Recompute):
 
     def order(self, chain, budget_bytes=None):
         record = max(map(chain.record, range(chain.layers)))
-        slots = self.slots if self.slots is not None else (budget_bytes - record) // max(1, *chain.states)
+        slots = (
+            self.slots
+            if self.slots is not None
+            else (budget_bytes - record) // max(1, *chain.states)
+        )
         if slots < 1:
-            raise Impossible("Revolve needs a slot for the chain's input beside the largest record: give it at least one slot, "
-                             f"or a budget of {record + max(chain.states):,} bytes.")
+            raise Impossible(
+                "Revolve needs a slot for the chain's input beside the largest record: give it at least one slot, "
+                f"or a budget of {record + max(chain.states):,} bytes."
+            )
         return revolve(0, chain.layers, min(slots, chain.layers))

@@ -20,10 +20,16 @@ class Selective(KeepAll):
     inside = True
 
 
-def transformer_bytes(sequence: int, rows: int, width: int, heads: int, layers: int = 1, recompute: str = "none") -> int:
+def transformer_bytes(
+    sequence: int, rows: int, width: int, heads: int, layers: int = 1, recompute: str = "none"
+) -> int:
     """What a half-precision transformer keeps for the backward; `recompute`: "none", "selective" or "full" (beside the one live layer)."""
     hidden = sequence * rows * width
-    each = {"none": 34 * hidden + 5 * heads * sequence * sequence * rows, "selective": 34 * hidden, "full": 2 * hidden}
+    each = {
+        "none": 34 * hidden + 5 * heads * sequence * sequence * rows,
+        "selective": 34 * hidden,
+        "full": 2 * hidden,
+    }
     return layers * each[recompute]
 
 

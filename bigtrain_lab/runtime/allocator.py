@@ -31,8 +31,13 @@ class Held(NamedTuple):
 
     def told(self, known: dict[int, Alive], like: Alive) -> list[Alive]:
         """A row a block: the ledger's where it knows the address, else a workspace's at the same moment."""
-        workspace = like._replace(kind="temporaries", name="workspace", shape=(), dtype="", module="", made="")
-        return [known.get(address, workspace)._replace(bytes=size) for address, size in self.alive.items()]
+        workspace = like._replace(
+            kind="temporaries", name="workspace", shape=(), dtype="", module="", made=""
+        )
+        return [
+            known.get(address, workspace)._replace(bytes=size)
+            for address, size in self.alive.items()
+        ]
 
 
 class Record:
@@ -42,7 +47,9 @@ class Record:
         self._device = device.index if device.index is not None else torch.cuda.current_device()
 
     def start(self) -> None:
-        torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=LONGEST, clear_history=True)
+        torch.cuda.memory._record_memory_history(
+            "all", context=None, stacks="python", max_entries=LONGEST, clear_history=True
+        )
 
     def stop(self, returned: set[int]) -> Held:
         """`returned`: the addresses of all storages that operators returned or that were declared."""
@@ -53,8 +60,11 @@ class Record:
 
 def replayed(snapshot: dict, device: int, returned: set[int]) -> Held:
     """The peak of one device from a snapshot with traces."""
-    entries = [(e["addr"], e["size"] if e["action"] == "alloc" else 0, e["size"])
-               for e in snapshot["device_traces"][device] if e["action"] in ("alloc", "free_requested")]
+    entries = [
+        (e["addr"], e["size"] if e["action"] == "alloc" else 0, e["size"])
+        for e in snapshot["device_traces"][device]
+        if e["action"] in ("alloc", "free_requested")
+    ]
     at_end = {}
     for segment in snapshot["segments"]:
         address = segment["address"]
@@ -70,8 +80,14 @@ def replayed(snapshot: dict, device: int, returned: set[int]) -> Held:
             start.pop(address, None)
         else:
             start[address] = size
-    start = {address: size for address, size in start.items() if address not in kept or address in last}
-    changes = [(address, after) for i, (address, after, _) in enumerate(entries) if not (address in kept and last[address] == i)]
+    start = {
+        address: size for address, size in start.items() if address not in kept or address in last
+    }
+    changes = [
+        (address, after)
+        for i, (address, after, _) in enumerate(entries)
+        if not (address in kept and last[address] == i)
+    ]
     alive, total = dict(start), sum(start.values())
     peak, moment = total, 0
     for i, (address, after) in enumerate(changes, 1):

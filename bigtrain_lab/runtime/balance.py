@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 
 from ..core import MEMORY_KINDS, Alive
 
-APART = ("inputs", "buffers")  # known and told, but part of no sum: hand counts and predictions leave them out
+APART = (
+    "inputs",
+    "buffers",
+)  # known and told, but part of no sum: hand counts and predictions leave them out
 READINGS = 16  # moments told of one span
 MOST = 1000  # of a run
 MOST_ROWS = 400  # of a list in a log
@@ -26,7 +29,9 @@ class Balance:
         self.highest: dict[str, int] = defaultdict(int)  # kind -> the most that there ever was
         self.total = self.peak_bytes = self.peak_wall = self.set_up_bytes = 0
         self._since: dict[object, tuple | None] = {}  # storage -> what it was at the peak
-        self.names: dict[object, object] = {}  # storage -> its name at the peak, if it has another since
+        self.names: dict[
+            object, object
+        ] = {}  # storage -> its name at the peak, if it has another since
         self._told: list[tuple] | None = None
         self.before: dict[str, int] = {}  # levels when `listen` was called
 
@@ -79,7 +84,11 @@ class Balance:
     def at_peak(self, alive) -> list[tuple[object, str, int]]:
         """(storage, kind, bytes) of all that the peak was made of, of `alive` now and of those that are gone since."""
         states = {storage: storage.counted for storage in alive} | self._since
-        return [(storage, *state) for storage, state in states.items() if state and state[0] not in APART]
+        return [
+            (storage, *state)
+            for storage, state in states.items()
+            if state and state[0] not in APART
+        ]
 
     # -- readings inside a span -----------------------------------------------------------------------------
 
@@ -119,8 +128,11 @@ def with_units(kinds, rows: list[tuple], before: Mapping, told: Mapping) -> tupl
     """The kinds and levels inside an action, with those of weights and gradients where any have come
     or gone since the last boundary, as those of a sharded model do. `before`: kind -> bytes at the
     action's start; `told`: at that boundary."""
-    moved = [kind for kind in ("weights", "gradients")
-             if kind not in kinds and before.get(kind, 0) != told.get(kind, 0)]
+    moved = [
+        kind
+        for kind in ("weights", "gradients")
+        if kind not in kinds and before.get(kind, 0) != told.get(kind, 0)
+    ]
     levels = tuple(before.get(kind, 0) for kind in moved)
     return [*kinds, *moved], [(*row, *levels) for row in rows] if moved else rows
 
@@ -128,7 +140,11 @@ def with_units(kinds, rows: list[tuple], before: Mapping, told: Mapping) -> tupl
 def read(levels: list[tuple[int, ...]], most: int = READINGS) -> list[int]:
     """Which moments of a span are told: at most so many, the highest and the lowest total among them, and none that tells nothing new."""
     chosen = few(range(len(levels)), most, lambda at: sum(levels[at]))
-    return [at for before, at in zip([None, *chosen], chosen) if before is None or levels[at] != levels[before]]
+    return [
+        at
+        for before, at in zip([None, *chosen], chosen)
+        if before is None or levels[at] != levels[before]
+    ]
 
 
 def few(moments: list, most: int, height: Callable) -> list:
@@ -145,5 +161,14 @@ def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:
     rows = list(alive[:most])
     for kind in MEMORY_KINDS:
         if small := [a for a in alive[most:] if a.kind == kind]:
-            rows.append(small[0]._replace(name=f"{len(small)} smaller ones", bytes=sum(a.bytes for a in small), shape=(), dtype="", module="", made=""))
+            rows.append(
+                small[0]._replace(
+                    name=f"{len(small)} smaller ones",
+                    bytes=sum(a.bytes for a in small),
+                    shape=(),
+                    dtype="",
+                    module="",
+                    made="",
+                )
+            )
     return rows

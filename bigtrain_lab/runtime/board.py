@@ -120,9 +120,11 @@ class Board:
                     self._refuse(self.index, f"{waited} {self._described(has_come)}: {mend}")
                 time.sleep(LOOK_S)
         except RuntimeError as error:
-            raise Refused(f"Rank {self.index} lost the connection to the store at "
-                          f"{border.meeting_point()}: rank 0 or its torchrun has ended; "
-                          "see what it says, and start the run again.") from error
+            raise Refused(
+                f"Rank {self.index} lost the connection to the store at "
+                f"{border.meeting_point()}: rank 0 or its torchrun has ended; "
+                "see what it says, and start the run again."
+            ) from error
 
     def _refuse_ended(self, rank: int, beats: dict) -> None:
         """Leave a refusal for a rank that has joined and ended."""
@@ -136,8 +138,11 @@ class Board:
             ended = was == beat and now - since > SILENT_S
         if ended:
             host, pid, _ = process["process"]
-            self._refuse(rank, f"Rank {rank} (process {pid} on {host}) ended before the run began: "
-                         "see what it printed.")
+            self._refuse(
+                rank,
+                f"Rank {rank} (process {pid} on {host}) ended before the run began: "
+                "see what it printed.",
+            )
 
     def _refuse(self, rank: int, told: str, reason: str = "") -> dict:
         return self.first("refused", {"rank": rank, "told": told, "reason": reason})
@@ -235,6 +240,7 @@ def run_of(place: Place) -> Board:
 def heard_by_all(start):
     """`start`, each call of which is one run. Under torchrun, every other rank hears what keeps this
     one from taking part."""
+
     @wraps(start)
     def started(*args, **options):
         if not (place := border.place_given()):
@@ -266,9 +272,15 @@ def store_of_all(place: Place, point: peers.Peer):
             if not place.hosts:
                 peers.connect(address, point.port)  # torch's own attempts say nothing
                 answered = True
-            return dist.TCPStore(point.host, point.port, place.ranks, is_master=place.hosts,
-                                 timeout=timedelta(seconds=ANSWER_S), wait_for_workers=False,
-                                 multi_tenant=True)
+            return dist.TCPStore(
+                point.host,
+                point.port,
+                place.ranks,
+                is_master=place.hosts,
+                timeout=timedelta(seconds=ANSWER_S),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
         except (peers.Unreachable, RuntimeError) as error:
             waited = time.monotonic() - begun
             ended = answered and isinstance(error, peers.Unreachable)
@@ -276,15 +288,21 @@ def store_of_all(place: Place, point: peers.Peer):
                 raise unreached(place, point, error) from error
         if waited > say_at:
             say_at += AGAIN_S
-            say(f"Rank {place.index} has waited {waited:.0f} s for rank 0, "
-                f"which does not answer at {point}.")
+            say(
+                f"Rank {place.index} has waited {waited:.0f} s for rank 0, "
+                f"which does not answer at {point}."
+            )
         time.sleep(0.1)
 
 
 def unreached(place: Place, point: peers.Peer, error: Exception) -> Impossible:
     why = str(error).splitlines()[0][:160]
     if place.hosts:
-        return Impossible(f"Rank 0 cannot open the store at {point} ({why}): "
-                          "let MASTER_ADDR be its own address, and MASTER_PORT a free port.")
-    return Impossible(f"Rank {place.index} does not reach rank 0 at {point} ({why}): "
-                      f"try `bigtrain doctor --peer {point}` on its node.")
+        return Impossible(
+            f"Rank 0 cannot open the store at {point} ({why}): "
+            "let MASTER_ADDR be its own address, and MASTER_PORT a free port."
+        )
+    return Impossible(
+        f"Rank {place.index} does not reach rank 0 at {point} ({why}): "
+        f"try `bigtrain doctor --peer {point}` on its node."
+    )

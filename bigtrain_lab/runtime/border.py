@@ -25,7 +25,10 @@ def place_given() -> Place | None:
     """The place that torchrun gave to this process, or None when nobody did."""
     try:
         index, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        nodes, restart = int(os.environ.get("GROUP_WORLD_SIZE", 1)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        nodes, restart = (
+            int(os.environ.get("GROUP_WORLD_SIZE", 1)),
+            int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        )
     except (KeyError, ValueError):
         return None
     if "MASTER_ADDR" not in os.environ or not os.environ.get("MASTER_PORT", "").isdigit():
@@ -57,8 +60,10 @@ def refuse_other_size(place: Place, ranks: int) -> None:
         words = f"use torchrun --nnodes={nodes} --nproc-per-node={ranks // nodes} on each of the {nodes} nodes"
     else:
         words = f"{ranks} ranks cannot be shared out evenly over {nodes} nodes, so use {here}"
-    raise Impossible(f"This asks for {ranks} ranks, but torchrun started {place.ranks}{f' on {nodes} nodes' if nodes > 1 else ''}: "
-                     f"{words}, or ask for {place.ranks} ranks.")
+    raise Impossible(
+        f"This asks for {ranks} ranks, but torchrun started {place.ranks}{f' on {nodes} nodes' if nodes > 1 else ''}: "
+        f"{words}, or ask for {place.ranks} ranks."
+    )
 
 
 def set_local(threads: int) -> None:

@@ -1,9 +1,9 @@
 """This machine as a hardware profile, measured in about two seconds and kept for the next time.
 
-    FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread     (a rank on a CPU has one thread)
-    memory bandwidth    bytes read and written by the fastest of several copies of 64 MB
-    launch              the fastest of many products of two numbers that autograd records
-    alpha, beta         half a round trip of 1 byte, and of 4 MB less alpha, between two real ranks over gloo's loopback
+FLOP/s a dtype      2 n^3 of the fastest of several n x n matmuls on one thread     (a rank on a CPU has one thread)
+memory bandwidth    bytes read and written by the fastest of several copies of 64 MB
+launch              the fastest of many products of two numbers that autograd records
+alpha, beta         half a round trip of 1 byte, and of 4 MB less alpha, between two real ranks over gloo's loopback
 """
 
 import json
@@ -38,8 +38,10 @@ def this_machine(measure: bool = True) -> Hardware | None:
     if not measure:
         return None
     if place_given():
-        raise Impossible("This machine has not been measured, and ranks of torchrun cannot do it: "
-                         "run `bigtrain doctor` on it once, or choose another hardware profile.")
+        raise Impossible(
+            "This machine has not been measured, and ranks of torchrun cannot do it: "
+            "run `bigtrain doctor` on it once, or choose another hardware profile."
+        )
     return calibrate()
 
 
@@ -67,17 +69,25 @@ def calibrate() -> Hardware:
 def hardware_of(found: dict) -> Hardware:
     """The profile that the measured numbers make."""
     one = f"measured: {found['when']} with torch {found['torch']}"
-    told = {"flops_per_s": f"best of several {MATMUL} x {MATMUL} matmuls on one thread",
-            "memory_bytes": "told by the operating system",
-            "memory_bytes_per_s": f"best copy of {COPY_BYTES >> 20} MB on one thread",
-            "launch_s": "best product of two numbers, recorded for a backward",
-            "inside.alpha_s": "half a round trip of 1 byte between two ranks",
-            "inside.bytes_per_s": f"half a round trip of {MESSAGE_BYTES >> 20} MB between two ranks"}
+    told = {
+        "flops_per_s": f"best of several {MATMUL} x {MATMUL} matmuls on one thread",
+        "memory_bytes": "told by the operating system",
+        "memory_bytes_per_s": f"best copy of {COPY_BYTES >> 20} MB on one thread",
+        "launch_s": "best product of two numbers, recorded for a backward",
+        "inside.alpha_s": "half a round trip of 1 byte between two ranks",
+        "inside.bytes_per_s": f"half a round trip of {MESSAGE_BYTES >> 20} MB between two ranks",
+    }
     return Hardware(
-        NAME, flops_per_s=found["flops_per_s"], memory_bytes=found["memory_bytes"],
-        memory_bytes_per_s=found["memory_bytes_per_s"], launch_s=found["launch_s"], launches_ahead=False,
-        inside=Wire("gloo over loopback", found["alpha_s"], found["bytes_per_s"]), node_size=1024,
-        sources={name: f"{one}, {how}" for name, how in told.items()} | {"when": found["when"]})
+        NAME,
+        flops_per_s=found["flops_per_s"],
+        memory_bytes=found["memory_bytes"],
+        memory_bytes_per_s=found["memory_bytes_per_s"],
+        launch_s=found["launch_s"],
+        launches_ahead=False,
+        inside=Wire("gloo over loopback", found["alpha_s"], found["bytes_per_s"]),
+        node_size=1024,
+        sources={name: f"{one}, {how}" for name, how in told.items()} | {"when": found["when"]},
+    )
 
 
 def remembered(values: dict) -> Hardware:
@@ -85,7 +95,9 @@ def remembered(values: dict) -> Hardware:
     try:
         return TypeAdapter(Hardware).validate_json(json.dumps(values), strict=True)
     except (TypeError, ValueError) as error:
-        raise Impossible("what the run kept of its machine cannot be read: run it again.") from error
+        raise Impossible(
+            "what the run kept of its machine cannot be read: run it again."
+        ) from error
 
 
 def measured() -> dict:
@@ -93,8 +105,13 @@ def measured() -> dict:
     import psutil
 
     alpha_s, bytes_per_s = loopback()
-    return {"when": datetime.now(UTC).isoformat(timespec="minutes"), "memory_bytes": psutil.virtual_memory().total,
-            "alpha_s": alpha_s, "bytes_per_s": bytes_per_s, **speeds()}
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="minutes"),
+        "memory_bytes": psutil.virtual_memory().total,
+        "alpha_s": alpha_s,
+        "bytes_per_s": bytes_per_s,
+        **speeds(),
+    }
 
 
 def loopback() -> tuple[float, float]:
@@ -102,7 +119,9 @@ def loopback() -> tuple[float, float]:
     from .launch import launch
 
     with tempfile.TemporaryDirectory() as directory:
-        result = launch(round_trips, 2, directory=Path(directory) / "run", record=False, name="calibrate").result
+        result = launch(
+            round_trips, 2, directory=Path(directory) / "run", record=False, name="calibrate"
+        ).result
     alpha = float(result["small"]) / 2
     return alpha, MESSAGE_BYTES / max(float(result["large"]) / 2 - alpha, 1e-9)
 
@@ -137,8 +156,11 @@ def speeds() -> dict:
         source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
         target = torch.zeros_like(source)
         number = torch.ones((), requires_grad=True)
-        return {"flops_per_s": flops, "launch_s": fastest(lambda: number * number, 0.1),
-                "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3)}
+        return {
+            "flops_per_s": flops,
+            "launch_s": fastest(lambda: number * number, 0.1),
+            "memory_bytes_per_s": 2 * COPY_BYTES / fastest(lambda: target.copy_(source), 0.3),
+        }
     finally:
         torch.set_num_threads(threads)
 

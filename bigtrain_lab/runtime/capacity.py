@@ -25,8 +25,17 @@ class OutOfMemory(Impossible):
     """A rank would hold more bytes than its device has."""
 
 
-def out_of_memory(capacity_bytes: int, held: Mapping[str, int], *, rank: int | None = None, action: str = "",
-                  asked_bytes: int = 0, name: str = "", module: str = "", relief: str = "") -> OutOfMemory:
+def out_of_memory(
+    capacity_bytes: int,
+    held: Mapping[str, int],
+    *,
+    rank: int | None = None,
+    action: str = "",
+    asked_bytes: int = 0,
+    name: str = "",
+    module: str = "",
+    relief: str = "",
+) -> OutOfMemory:
     """The error to raise.
 
     held         kind -> bytes held already, without those asked for
@@ -46,12 +55,19 @@ def out_of_memory(capacity_bytes: int, held: Mapping[str, int], *, rank: int | N
         what = f"it holds {size(total)} ({by_kind(held)})"
     remedy = next((REMEDIES[kind] for kind in largest if kind in REMEDIES), "take a smaller model")
     missing = total + asked_bytes - capacity_bytes
-    return OutOfMemory(f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)}, {exactly(missing)} too few"
-                       + (f". {relief}" if relief else f": {remedy}."))
+    return OutOfMemory(
+        f"{who} runs out of memory{place}: {what}, and its device has {size(capacity_bytes)}, {exactly(missing)} too few"
+        + (f". {relief}" if relief else f": {remedy}.")
+    )
 
 
-def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], devices: Sequence[str], relief: str = "",
-                         how: str = "") -> None:
+def refuse_beyond_memory(
+    needed: Sequence[int],
+    hosts: Sequence[Mapping],
+    devices: Sequence[str],
+    relief: str = "",
+    how: str = "",
+) -> None:
     """Impossible where the ranks of this machine would hold more bytes of its memory than it has
     available.
 
@@ -61,9 +77,19 @@ def refuse_beyond_memory(needed: Sequence[int], hosts: Sequence[Mapping], device
     devices   each rank's: what is on a GPU takes none of the machine's memory
     how       "at least " where the peak is higher
     """
-    ours = [rank for rank in (hosts[0]["ranks"] if hosts else range(len(needed))) if devices[rank] == "cpu"]
+    ours = [
+        rank
+        for rank in (hosts[0]["ranks"] if hosts else range(len(needed)))
+        if devices[rank] == "cpu"
+    ]
     together, available = sum(needed[rank] for rank in ours), available_bytes()
     if together > available:
-        who = f"The {len(ours)} ranks{' on this machine' if len(hosts) > 1 else ''} would hold" if len(ours) > 1 else "The rank would hold"
-        raise Impossible(f"{who} {how}{size(together)} of memory at the peak, and this machine has {size(available, together)} available: "
-                         f"take fewer or narrower layers, or less in a batch, or close other programs. {relief}".rstrip())
+        who = (
+            f"The {len(ours)} ranks{' on this machine' if len(hosts) > 1 else ''} would hold"
+            if len(ours) > 1
+            else "The rank would hold"
+        )
+        raise Impossible(
+            f"{who} {how}{size(together)} of memory at the peak, and this machine has {size(available, together)} available: "
+            f"take fewer or narrower layers, or less in a batch, or close other programs. {relief}".rstrip()
+        )

@@ -19,7 +19,12 @@ class Clock:
     program goes on, so the wall is read once `device` has done what it was asked for."""
 
     def __init__(self, cost: Cost | None, zero_ns: int, device: torch.device = CPU):
-        self.cost, self._zero_ns, self._device, self._lanes = cost, zero_ns, device, defaultdict(Lane)
+        self.cost, self._zero_ns, self._device, self._lanes = (
+            cost,
+            zero_ns,
+            device,
+            defaultdict(Lane),
+        )
 
     @property
     def modelled(self) -> bool:
@@ -38,7 +43,9 @@ class Clock:
         """The lane's ticks; None when the modelled clock is off."""
         return self._lanes[lane].now if self.modelled else None
 
-    def compute(self, lane: str, step, rank: int, beside: bool = False, part: int | None = None) -> tuple:
+    def compute(
+        self, lane: str, step, rank: int, beside: bool = False, part: int | None = None
+    ) -> tuple:
         """Advance a lane by what the step costs, or a part of it; (start, end) in ticks."""
         if not self.modelled:
             return None, None

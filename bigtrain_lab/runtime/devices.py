@@ -53,17 +53,33 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
     bare = [number for number, node in enumerate(nodes) if not node.gpus]
     if device == "cuda" and bare:
         where = f" on node {bare[0]}" if len(nodes) > 1 else ""
-        raise Impossible(f"No GPU is visible{where}: choose device cpu or auto, or let this process see one (CUDA_VISIBLE_DEVICES, torch for CUDA).")
+        raise Impossible(
+            f"No GPU is visible{where}: choose device cpu or auto, or let this process see one (CUDA_VISIBLE_DEVICES, torch for CUDA)."
+        )
     if device == "cpu" or bare:
-        why = "as asked" if device == "cpu" else "no GPU is visible" + (f" on node {bare[0]}" if len(nodes) > 1 else "")
+        why = (
+            "as asked"
+            if device == "cpu"
+            else "no GPU is visible" + (f" on node {bare[0]}" if len(nodes) > 1 else "")
+        )
         return Devices(("cpu",) * ranks, GLOO, f"CPU and gloo: {why}")
-    placed = tuple(f"cuda:{rank * node.gpus // node.ranks if node.ranks > node.gpus else rank}" for node in nodes for rank in range(node.ranks))
+    placed = tuple(
+        f"cuda:{rank * node.gpus // node.ranks if node.ranks > node.gpus else rank}"
+        for node in nodes
+        for rank in range(node.ranks)
+    )
     crowded = next((node for node in nodes if node.ranks > node.gpus), None)
     if crowded:
-        return Devices(placed, GLOO, f"{crowded.ranks} ranks share {crowded.gpus} GPU{'s' * (crowded.gpus > 1)} through gloo: NCCL wants one for each rank")
+        return Devices(
+            placed,
+            GLOO,
+            f"{crowded.ranks} ranks share {crowded.gpus} GPU{'s' * (crowded.gpus > 1)} through gloo: NCCL wants one for each rank",
+        )
     if not nccl:
         return Devices(placed, GLOO, "one GPU a rank through gloo: this build of torch has no NCCL")
-    return Devices(placed, NCCL, "one GPU a rank: NCCL for collectives, gloo over the host for messages")
+    return Devices(
+        placed, NCCL, "one GPU a rank: NCCL for collectives, gloo over the host for messages"
+    )
 
 
 def built(make: Callable[[], torch.nn.Module], device: torch.device) -> torch.nn.Module:

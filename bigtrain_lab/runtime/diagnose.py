@@ -70,7 +70,9 @@ def line_of(directory: Path, rank: int, thread: int | None = None) -> str:
     return str(frames.of_dump(text, thread) or "")
 
 
-def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str]) -> list[RankState]:
+def states(
+    directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: Mapping[int, str]
+) -> list[RankState]:
     """What each rank was at when the run failed, for a picture of who waits for whom. `kept`: as
     for a hang."""
     stuck, culprit = knot(doings), culprit_of(directory, exits)
@@ -78,7 +80,9 @@ def states(directory: Path, doings: list[Doing], exits: dict[int, Exit], kept: M
     for doing in doings:
         state = state_of(doings, doing, line_of(directory, doing.rank), stuck)
         if doing.rank == culprit:
-            state = state._replace(state="failed", what=_cause(directory, culprit, exits.get(culprit)), on=())
+            state = state._replace(
+                state="failed", what=_cause(directory, culprit, exits.get(culprit)), on=()
+            )
         elif culprit is None and doing.rank in kept:
             state = state._replace(state="failed", what=kept[doing.rank], on=())
         found.append(state)
@@ -90,7 +94,13 @@ def _cause(directory: Path, rank: int, exit: Exit | None) -> str:
     if (status := status_of(directory, rank)).get("state") == "failed":
         return "no memory" if status["type"] == OutOfMemory.__name__ else status["type"]
     code = exit.code if exit else FAILED
-    return "ended without a word" if code is None else _signal(code) if code < 0 else f"exit code {code}"
+    return (
+        "ended without a word"
+        if code is None
+        else _signal(code)
+        if code < 0
+        else f"exit code {code}"
+    )
 
 
 def _signal(code: int) -> str:
@@ -108,19 +118,28 @@ def hang(directory: Path, doings: list[Doing], stall_s: float, kept: Mapping[int
         return failed
     live = [at for doing in doings if doing.last != "done" for at in doing.awake]
     held = [at for at in live if at.rank in kept and at.lane == "compute"]
-    works = [at for at in live if at.last not in (*BLOCKED, "meet") and at.rank not in kept
-             and not (held and at.last is None)]
+    works = [
+        at
+        for at in live
+        if at.last not in (*BLOCKED, "meet")
+        and at.rank not in kept
+        and not (held and at.last is None)
+    ]
     ready = [at for at in live if not waited_for(doings, at)]
     guilty = [at for at in live if at in held or at in works] or ready or live
     lines = []
     for at in guilty:
         if how := kept.get(at.rank):
-            lines.append(f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}")
+            lines.append(
+                f"Rank {at.rank} is {how}: no progress for {stall_s:g} s ({at}). {REMEDIES[how]}"
+            )
             continue
         place = line_of(directory, at.rank, at.thread)
         where = f" at {place}" if place else ""
         sent = "; all that it waits for was sent" if at.last == "wait" and at in ready else ""
-        lines.append(f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where} ({at}{sent}).")
+        lines.append(
+            f"{_capital(at.who)} hangs: no progress for {stall_s:g} s{where} ({at}{sent})."
+        )
     return "\n".join([*lines, _rest(doings, guilty)]).strip()
 
 
@@ -135,7 +154,11 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
 
 def failed(directory: Path, ranks: int) -> dict[int, Exit]:
     """The ranks that have said that they failed; their processes may end later."""
-    return {rank: Exit(FAILED, 0) for rank in range(ranks) if status_of(directory, rank).get("state") == "failed"}
+    return {
+        rank: Exit(FAILED, 0)
+        for rank in range(ranks)
+        if status_of(directory, rank).get("state") == "failed"
+    }
 
 
 def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
@@ -153,7 +176,10 @@ def culprit_of(directory: Path, exits: dict[int, Exit]) -> int | None:
 def has_culprit(directory: Path, exits: dict[int, Exit]) -> bool:
     """Whether somebody other than a victim has failed yet."""
     statuses = {rank: status_of(directory, rank) for rank in exits}
-    return any((exit.code or not statuses[rank]) and not statuses[rank].get("victim") for rank, exit in exits.items())
+    return any(
+        (exit.code or not statuses[rank]) and not statuses[rank].get("victim")
+        for rank, exit in exits.items()
+    )
 
 
 def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) -> str:
@@ -171,7 +197,9 @@ def _reason(directory: Path, doings: list[Doing], rank: int, exit: Exit | None) 
     if code is None:
         return f"Rank {rank} ended before its program returned (killed, or os._exit?){last}."
     if code == UNWRITABLE:
-        return f"Rank {rank} cannot write to {directory}: free some space or choose another directory."
+        return (
+            f"Rank {rank} cannot write to {directory}: free some space or choose another directory."
+        )
     if code < 0:
         hint = "; out of memory?" if -code == signal.SIGKILL else ""
         return f"Rank {rank} was killed by signal {-code} ({_signal(code)}{hint}){last}.{_crash(directory, rank)}"
@@ -182,13 +210,19 @@ def _unanswered(doings: list[Doing], doing: Doing) -> str | None:
     """Of a rank that lost its connection and no rank had failed: which message, or collective, had
     no other end. Lanes first: the program waits for them."""
     for at in sorted(doing.awake, key=lambda at: at is doing.main):
-        if at.last == "wait" and at.wants.src is None and any(other.last == "done" for other in waited_for(doings, at)):
+        if (
+            at.last == "wait"
+            and at.wants.src is None
+            and any(other.last == "done" for other in waited_for(doings, at))
+        ):
             return f"{_capital(said(doings, at))}, which has finished without calling it."
         if at.wants and at.wants.src is not None and doings[at.wants.src].last == "done":
             return f"{_capital(at)}, which has finished without sending it."
         for (_, dst, channel), _ in untaken(doings, at):
-            return (f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, "
-                    "which has finished without taking it.")
+            return (
+                f"{_capital(at.who)} sent {doing.labels[channel] or 'a message'} to rank {dst}, "
+                "which has finished without taking it."
+            )
     return None
 
 

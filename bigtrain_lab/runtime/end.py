@@ -20,7 +20,11 @@ VICTIMS_S = 5.0  # how long the rank that made victims may take to say so, or to
 STACKS_S = 10.0  # how long a dump of stacks may take at most, on a machine that is busy
 NOTE, RESERVE = "end.json", "end.reserve"
 RESERVE_BYTES = 16 * 1024
-BEGINNING = "settings.json", "environment.json", RESERVE  # what a run's directory holds before any rank has begun
+BEGINNING = (
+    "settings.json",
+    "environment.json",
+    RESERVE,
+)  # what a run's directory holds before any rank has begun
 
 
 def reserve(directory: Path) -> None:
@@ -64,7 +68,9 @@ class End(NamedTuple):
         """From the JSON of what `told` gave. ValueError where it says no end, or waits for ranks that it does not tell of."""
         end = TypeAdapter(cls, config=ConfigDict(strict=True)).validate_json(clean_json(data))
         ranks = [state.rank for state in end.waits]
-        if ranks != list(range(len(ranks))) or any(not set(state.on) <= set(ranks) for state in end.waits):
+        if ranks != list(range(len(ranks))) or any(
+            not set(state.on) <= set(ranks) for state in end.waits
+        ):
             raise ValueError("the ranks that wait are not those of one run")
         return end
 
@@ -105,7 +111,11 @@ class End(NamedTuple):
         name."""
         data = json.dumps(self.told()).encode()
         if len(data) > RESERVE_BYTES:
-            short = self.diagnosis.encode("ascii", "replace")[:RESERVE_BYTES // 2].decode() if self.diagnosis else None
+            short = (
+                self.diagnosis.encode("ascii", "replace")[: RESERVE_BYTES // 2].decode()
+                if self.diagnosis
+                else None
+            )
             data = json.dumps(self._replace(diagnosis=short, waits=()).told()).encode()
         reserve = own.with_name(RESERVE)
         with open(reserve, "r+b") as file:

@@ -17,9 +17,13 @@ import torch.distributed as dist
 from .message import as_bytes, channel
 
 WAYS = {op: channel(op, "", -1) for op in ("gather", "scatter")}
-INTO = {"sum": torch.Tensor.add_, "mean": torch.Tensor.add_, "product": torch.Tensor.mul_,
-        "max": lambda own, other: torch.maximum(own, other, out=own),
-        "min": lambda own, other: torch.minimum(own, other, out=own)}
+INTO = {
+    "sum": torch.Tensor.add_,
+    "mean": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "max": lambda own, other: torch.maximum(own, other, out=own),
+    "min": lambda own, other: torch.minimum(own, other, out=own),
+}
 
 
 def gather(rows: torch.Tensor, own: torch.Tensor, rank: int, process_group) -> None:
@@ -33,8 +37,14 @@ def gather(rows: torch.Tensor, own: torch.Tensor, rank: int, process_group) -> N
         work.wait()
 
 
-def scatter(rows: torch.Tensor, own: torch.Tensor, op: str, rank: int, process_group,
-            room: Callable[[int], torch.Tensor]) -> None:
+def scatter(
+    rows: torch.Tensor,
+    own: torch.Tensor,
+    op: str,
+    rank: int,
+    process_group,
+    room: Callable[[int], torch.Tensor],
+) -> None:
     """In `own` the sum over the ranks, or what else `op` says, of this rank's row; `own` may be
     that row. `room`: so many bytes to receive in."""
     others = around(rank, len(rows))

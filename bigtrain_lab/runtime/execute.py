@@ -20,7 +20,18 @@ import torch
 
 from ..core import Impossible
 from ..plan import (
-    Action, Compute, Cycle, Launch, Message, Plan, Recv, Send, Serve, Together, Turns, Wait,
+    Action,
+    Compute,
+    Cycle,
+    Launch,
+    Message,
+    Plan,
+    Recv,
+    Send,
+    Serve,
+    Together,
+    Turns,
+    Wait,
 )
 from .group import Group
 
@@ -83,38 +94,54 @@ def execute(plan: Plan, rank, work: Work | None = None) -> None:
     launches.
     """
     if plan.ranks != rank.size:
-        raise Impossible(f"The plan is for {plan.ranks} ranks and there are {rank.size}: "
-                         "launch as many.")
+        raise Impossible(
+            f"The plan is for {plan.ranks} ranks and there are {rank.size}: launch as many."
+        )
     own = {lane: ops for (index, lane), ops in plan.lanes.items() if index == rank.index}
     every = [(lane, op) for lane, ops in own.items() for op in ops]
     if any(isinstance(op, Compute) and op.part is not None for _, op in every):
-        raise Impossible("This plan has actions that call collectives inside: "
-                         "run the recipe whose layers call them.")
+        raise Impossible(
+            "This plan has actions that call collectives inside: "
+            "run the recipe whose layers call them."
+        )
     signals = {op.label: Signal(lane) for lane, op in every if isinstance(op, Launch)}
     for _, op in every:
         if isinstance(op, Wait) and op.label not in signals:
-            raise Impossible(f"Rank {rank.index} waits for {op.label}, which none of its lanes launches: "
-                             "launch it before.")
+            raise Impossible(
+                f"Rank {rank.index} waits for {op.label}, which none of its lanes launches: "
+                "launch it before."
+            )
     names = sorted({lane for _, lane in plan.lanes} - {"compute"})
     lanes = {lane: rank.lane(None, lane) for lane in names}
     groups = {lane: runner.group for lane, runner in lanes.items()} | {"compute": rank.group()}
-    some = {(lane, tuple(sorted(op.ranks))) for (_, lane), ops in plan.lanes.items() for op in ops
-            if isinstance(op, (Together, Cycle))}
-    together = {(lane, ranks): groups[lane] if len(ranks) == rank.size else rank.among(ranks, lane)
-                for lane, ranks in sorted(some) if rank.index in ranks}
+    some = {
+        (lane, tuple(sorted(op.ranks)))
+        for (_, lane), ops in plan.lanes.items()
+        for op in ops
+        if isinstance(op, (Together, Cycle))
+    }
+    together = {
+        (lane, ranks): groups[lane] if len(ranks) == rank.size else rank.among(ranks, lane)
+        for lane, ranks in sorted(some)
+        if rank.index in ranks
+    }
     work = work or Work()
 
     def part(lane: str):
         run(own.get(lane, ()), groups[lane], work, signals, together)
 
-    launched = [lanes[lane].launch(lambda _, lane=lane: part(lane), "its part of the plan", timed=False)
-                for lane in names]
+    launched = [
+        lanes[lane].launch(lambda _, lane=lane: part(lane), "its part of the plan", timed=False)
+        for lane in names
+    ]
     part("compute")
     for each in launched:
         each.wait()
 
 
-def run(ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], together: dict) -> None:
+def run(
+    ops: Sequence, group: Group, work: Work, signals: dict[str, Signal], together: dict
+) -> None:
     """One lane's operations, in order; `together`: the group of each (lane, ranks)."""
     left = [*reversed(ops)]
     while left:

@@ -15,9 +15,13 @@ from ..formats import Exponents
 def exponents(tensor: Tensor) -> Exponents:
     """The exponents of a floating tensor, of any number of values, none included."""
     if not tensor.is_floating_point():
-        raise Impossible(f"A tensor of {str(tensor.dtype)[6:]} has no exponents: give floating numbers, not ids, labels or masks.")
+        raise Impossible(
+            f"A tensor of {str(tensor.dtype)[6:]} has no exponents: give floating numbers, not ids, labels or masks."
+        )
     values = tensor.detach().flatten()
-    values = values if values.dtype == torch.float64 else values.float()  # every 16-bit and 8-bit number is a float32
+    values = (
+        values if values.dtype == torch.float64 else values.float()
+    )  # every 16-bit and 8-bit number is a float32
     finite = values.isfinite()
     kept = values[finite & (values != 0)]
     if not kept.numel():

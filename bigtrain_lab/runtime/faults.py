@@ -56,24 +56,38 @@ class Fault:
         if self.rank < 0 or self.at < 0:
             raise Impossible(f"A fault on rank {self.rank} at action {self.at}: count both from 0.")
         if not 1 <= self.factor < inf:
-            raise Impossible(f"A straggler cannot take {self.factor} times its time: give a number of at least 1.")
+            raise Impossible(
+                f"A straggler cannot take {self.factor} times its time: give a number of at least 1."
+            )
 
     def __str__(self) -> str:
         """What goes wrong, in words."""
-        return f"each action takes {self.factor:g} times its time" if self.kind == "straggler" else FAULTS[self.kind]
+        return (
+            f"each action takes {self.factor:g} times its time"
+            if self.kind == "straggler"
+            else FAULTS[self.kind]
+        )
 
     def refuse(self, ranks: int) -> None:
         """Impossible where a run of so many ranks cannot have it."""
         if self.kind == "none":
             return
         if self.rank >= ranks:
-            raise Impossible(f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose one of them.")
+            raise Impossible(
+                f"The fault is on rank {self.rank}, and there are ranks 0 to {ranks - 1}: choose one of them."
+            )
         if self.kind == "deadlock" and ranks < 2:
-            raise Impossible("A deadlock takes two ranks that wait for each other: take 2 ranks or more.")
+            raise Impossible(
+                "A deadlock takes two ranks that wait for each other: take 2 ranks or more."
+            )
 
     def priced(self, cost: Cost) -> Cost:
         """The cost of the faulty run: a straggler's actions take longer, predicted and modelled alike."""
-        return replace(cost, slowdown={**cost.slowdown, self.rank: self.factor}) if self.kind == "straggler" else cost
+        return (
+            replace(cost, slowdown={**cost.slowdown, self.rank: self.factor})
+            if self.kind == "straggler"
+            else cost
+        )
 
 
 class Astray:
@@ -81,7 +95,13 @@ class Astray:
     one ("swapped")."""
 
     def __init__(self, mistake: str, at: int, all_reduce: Callable):
-        self.mistake, self.at, self.all_reduce, self.calls, self.kept = mistake, at, all_reduce, 0, []
+        self.mistake, self.at, self.all_reduce, self.calls, self.kept = (
+            mistake,
+            at,
+            all_reduce,
+            0,
+            [],
+        )
 
     def __call__(self, *call):
         now, self.calls = self.calls == self.at, self.calls + 1
@@ -113,12 +133,16 @@ class Strike:
             case "exit":
                 os._exit(EXIT_CODE)
             case "kill":
-                os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+                os.kill(
+                    os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM
+                )
             case "hang":
                 while True:
                     time.sleep(3600)
             case "deadlock":
-                other = (self.rank.index + (1 if self.rank.index == self.fault.rank else -1)) % self.rank.size
+                other = (
+                    self.rank.index + (1 if self.rank.index == self.fault.rank else -1)
+                ) % self.rank.size
                 self.rank.group().recv(other, name="a go-ahead")  # which nobody sends
             case "nan":
                 self._spoil()
@@ -129,7 +153,15 @@ class Strike:
             time.sleep((self.fault.factor - 1) * took_ns / 1e9)
 
     def _spoil(self) -> None:
-        weights = [w for kind, _, w in held(self.holdings()) if kind == "weights" and w.is_floating_point() and w.numel()]
+        weights = [
+            w
+            for kind, _, w in held(self.holdings())
+            if kind == "weights" and w.is_floating_point() and w.numel()
+        ]
         if not weights:
-            raise Impossible(f"Rank {self.rank.index} has told no weights that could become a NaN: call rank.watch(...) before the first action.")
-        weights[-1].data[(0,) * weights[-1].dim()] = torch.nan  # the last: of an embedding, most rows are never read
+            raise Impossible(
+                f"Rank {self.rank.index} has told no weights that could become a NaN: call rank.watch(...) before the first action."
+            )
+        weights[-1].data[(0,) * weights[-1].dim()] = (
+            torch.nan
+        )  # the last: of an embedding, most rows are never read

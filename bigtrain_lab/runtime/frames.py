@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 RUNTIME = str(Path(__file__).parent)
-LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),  # and wherever else something is installed
-                   *(folder for folder in filter(None, sys.path) if any(Path(folder).glob("*.dist-info")))})
+LIBRARIES = tuple(
+    {
+        *map(
+            sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")
+        ),  # and wherever else something is installed
+        *(folder for folder in filter(None, sys.path) if any(Path(folder).glob("*.dist-info"))),
+    }
+)
 
 
 class Place(NamedTuple):
@@ -40,13 +46,24 @@ def innermost(places: list[Place]) -> Place | None:
 
 def of_error(error: BaseException) -> Place | None:
     """Where an exception came from."""
-    return innermost([Place(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)])
+    return innermost(
+        [
+            Place(f.filename, f.lineno or 0, f.name)
+            for f in traceback.extract_tb(error.__traceback__)
+        ]
+    )
 
 
 def is_whole(dump: Path) -> bool:
     """Whether faulthandler has written all of a dump: the outermost frame of each stack is a whole line, the main thread's last."""
     try:
-        return bool(re.search(r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z', dump.read_text(encoding="utf-8", errors="replace"), flags=re.M))
+        return bool(
+            re.search(
+                r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z',
+                dump.read_text(encoding="utf-8", errors="replace"),
+                flags=re.M,
+            )
+        )
     except OSError:
         return False
 
@@ -60,5 +77,9 @@ def of_dump(text: str, thread: int | None = None) -> Place | None:
         stacks = [stack for stack in stacks if stack[0].startswith("Current")]
     elif thread is not None:
         stacks = [stack for stack in stacks if re.search(rf"\b0x0*{thread:x}\b", stack[0])]
-    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', stacks[-1][1] if stacks else "", flags=re.M)
-    return innermost([Place(file, int(line), function) for file, line, function in reversed(frames)])
+    frames = re.findall(
+        r'^  File "(.*)", line (\d+) in (.*)$', stacks[-1][1] if stacks else "", flags=re.M
+    )
+    return innermost(
+        [Place(file, int(line), function) for file, line, function in reversed(frames)]
+    )

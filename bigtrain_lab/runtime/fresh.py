@@ -45,7 +45,9 @@ def enter(index: int, root: str, current: bool, payload: str, module: str) -> No
         asked = Path(payload).read_bytes()
     except FileNotFoundError:  # the run was ended before this rank began
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt of the whole process group ends a rank at once
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # an interrupt of the whole process group ends a rank at once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which the server holds back
     if not current or root != ROOT:
         drop()
@@ -62,7 +64,9 @@ def end_with_launcher() -> None:
     import fcntl  # not on Windows
     from multiprocessing import forkserver
 
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # the server lives while anybody has it open
+    os.close(
+        forkserver._forkserver._forkserver_alive_fd
+    )  # the server lives while anybody has it open
     launcher = multiprocessing.parent_process().sentinel
     with suppress(AttributeError, OSError):
         fcntl.fcntl(launcher, fcntl.F_SETOWN, os.getpid())

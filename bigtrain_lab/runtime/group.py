@@ -20,10 +20,22 @@ from .lanes import LaneFailed, LaneRunner
 from .message import Outbox, Shape, as_bytes, channel
 
 HOST = torch.device("cpu")
-OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
+OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+}
 
 
-LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "socket closed", "timed out")
+LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "timed out",
+)
 
 
 class PeerLost(RuntimeError):
@@ -33,7 +45,12 @@ class PeerLost(RuntimeError):
 def is_lost(error: BaseException | None) -> bool:
     """Whether an error says that a connection broke: a PeerLost, or what gloo's transport says of it."""
     text = str(error).lower()
-    return isinstance(error, PeerLost) or isinstance(error, RuntimeError) and "gloo" in text and any(words in text for words in LOST)
+    return (
+        isinstance(error, PeerLost)
+        or isinstance(error, RuntimeError)
+        and "gloo" in text
+        and any(words in text for words in LOST)
+    )
 
 
 class Handle:
@@ -86,14 +103,18 @@ class Group:
 
     def __init__(self, process_group=None):
         if process_group is None and not dist.is_initialized():
-            raise Impossible("There is no process group yet: call torch.distributed.init_process_group(...) first, or use launch().")
+            raise Impossible(
+                "There is no process group yet: call torch.distributed.init_process_group(...) first, or use launch()."
+            )
         self._pg = process_group if process_group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self._pg), dist.get_world_size(self._pg)
         self._outbox = Outbox()
         self._said: dict[tuple, Shape] = {}  # (peer, site) -> what was announced to the peer
         self._heard: dict[tuple, Shape] = {}  # (peer, site) -> what the peer announced
         self._coming: dict[tuple, _Announcement] = {}  # what it will announce
-        self._wanted: set[_Receive] = set()  # agreed receives: one that never comes keeps its buffer
+        self._wanted: set[_Receive] = (
+            set()
+        )  # agreed receives: one that never comes keeps its buffer
         self.lanes: dict[str, LaneRunner] = {}
 
     @classmethod
@@ -115,8 +136,15 @@ class Group:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def isend(self, tensor: torch.Tensor, dst: int, name="", site: str = "", tag: int = 0,
-              agreed: bool = False) -> None:
+    def isend(
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        name="",
+        site: str = "",
+        tag: int = 0,
+        agreed: bool = False,
+    ) -> None:
         """Post a message to rank `dst` of the group; do not change the tensor before `finish`.
         `agreed`: the receiver knows its shape, so that none is announced; it posts its receive so.
 
@@ -136,8 +164,15 @@ class Group:
         """
         return self._posted(src, name, site, tag, like).wait()
 
-    def irecv(self, buffer: torch.Tensor | None, src: int, name="", site: str = "", tag: int = 0,
-              agreed: bool = False) -> Handle:
+    def irecv(
+        self,
+        buffer: torch.Tensor | None,
+        src: int,
+        name="",
+        site: str = "",
+        tag: int = 0,
+        agreed: bool = False,
+    ) -> Handle:
         """Post a receive into `buffer`, or into a new tensor where it is None; `.wait()` returns it, filled.
 
         Impossible, in wait, where the message is unlike the buffer.
@@ -149,6 +184,7 @@ class Group:
         def take():
             with torch.no_grad():
                 return buffer if (taken := posted.wait()) is buffer else buffer.copy_(taken)
+
         return Handle(posted.arrive, take)
 
     def finish(self) -> None:
@@ -158,7 +194,9 @@ class Group:
 
     # -- collectives ----------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", name: str = "all_reduce") -> torch.Tensor:
+    def all_reduce(
+        self, tensor: torch.Tensor, op: str = "sum", name: str = "all_reduce"
+    ) -> torch.Tensor:
         """Replace the tensor on every rank by the sum, mean, max, min or product over the ranks; returns it."""
         call = f"all_reduce ({op}) of {Shape.of(tensor)}"
         with self._together(name, "all_reduce", tensor.nbytes, call):
@@ -167,9 +205,13 @@ class Group:
                 dist.all_reduce(self._lent(tensor), reduction, group=self._pg)
         return tensor.div_(self.size) if op == "mean" else tensor
 
-    def reduce_scatter(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str = "sum",
-                       name: str = "reduce_scatter",
-                       out: torch.Tensor | None = None) -> torch.Tensor:
+    def reduce_scatter(
+        self,
+        tensor: torch.Tensor | Sequence[torch.Tensor],
+        op: str = "sum",
+        name: str = "reduce_scatter",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """This rank's part of what `all_reduce` would make. The parts are those of
         torch.tensor_split along the first dimension (the first ones are a row longer where it
         does not divide), or a list of tensors, one a rank, of any shapes. `out`: where it goes,
@@ -185,15 +227,19 @@ class Group:
                 flat = torch.zeros(self.size, longest, dtype=own.dtype, device=self._room_on(own))
                 reduced = flat.new_empty(longest)
                 for row, part in zip(flat, parts):
-                    row[:part.numel()] = part.detach().reshape(-1)
+                    row[: part.numel()] = part.detach().reshape(-1)
             with self._together(name, "reduce_scatter", size, call):
                 self._scatter(flat, reduced, op)
             if reduced.data_ptr() != own.data_ptr():
-                own.copy_(reduced[:own.numel()].view(own.shape))
+                own.copy_(reduced[: own.numel()].view(own.shape))
         return own.div_(self.size) if op == "mean" else own
 
-    def all_gather(self, tensor: torch.Tensor,
-                   out: torch.Tensor | Sequence[torch.Tensor] | None = None, name: str = "all_gather"):
+    def all_gather(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        name: str = "all_gather",
+    ):
         """Every rank's tensor, one after the other along the first dimension: in a new tensor where
         they have one shape, in the parts of `out` (of a tensor those of torch.tensor_split, which
         undoes `reduce_scatter`; or a list of one tensor a rank). Returns `out`.
@@ -206,8 +252,10 @@ class Group:
         else:
             parts = self._parts(out, "all_gather")
         if Shape.of(tensor) != Shape.of(own := parts[self.rank]):
-            raise Impossible(f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part "
-                             f"that is {Shape.of(own)}: give out= one tensor of its shape for each rank.")
+            raise Impossible(
+                f"Rank {self.world_rank(self.rank)} gathers {Shape.of(tensor)} into a part "
+                f"that is {Shape.of(own)}: give out= one tensor of its shape for each rank."
+            )
         longest, fits = max(part.nbytes for part in parts), self._fits(out, parts)
         size = sum(part.nbytes for part in parts)
         with self._transport(), torch.no_grad():
@@ -218,10 +266,12 @@ class Group:
             with self._together(name, "all_gather", size, f"all_gather of {of(parts)}"):
                 self._gather(flat, mine)
             for part, row in zip(parts, flat.view(self.size, longest)) if not fits else ():
-                part.copy_(row[:part.nbytes].view(part.dtype).view(part.shape))
+                part.copy_(row[: part.nbytes].view(part.dtype).view(part.shape))
         return out
 
-    def broadcast(self, tensor: torch.Tensor, src: int = 0, name: str = "broadcast") -> torch.Tensor:
+    def broadcast(
+        self, tensor: torch.Tensor, src: int = 0, name: str = "broadcast"
+    ) -> torch.Tensor:
         """Replace the tensor on every rank by that of rank `src`; returns it."""
         call = f"broadcast from rank {src} of {Shape.of(tensor)}"
         with self._together(name, "broadcast", tensor.nbytes, call, src):
@@ -280,28 +330,40 @@ class Group:
             whole = self._lent(flat.view(-1))
             dist.reduce_scatter_tensor(self._lent(own), whole, reduction, group=self._pg)
         else:
-            exchange.scatter(self._lent(flat), self._lent(own), op, self.rank, self._pg,
-                             lambda size: self._lent(self.room(size, HOST)))
+            exchange.scatter(
+                self._lent(flat),
+                self._lent(own),
+                op,
+                self.rank,
+                self._pg,
+                lambda size: self._lent(self.room(size, HOST)),
+            )
 
     def _parts(self, tensors, what: str) -> Sequence[torch.Tensor]:
         """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
         to be cut along."""
         if isinstance(tensors, torch.Tensor):
             if not tensors.dim():
-                raise Impossible(f"{what} cannot cut a single number into {self.size} parts: "
-                                 "give it a tensor with a first dimension.")
+                raise Impossible(
+                    f"{what} cannot cut a single number into {self.size} parts: "
+                    "give it a tensor with a first dimension."
+                )
             return tensors.tensor_split(self.size)
         if len(tensors) != self.size:
-            raise Impossible(f"{what} got {len(tensors)} tensors for {self.size} ranks: "
-                             "give one a rank.")
+            raise Impossible(
+                f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank."
+            )
         return tensors
 
     def _fits(self, tensors, parts: Sequence[torch.Tensor]) -> bool:
         """Whether the backend can take a tensor as it is, without a copy: contiguous, of equal
         parts, on its device."""
-        return (isinstance(tensors, torch.Tensor) and tensors.is_contiguous()
-                and tensors.device == self._room_on(tensors)
-                and len({part.numel() for part in parts}) == 1)
+        return (
+            isinstance(tensors, torch.Tensor)
+            and tensors.is_contiguous()
+            and tensors.device == self._room_on(tensors)
+            and len({part.numel() for part in parts}) == 1
+        )
 
     def _room_on(self, tensor: torch.Tensor) -> torch.device:
         """Where the backend cuts and gathers such a tensor: gloo on the host alone."""
@@ -326,8 +388,9 @@ class Group:
         whose end is not known yet."""
         then(self.post(signal))
 
-    def after(self, signal: str, by: str, arrived: Callable[[], int | None],
-              idle: bool = False) -> None:
+    def after(
+        self, signal: str, by: str, arrived: Callable[[], int | None], idle: bool = False
+    ) -> None:
         """Wait in `arrived` for the time at which lane `by` posts a signal; the lane of the
         thread that asks goes on no earlier. `idle`: there is nothing to do before."""
         arrived()
@@ -386,14 +449,17 @@ class Group:
 
     def _way(self, peer: int, name, site: str, tag: int) -> tuple[str, int]:
         if not 0 <= peer < self.size or peer == self.rank:
-            raise Impossible(f"Rank {self.rank} cannot exchange {name or 'a message'} with rank {peer}: "
-                             f"name another of the ranks 0 to {self.size - 1}.")
+            raise Impossible(
+                f"Rank {self.rank} cannot exchange {name or 'a message'} with rank {peer}: "
+                f"name another of the ranks 0 to {self.size - 1}."
+            )
         if not site and not isinstance(name, str):
             site = f"{name.stage}{name.kind}{name.bytes or ''}"
         return site, channel(site, str(name), tag)
 
-    def _posted(self, src: int, name, site: str, tag: int, like, buffer=None,
-                agreed: bool = False) -> Handle:
+    def _posted(
+        self, src: int, name, site: str, tag: int, like, buffer=None, agreed: bool = False
+    ) -> Handle:
         site, way = self._way(src, name, site, tag)
         receive = _Receive(way, like, buffer)
         with self._watching(src, name):
@@ -407,6 +473,7 @@ class Group:
             with self._waiting(src, way, name, site):
                 self._arrive(receive, src, site, name)
             return self._issued(receive.wire)
+
         return Handle(arrive, lambda: self._take(receive.wire, receive.shape, src, name))
 
     def _announce(self, tensor, dst: int, site: str) -> None:
@@ -414,11 +481,16 @@ class Group:
         said = self._said.get((dst, site))
         if said is None:
             code = shape.encode()
-            self._outbox.add(dist.isend(code, group=self._pg, group_dst=dst, tag=channel(site, "shape", -1)), code)
+            self._outbox.add(
+                dist.isend(code, group=self._pg, group_dst=dst, tag=channel(site, "shape", -1)),
+                code,
+            )
             self._said[dst, site] = shape
         elif said != shape:
-            raise Impossible(f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where it sent {said} before"
-                             f"{f' (site {site})' if site else ''}: give messages of another shape a site= of their own.")
+            raise Impossible(
+                f"Rank {self.world_rank(self.rank)} sends rank {self.world_rank(dst)} {shape} where it sent {said} before"
+                f"{f' (site {site})' if site else ''}: give messages of another shape a site= of their own."
+            )
 
     def _expect(self, receive: _Receive, src: int, site: str) -> None:
         """Post a receive now, or when its site's announcement is in: gloo ends a process whose buffer is too small."""
@@ -446,8 +518,10 @@ class Group:
             for each in coming.receives:
                 self._post(each, src, self._heard[src, site])
         if receive.shape is None:
-            raise Impossible(f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
-                             f"{self._heard[src, site]}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape.")
+            raise Impossible(
+                f"Rank {self.world_rank(self.rank)} expects {receive.like} from rank {self.world_rank(src)}, which sends "
+                f"{self._heard[src, site]}{f' ({name or site})' if name or site else ''}: make the two ranks agree on the shape."
+            )
         receive.work.wait()
         self._wanted.discard(receive)
 
@@ -492,11 +566,15 @@ class Agreement:
         self.group, self.name, self.way = group, name, channel("agreement", "", -1)
         group.agreements += 1
         self.site = f"{group.agreements} {text}"  # of messages of those who say the same
-        self.own = text.encode()[:self.ROOM].ljust(self.ROOM)
-        self.said = torch.frombuffer(bytearray(self.own), dtype=torch.uint8)  # ours, the rank before's, ...
+        self.own = text.encode()[: self.ROOM].ljust(self.ROOM)
+        self.said = torch.frombuffer(
+            bytearray(self.own), dtype=torch.uint8
+        )  # ours, the rank before's, ...
         self.going: list[dist.Work] = []
-        self.turns = [(1 << turn, min(1 << turn, group.size - (1 << turn)) * self.ROOM)
-                      for turn in range((group.size - 1).bit_length())]
+        self.turns = [
+            (1 << turn, min(1 << turn, group.size - (1 << turn)) * self.ROOM)
+            for turn in range((group.size - 1).bit_length())
+        ]
         self.coming = [self._receive(*turn) for turn in self.turns]
         self._send(*self.turns[0])
 
@@ -516,8 +594,10 @@ class Agreement:
         for work in self.going:  # the others come to know it too
             work.wait()
         group._outbox.forget()  # they will not take what was sent beside
-        texts = [said[at:at + self.ROOM].decode(errors="replace").rstrip()
-                 for at in range(0, len(said), self.ROOM)]
+        texts = [
+            said[at : at + self.ROOM].decode(errors="replace").rstrip()
+            for at in range(0, len(said), self.ROOM)
+        ]
         return [texts[group.rank - rank] for rank in range(group.size)]
 
     def _receive(self, distance: int, size: int) -> tuple:
@@ -545,16 +625,21 @@ class _Watching:
 
     def __exit__(self, kind, error, trace):
         if error is not None and is_lost(error) and not isinstance(error, PeerLost):
-            who = "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
-            raise PeerLost(f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
-                           f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}") from error
+            who = (
+                "another rank" if self.peer is None else f"rank {self.group.world_rank(self.peer)}"
+            )
+            raise PeerLost(
+                f"Rank {self.group.world_rank(self.group.rank)} lost the connection to {who} "
+                f"at {self.name or 'a message'}: {str(error).splitlines()[0][:200]}"
+            ) from error
 
 
 def operation(op: str) -> dist.ReduceOp:
     """torch's word for a reduction; of a mean its sum. Impossible where there is none."""
     if op not in (*OPERATIONS, "mean"):
-        raise Impossible(f"There is no reduction {op!r}: "
-                         f"choose one of {', '.join(OPERATIONS)}, mean.")
+        raise Impossible(
+            f"There is no reduction {op!r}: choose one of {', '.join(OPERATIONS)}, mean."
+        )
     return OPERATIONS["sum" if op == "mean" else op]
 
 

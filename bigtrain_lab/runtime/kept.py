@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, field_validator, model_validator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    field_validator,
+    model_validator,
 )
 
 from ..core import Impossible
@@ -111,13 +117,17 @@ def read_settings(directory: Path) -> dict:
     except (ValueError, KeyError, TypeError) as error:
         raise Impossible(f"{not_one}: its settings.json is not a run's.") from error
     if version != FORMAT:
-        raise Impossible(f"{directory} was written by run version {str(version)[:20]}, "
-                         f"this library reads {FORMAT}: run it again.")
+        raise Impossible(
+            f"{directory} was written by run version {str(version)[:20]}, "
+            f"this library reads {FORMAT}: run it again."
+        )
     try:
         return SETTINGS.validate_json(data).model_dump(exclude_unset=True)
     except ValueError as error:
-        raise Impossible(f"The settings.json in {directory} is damaged ({complaint(error)}): "
-                         "run it again, or open another run.") from error
+        raise Impossible(
+            f"The settings.json in {directory} is damaged ({complaint(error)}): "
+            "run it again, or open another run."
+        ) from error
 
 
 def settings_json(about: dict) -> str:
@@ -128,8 +138,9 @@ def settings_json(about: dict) -> str:
             raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
         SETTINGS.validate_json(clean_json(text.encode()))
     except ValueError as error:
-        raise Impossible(f"These settings cannot be kept with a run ({complaint(error)}): "
-                         "choose others.") from error
+        raise Impossible(
+            f"These settings cannot be kept with a run ({complaint(error)}): choose others."
+        ) from error
     return text
 
 

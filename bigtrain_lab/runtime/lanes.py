@@ -75,8 +75,10 @@ class LaneRunner:
         which says by itself what waits for what."""
         launched = Launched(self, name, self._count, timed)
         gradients = torch.is_grad_enabled()
-        self.group.issue(begin_of(self.name, self._count), lambda issued: self._queue.put(
-            (launched, function, issued if timed else 0, gradients)))
+        self.group.issue(
+            begin_of(self.name, self._count),
+            lambda issued: self._queue.put((launched, function, issued if timed else 0, gradients)),
+        )
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(self._count,), daemon=True)
             self._thread.start()
@@ -97,7 +99,9 @@ class LaneRunner:
     def fail(self, error: BaseException, name: str) -> None:
         rank = self.group.world_rank(self.group.rank)
         where = f"on lane {self.name}" + (f", in {name}" if name else "")
-        self.error = self.group.failed(error, f"Rank {rank} failed {where}: {type(error).__name__}: {error}")
+        self.error = self.group.failed(
+            error, f"Rank {rank} failed {where}: {type(error).__name__}: {error}"
+        )
         if self.error is not error:
             self.error.__cause__ = error
 

@@ -41,11 +41,33 @@ _live: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
 @heard_by_all
-def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name: str = "run", settings: dict | None = None,
-           steps: int = 1, directory=None, seed: int = 0, clock: bool = True, record: bool = True,
-           stall_s: float = 30.0, jitter_s: float = 0.0, watts=None, threads: int = 1, device: str = "cpu", facts=None,
-           informed=None, fault: Fault | None = None, capacity_bytes=None, relief: str = "",
-           needed_bytes=None, least_bytes=None, ledger: bool = False) -> Run:
+def launch(
+    program,
+    ranks: int = 4,
+    *,
+    mesh: Mesh | None = None,
+    cost=None,
+    name: str = "run",
+    settings: dict | None = None,
+    steps: int = 1,
+    directory=None,
+    seed: int = 0,
+    clock: bool = True,
+    record: bool = True,
+    stall_s: float = 30.0,
+    jitter_s: float = 0.0,
+    watts=None,
+    threads: int = 1,
+    device: str = "cpu",
+    facts=None,
+    informed=None,
+    fault: Fault | None = None,
+    capacity_bytes=None,
+    relief: str = "",
+    needed_bytes=None,
+    least_bytes=None,
+    ledger: bool = False,
+) -> Run:
     """Start `program(rank) -> {name: array}` on that many ranks and return at once.
 
     mesh       names the ranks' axes (default: one axis, "world")
@@ -77,7 +99,9 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     program cannot travel.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS:
-        raise Impossible(f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}.")
+        raise Impossible(
+            f"ranks is {ranks!r}: launch a whole number of ranks from 1 to {MOST_RANKS}."
+        )
     if given := border.place_given():
         border.refuse_other_size(given, ranks)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
@@ -86,20 +110,37 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
     if mesh.size != ranks:
         raise Impossible(f"The mesh has {mesh.size} ranks and ranks is {ranks}: make them equal.")
     if not 0 < stall_s < inf or not 0 <= jitter_s < inf:
-        raise Impossible(f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a jitter of 0 or more, "
-                         "in seconds.")
+        raise Impossible(
+            f"stall_s is {stall_s!r} and jitter_s is {jitter_s!r}: give a stall limit above 0 and a jitter of 0 or more, "
+            "in seconds."
+        )
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise Impossible(f"threads is {threads!r}: give each rank a whole number of threads, at least 1.")
+        raise Impossible(
+            f"threads is {threads!r}: give each rank a whole number of threads, at least 1."
+        )
     fault = fault if fault and fault.kind != "none" else None
     if fault:
         fault.refuse(ranks)
         if not record:
-            raise Impossible(f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
+            raise Impossible(
+                f"A fault ({fault.kind}) strikes at a recorded action: leave record=True."
+            )
     clock &= record and cost is not None
-    asked = {"name": name, "ranks": ranks, "mesh": dict(mesh.axes), "steps": steps, "seed": seed,
-             "clock": clock, "ledger": ledger, "record": record, "stall_s": stall_s,
-             "jitter_s": jitter_s, "threads": threads, "device": device,
-             **({"fault": asdict(fault)} if fault else {})}
+    asked = {
+        "name": name,
+        "ranks": ranks,
+        "mesh": dict(mesh.axes),
+        "steps": steps,
+        "seed": seed,
+        "clock": clock,
+        "ledger": ledger,
+        "record": record,
+        "stall_s": stall_s,
+        "jitter_s": jitter_s,
+        "threads": threads,
+        "device": device,
+        **({"fault": asdict(fault)} if fault else {}),
+    }
 
     def settle(hosts: list[dict], devices: Devices) -> Callable[[], Job]:
         """All that is asked for only once it is needed; then what makes the run's directory."""
@@ -111,26 +152,57 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
         priced = fault.priced(priced) if fault and priced else priced
         limit = capacity_bytes() if callable(capacity_bytes) else capacity_bytes
         limit = priced.capacity_bytes if limit is None and priced else limit
-        about = {"bigtrain-run": FORMAT, **asked, "clock": priced is not None, "unit": priced.unit if priced else "s",
-                 "ticks_per_unit": priced.ticks_per_unit if priced else 10**9, "watts": watts() if callable(watts) else watts,
-                 "started": datetime.now(UTC).isoformat(timespec="seconds"), "launcher": this_process(), "hosts": hosts,
-                 "settings": (settings or {}) | ({"facts": known} if facts and (known := facts()) else {})}
+        about = {
+            "bigtrain-run": FORMAT,
+            **asked,
+            "clock": priced is not None,
+            "unit": priced.unit if priced else "s",
+            "ticks_per_unit": priced.ticks_per_unit if priced else 10**9,
+            "watts": watts() if callable(watts) else watts,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "launcher": this_process(),
+            "hosts": hosts,
+            "settings": (settings or {})
+            | ({"facts": known} if facts and (known := facts()) else {}),
+        }
 
         def begin() -> Job:
-            place = new_directory(directory, name, about, environment() | {"devices": devices._asdict()})
-            return Job(str(place), mesh, priced, time.monotonic_ns(), "", seed, threads, record,
-                       jitter_s, os.getcwd(), fault, devices.of, devices.backend, limit, relief, ledger)
+            place = new_directory(
+                directory, name, about, environment() | {"devices": devices._asdict()}
+            )
+            return Job(
+                str(place),
+                mesh,
+                priced,
+                time.monotonic_ns(),
+                "",
+                seed,
+                threads,
+                record,
+                jitter_s,
+                os.getcwd(),
+                fault,
+                devices.of,
+                devices.backend,
+                limit,
+                relief,
+                ledger,
+            )
 
         return begin
 
     if given:
         told = {**asked, **versions(), "settings": settings or {}}
-        return run_in_place(given, program, told, lambda hosts, devices: settle(hosts, devices)(), stall_s, informed)
+        return run_in_place(
+            given, program, told, lambda hosts, devices: settle(hosts, devices)(), stall_s, informed
+        )
     try:
         travelling = cloudpickle.dumps(program)
     except Exception as error:
-        raise Impossible(f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
-                         "let it make open files, locks and widgets itself.") from error
+        raise Impossible(
+            f"The program cannot travel to the ranks ({type(error).__name__}: {error}): "
+            "let it make open files, locks and widgets itself."
+        ) from error
     warm()
     begin = settle([], choose([Node(ranks, visible())], device, nccl_here()))
     watch = None
@@ -141,7 +213,9 @@ def launch(program, ranks: int = 4, *, mesh: Mesh | None = None, cost=None, name
                 watch = Watch(job, travelling, stall_s)
             except OSError as error:
                 forget(Path(job.directory))
-                raise Impossible(f"The ranks cannot be watched ({error.strerror}): close files or end programs, and run again.") from error
+                raise Impossible(
+                    f"The ranks cannot be watched ({error.strerror}): close files or end programs, and run again."
+                ) from error
             watch.start()
             _live.add(watch)
         return Run(watch.directory, watch)
@@ -163,7 +237,10 @@ def _stop_all() -> None:
 def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
     """Make the run's directory, with its settings and environment; Impossible, and nothing made, where that fails."""
     if directory is None:
-        now, slug = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), re.sub("[^A-Za-z0-9_.-]+", "-", str(name))[:LONGEST_SLUG]
+        now, slug = (
+            datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
+            re.sub("[^A-Za-z0-9_.-]+", "-", str(name))[:LONGEST_SLUG],
+        )
         directory = Path("runs") / f"{now}-{slug}-{secrets.token_hex(2)}"
     kept = settings_json(about)
     try:
@@ -172,11 +249,17 @@ def new_directory(directory, name: str, about: dict, ran_on: dict) -> Path:
         if not (full := existed and (not path.is_dir() or any(path.iterdir()))):
             path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        why = error.strerror or error if isinstance(error, OSError) else "no file can have this name"
-        raise Impossible(f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory.") from error
+        why = (
+            error.strerror or error if isinstance(error, OSError) else "no file can have this name"
+        )
+        raise Impossible(
+            f"Cannot make the run directory {printable(str(directory))}: {why}; choose another directory."
+        ) from error
     if full:
-        raise Impossible(f"{path} is not empty: choose another directory, or open the run that is "
-                         "there with Run.open.")
+        raise Impossible(
+            f"{path} is not empty: choose another directory, or open the run that is "
+            "there with Run.open."
+        )
     try:
         write_whole(path / "settings.json", kept)
         write_whole(path / "environment.json", json.dumps(ran_on, indent=1))

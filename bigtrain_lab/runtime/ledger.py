@@ -61,18 +61,33 @@ class Ledger:
     device, operate  meta: storages without memory count too. What to call in place of each operator, by (operator, args, kwargs)
     """
 
-    def __init__(self, *watched, capacity_bytes: int | None = None, rank: int | None = None, relief: str = "",
-                 wall: Callable[[], int] = time.monotonic_ns, device: torch.device | None = None, operate: Callable | None = None,
-                 balance: Balance | None = None):
+    def __init__(
+        self,
+        *watched,
+        capacity_bytes: int | None = None,
+        rank: int | None = None,
+        relief: str = "",
+        wall: Callable[[], int] = time.monotonic_ns,
+        device: torch.device | None = None,
+        operate: Callable | None = None,
+        balance: Balance | None = None,
+    ):
         owned.refuse_strange(watched)
-        if capacity_bytes is not None and not (isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf):
-            raise Impossible(f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number, such as 2 * 10**9, or None for no limit.")
+        if capacity_bytes is not None and not (
+            isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf
+        ):
+            raise Impossible(
+                f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number, such as 2 * 10**9, or None for no limit."
+            )
         device = device or owned.device(watched)
         self.holdings: Callable = partial(owned.of, watched) if watched else dict
         self._watched, self._wall = watched, wall
         self._limit, self._rank, self._relief = capacity_bytes, rank, relief
         self._places = Places(self._weight_name)
-        self._seen, self._balance = Storages(wall, self._places, self._grows, device, operate), balance or Balance()
+        self._seen, self._balance = (
+            Storages(wall, self._places, self._grows, device, operate),
+            balance or Balance(),
+        )
         self._record = allocator.Record(device) if device.type == "cuda" else None
         self._allocated: allocator.Held | None = None
         self._held: set[Storage] = set()  # what was declared at the last look
@@ -105,30 +120,63 @@ class Ledger:
     def at_peak(self) -> list[Alive]:
         """All that was alive when the most was held, the largest first; `start` is that moment on the wall clock (ns)."""
         balance = self._settled()
-        return self._told(balance.at_peak(list(self._seen.known.values())), balance.peak_wall, balance.names)
+        return self._told(
+            balance.at_peak(list(self._seen.known.values())), balance.peak_wall, balance.names
+        )
 
     def _told(self, rows: list[tuple[Storage, str, int]], wall: int, names: dict) -> list[Alive]:
-        alive = [Alive(self._rank or 0, "compute", kind, words(names.get(s, s.maker)), wall, count, tuple(s.shape),
-                       str(s.dtype).removeprefix("torch."), s.module, s.made) for s, kind, count in rows]
+        alive = [
+            Alive(
+                self._rank or 0,
+                "compute",
+                kind,
+                words(names.get(s, s.maker)),
+                wall,
+                count,
+                tuple(s.shape),
+                str(s.dtype).removeprefix("torch."),
+                s.module,
+                s.made,
+            )
+            for s, kind, count in rows
+        ]
         if self._allocated and alive:
-            alive = self._allocated.told(dict(zip((s.address for s, _, _ in rows), alive)), alive[0])
-        return sorted(alive, key=lambda a: (-a.bytes, a.kind, a.name, *a[6:]))  # in one order, whatever the addresses
+            alive = self._allocated.told(
+                dict(zip((s.address for s, _, _ in rows), alive)), alive[0]
+            )
+        return sorted(
+            alive, key=lambda a: (-a.bytes, a.kind, a.name, *a[6:])
+        )  # in one order, whatever the addresses
 
     def table(self, rows: int = 20) -> str:
         """What was alive at the peak, as text: the sums by kind, then the largest storages."""
         alive = self.at_peak()
         sums = {kind: sum(a.bytes for a in alive if a.kind == kind) for kind in MEMORY_KINDS}
         lines = [f"{size(self.peak_bytes)} at the peak, in {len(alive)} storages"]
-        lines += [f"  {size(count):>9}  {kind}" for kind, count in sorted(sums.items(), key=lambda item: -item[1]) if count]
+        lines += [
+            f"  {size(count):>9}  {kind}"
+            for kind, count in sorted(sums.items(), key=lambda item: -item[1])
+            if count
+        ]
         if apart := [f"{kind} {size(self.peak(kind))}" for kind in APART if self.peak(kind)]:
             lines.append(f"  beside these, in no sum: {', '.join(apart)}")
         if self._allocated:
-            lines += [f"  cuBLAS keeps, or was there before, {size(sum(self._allocated.kept.values()))}, in no sum", f"  {allocator.UNTESTED}"]
-        lines += ["", f"{'bytes':>9}  {'kind':<12} {'what':<32} {'shape':<20} {'dtype':<9} {'made in':<28} when"]
-        lines += [f"{size(a.bytes):>9}  {a.kind:<12} {a.name:<32} {'x'.join(map(str, a.shape)):<20} {a.dtype:<9} {a.module:<28} {a.made}".rstrip()
-                  for a in alive[:rows]]
+            lines += [
+                f"  cuBLAS keeps, or was there before, {size(sum(self._allocated.kept.values()))}, in no sum",
+                f"  {allocator.UNTESTED}",
+            ]
+        lines += [
+            "",
+            f"{'bytes':>9}  {'kind':<12} {'what':<32} {'shape':<20} {'dtype':<9} {'made in':<28} when",
+        ]
+        lines += [
+            f"{size(a.bytes):>9}  {a.kind:<12} {a.name:<32} {'x'.join(map(str, a.shape)):<20} {a.dtype:<9} {a.module:<28} {a.made}".rstrip()
+            for a in alive[:rows]
+        ]
         if alive[rows:]:
-            lines.append(f"{size(sum(a.bytes for a in alive[rows:])):>9}  in {len(alive) - rows} smaller ones")
+            lines.append(
+                f"{size(sum(a.bytes for a in alive[rows:])):>9}  in {len(alive) - rows} smaller ones"
+            )
         return "\n".join(lines)
 
     def aside(self):
@@ -158,7 +206,9 @@ class Ledger:
             if isinstance(module, nn.Module):
                 self._places.name(module)
         with self._seen.start() as stack:
-            for handle in owned.hooks(self._watched, self.became_gradient, self._update_begins, self._update_ends):
+            for handle in owned.hooks(
+                self._watched, self.became_gradient, self._update_begins, self._update_ends
+            ):
                 stack.callback(handle.remove)
             if self._record:
                 self._record.start()
@@ -176,17 +226,38 @@ class Ledger:
     def _grows(self, storage: Storage, more: int) -> None:
         if len(self._seen.events) > MOST_EVENTS:
             self._settled(ended=False)
-        if self._limit is not None and more > 0 and storage.kind not in APART and self._seen.total + more > self._limit:
+        if (
+            self._limit is not None
+            and more > 0
+            and storage.kind not in APART
+            and self._seen.total + more > self._limit
+        ):
             levels = self._levels()
-            held = [(s, s.kind, s.bytes + more * (s is storage)) for s in list(self._seen.known.values()) if s.kind not in APART]
+            held = [
+                (s, s.kind, s.bytes + more * (s is storage))
+                for s in list(self._seen.known.values())
+                if s.kind not in APART
+            ]
             self.refused = self._told(held, self._wall(), {})
-            raise out_of_memory(self._limit, levels, rank=self._rank, action=storage.made, asked_bytes=more, name=words(storage.maker),
-                                module=storage.module, relief=self._relief)
+            raise out_of_memory(
+                self._limit,
+                levels,
+                rank=self._rank,
+                action=storage.made,
+                asked_bytes=more,
+                name=words(storage.maker),
+                module=storage.module,
+                relief=self._relief,
+            )
         self.refused = []
 
     def _levels(self) -> dict[str, int]:
         """Bytes by kind, of those that count."""
-        return {kind: level for kind, level in self._settled(ended=False).levels.items() if kind not in APART}
+        return {
+            kind: level
+            for kind, level in self._settled(ended=False).levels.items()
+            if kind not in APART
+        }
 
     # -- kinds that are declared ----------------------------------------------------------------------------
 
@@ -202,7 +273,9 @@ class Ledger:
                 self._declare(storage, kind, name, moved)
             while self._seen.events:
                 storage, own, count, wall = self._seen.events.popleft()
-                balance.change(storage, None if count is None else (storage.declared or own, count), wall)
+                balance.change(
+                    storage, None if count is None else (storage.declared or own, count), wall
+                )
             if look:
                 now = {storage for storage, _, _ in declared} | (set() if ended else self._held)
                 moved += [(storage, "", "") for storage in self._held - now]
@@ -270,8 +343,16 @@ class Ledger:
         self._seen.action = self._seen.action.removeprefix("update")
 
     def _weight_name(self, weight: torch.Tensor) -> str:
-        known = self._seen.known.get(storage._cdata) if (storage := storage_of(weight)) is not None else None
-        return known.maker if known is not None and known.declared == "weights" and isinstance(known.maker, str) else ""
+        known = (
+            self._seen.known.get(storage._cdata)
+            if (storage := storage_of(weight)) is not None
+            else None
+        )
+        return (
+            known.maker
+            if known is not None and known.declared == "weights" and isinstance(known.maker, str)
+            else ""
+        )
 
     # -- in a run, in place of a Meter ----------------------------------------------------------------------
 
@@ -308,9 +389,13 @@ class Ledger:
 
     def changes(self) -> list[tuple[str, int]]:
         """(kind, bytes) of each kind whose bytes are not those of the last call."""
-        levels = (self._balance if self._ended else self._settled()).levels  # looked at just now, where an action has ended
+        levels = (
+            self._balance if self._ended else self._settled()
+        ).levels  # looked at just now, where an action has ended
         self._ended = False
-        changed = [(kind, levels[kind]) for kind in MEMORY_KINDS if levels[kind] != self._last[kind]]
+        changed = [
+            (kind, levels[kind]) for kind in MEMORY_KINDS if levels[kind] != self._last[kind]
+        ]
         self._last |= changed
         return changed
 
@@ -322,5 +407,7 @@ def words(maker) -> str:
 
 def known_kind(kind: str) -> str:
     if kind not in (*MEMORY_KINDS, *APART):
-        raise Impossible(f"There is no kind of memory {kind!r}: choose from {', '.join((*MEMORY_KINDS, *APART))}.")
+        raise Impossible(
+            f"There is no kind of memory {kind!r}: choose from {', '.join((*MEMORY_KINDS, *APART))}."
+        )
     return kind

@@ -36,11 +36,18 @@ from ..core import Alive, Impossible, Memory, Span
 from ..core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ..core.files import clean_json, clean_line, open_regular
 
-PASSING = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO)  # what another look may not meet
+PASSING = (
+    errno.ENOENT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ESTALE,
+    errno.EIO,
+)  # what another look may not meet
 MAGIC, VERSION = "bigtrain-run", 1
 LONGEST_LINE = 4_000_000  # bytes
 MOST_ITEMS = 4_000_000  # of all logs of a run together; it takes about a GB to hold so many
-Channel = Annotated[int, Field(ge=-2**62, le=2**62)]
+Channel = Annotated[int, Field(ge=-(2**62), le=2**62)]
 
 
 class LogUnwritable(RuntimeError):
@@ -66,7 +73,9 @@ class EventLog:
         """Write this line, and those noted before it, now."""
         with self._lock:
             lines, self._lines = [*self._lines, *([line] if line else [])], []
-            self._append("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+            self._append(
+                "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+            )
 
     def done(self, wall: int) -> None:
         """Write the last line of a rank that is done, with the checksum of what it has written."""
@@ -77,7 +86,7 @@ class EventLog:
         self._sum = crc32(data, self._sum)
         try:
             while data:
-                data = data[os.write(self._fd, data):]
+                data = data[os.write(self._fd, data) :]
         except OSError as error:
             raise LogUnwritable(unwritable(self.path, error)) from error
 
@@ -107,19 +116,34 @@ class Mark(NamedTuple):
 
 
 MARKS = {  # what each kind of mark says after its time; any may end with the name of its lane
-    "enter": [(str,)], "send": [(Rank, Channel, str)], "got": [(Channel,)], "finish": [()], "meet": [()], "met": [()],
+    "enter": [(str,)],
+    "send": [(Rank, Channel, str)],
+    "got": [(Channel,)],
+    "finish": [()],
+    "meet": [()],
+    "met": [()],
     "wait": [(Rank | None, Channel, str), (Rank | None, Channel, str, str, tuple[Rank, ...])],
-    "begin": [(Bytes,)], "idle": [(str,)], "signal": [(str,)], "await": [(str, Lane)], "failed": [(str,)], "done": [(Bytes,), ()],
+    "begin": [(Bytes,)],
+    "idle": [(str,)],
+    "signal": [(str,)],
+    "await": [(str, Lane)],
+    "failed": [(str,)],
+    "done": [(Bytes,), ()],
 }
 
 
 # What the wall's clock says of an event; what a line holds that tells of several moments or storages.
-WALLS = {"span": ("start", "end"), "transfer": ("start", "end", "bytes"),
-         **dict.fromkeys(("memory", "scalar", "histogram"), ("start",))}
+WALLS = {
+    "span": ("start", "end"),
+    "transfer": ("start", "end", "bytes"),
+    **dict.fromkeys(("memory", "scalar", "histogram"), ("start",)),
+}
 STORAGE = tuple[str, str, Bytes, tuple[Bytes, ...], str, str, str]
-READ = {"inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
-        "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
-        "alive": (Tick, Rank, Lane, Tick | None, list[STORAGE])}
+READ = {
+    "inside": (Rank, Lane, str, str, list[tuple[Tick, Bytes]]),
+    "levels": (Rank, Lane, str, list[str], list[tuple[Tick | None, ...]]),
+    "alive": (Tick, Rank, Lane, Tick | None, list[STORAGE]),
+}
 
 
 @cache
@@ -128,14 +152,18 @@ def types_of(what: str) -> TypeAdapter:
     if what in WALLS:
         fields = fields_of(EVENTS[what], timed=False)
         fields.pop("inside", None)
-        found = [(*[Tick, Tick, Bytes][:len(WALLS[what])], *fields.values())]
+        found = [(*[Tick, Tick, Bytes][: len(WALLS[what])], *fields.values())]
     elif what.startswith("@"):
         lanes = ((),) if what in ("@meet", "@met", "@done") else ((), (Lane,))
         found = [(Tick, *types, *lane) for lane in lanes for types in MARKS[what[1:]]]
     else:
         found = [READ[what]]
     shapes = [tuple[(Literal[what], *types)] for types in found]
-    either = Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")] if shapes[1:] else shapes[0]
+    either = (
+        Annotated[Union[tuple(shapes)], Field(union_mode="left_to_right")]
+        if shapes[1:]
+        else shapes[0]
+    )
     return TypeAdapter(either, config=ConfigDict(strict=True))
 
 
@@ -167,10 +195,12 @@ def items(what: str, *values) -> Iterator:
     if what.startswith("@"):
         wall, *about = values
         own = len(about) in map(len, MARKS[what[1:]])
-        yield Mark(what[1:], wall, tuple(about if own else about[:-1]), "compute" if own else about[-1])
+        yield Mark(
+            what[1:], wall, tuple(about if own else about[:-1]), "compute" if own else about[-1]
+        )
     elif what in WALLS:
         walls = dict(zip(WALLS[what], values))
-        yield on_both(EVENTS[what](*values[len(walls):]), **walls)
+        yield on_both(EVENTS[what](*values[len(walls) :]), **walls)
     elif what == "inside":
         *fields, readings = values
         for wall, size in readings:
@@ -213,7 +243,9 @@ class Tail:
     disk lost a block. `changed`: all are, and the checksum at the end is that of others. `too_long`: it has more than `most` items.
     """
 
-    def __init__(self, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS):
+    def __init__(
+        self, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS
+    ):
         self.path, self._rank, self._ranks, self._left = Path(path), rank, ranks, most
         self.offset, self._sum = 0, 0
         self.damaged = self.changed = self.done = False
@@ -248,7 +280,9 @@ class Tail:
             line = b""
             while not self.too_long and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
                 yield line
-            self.damaged |= len(line) == LONGEST_LINE  # it has no end: one that is being written is shorter
+            self.damaged |= (
+                len(line) == LONGEST_LINE
+            )  # it has no end: one that is being written is shorter
 
     def _read(self, line: bytes) -> list:
         found = read(line, self._rank, self._ranks)
@@ -262,10 +296,14 @@ class Tail:
     def _refuse_other(self, line: bytes) -> None:
         """ValueError where it is not the first line of this rank's log; Impossible where it is none of this version's."""
         line = json.loads(clean_json(line))
-        if not (isinstance(line, list) and len(line) == 3 and line[0] == MAGIC and type(line[1]) is int):
+        if not (
+            isinstance(line, list) and len(line) == 3 and line[0] == MAGIC and type(line[1]) is int
+        ):
             raise Impossible(f"{self.path} is not the event log of a run: choose a run directory.")
         if line[1] != VERSION:
-            raise Impossible(f"{self.path.parent} was written by run version {str(line[1])[:20]}, this library reads {VERSION}: run it again.")
+            raise Impossible(
+                f"{self.path.parent} was written by run version {str(line[1])[:20]}, this library reads {VERSION}: run it again."
+            )
         if self._rank is not None and line[2] != {"rank": self._rank}:
             raise ValueError("it is the log of another rank")
 
@@ -280,8 +318,13 @@ def tells_of_peak(item) -> bool:
     return isinstance(item, Logged) and isinstance(item.measured, Alive)
 
 
-LOST = {"damaged": "is damaged", "changed": "was changed after its run", "missing": "is missing",
-        "too long": "is too long to be read", "cut off": "is cut off"}
+LOST = {
+    "damaged": "is damaged",
+    "changed": "was changed after its run",
+    "missing": "is missing",
+    "too long": "is too long to be read",
+    "cut off": "is cut off",
+}
 
 
 class Log(NamedTuple):
@@ -292,11 +335,19 @@ class Log(NamedTuple):
     state: str
 
     @classmethod
-    def read(cls, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS) -> "Log":
+    def read(
+        cls, path: Path, rank: int | None = None, ranks: int = TRACE_RANKS, most: int = MOST_ITEMS
+    ) -> "Log":
         """The arguments are those of a Tail."""
         tail = Tail(path, rank, ranks, most)
         items = without_earlier_peaks(tail.new())
-        ends = {"damaged": tail.damaged, "too long": tail.too_long, "changed": tail.changed, "done": tail.done, "cut off": os.path.lexists(path)}
+        ends = {
+            "damaged": tail.damaged,
+            "too long": tail.too_long,
+            "changed": tail.changed,
+            "done": tail.done,
+            "cut off": os.path.lexists(path),
+        }
         return cls(items, next((state for state, is_so in ends.items() if is_so), "missing"))
 
     def lost(self, done: bool) -> str:

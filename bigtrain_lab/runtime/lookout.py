@@ -27,7 +27,9 @@ from .end import FAILED, INTERRUPTED, LOOK_S, STACKS_S, VICTIMS_S, End
 from .progress import Counted, Progress
 from .pulse import Beats, Pulse
 
-GRACE_S = 3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
+GRACE_S = (
+    3.0  # for rank 0 to decide, else another rank does; and for a main thread to come by itself
+)
 LAST_S = 5.0  # for a rank that was killed to have ended, once its connections are closed
 OTHERS_S = 0.5  # for another rank's note, once this one has seen how rank 0 ended
 
@@ -49,7 +51,9 @@ class Lookout:
         self._came, self._known = threading.Event(), threading.Event()
         self._end: End | None = None
         self._dumped = self._asked_to_end = False
-        self._thread = threading.Thread(target=self._look_out, daemon=True, name="bigtrain_lab lookout")
+        self._thread = threading.Thread(
+            target=self._look_out, daemon=True, name="bigtrain_lab lookout"
+        )
 
     def __enter__(self):
         self._read, self._write = os.pipe()
@@ -57,7 +61,10 @@ class Lookout:
         self._before = None
         if threading.current_thread() is threading.main_thread():
             # Python's handler runs only when the main thread next runs Python: the thread reads the signal's number here.
-            self._before = (signal.set_wakeup_fd(self._write, warn_on_full_buffer=False), signal.signal(signal.SIGTERM, lambda *_: None))
+            self._before = (
+                signal.set_wakeup_fd(self._write, warn_on_full_buffer=False),
+                signal.signal(signal.SIGTERM, lambda *_: None),
+            )
         sys.stdout, sys.stderr = self._outputs
         self._thread.start()
         return self
@@ -136,7 +143,11 @@ class Lookout:
                     return end
             elif self.index == 0 and board.count("over") == self.size:
                 return self._publish(End("done"))
-            elif self.index == 0 and self._job.record and (found := self._progress.trouble(self._stacks_of_all)):
+            elif (
+                self.index == 0
+                and self._job.record
+                and (found := self._progress.trouble(self._stacks_of_all))
+            ):
                 return self._publish(self._progress.failed(found, {}))
             if board.count("stacks asked") and not self._dumped:
                 self._dump()
@@ -154,8 +165,11 @@ class Lookout:
 
     def _silent(self) -> dict[int, Exit]:
         """The ranks of this machine whose processes have ended without a word."""
-        return {rank: exit for rank, exit in self._exits.items()
-                if not diagnose.status_of(self._directory, rank)}
+        return {
+            rank: exit
+            for rank, exit in self._exits.items()
+            if not diagnose.status_of(self._directory, rank)
+        }
 
     def _tell_of_signs(self) -> None:
         """Rank 0 cannot see what this rank prints or computes: it hears of both on the board."""
@@ -172,7 +186,9 @@ class Lookout:
         if gone:
             exits.setdefault(silent, Exit(code, time.monotonic_ns() - self._job.zero_ns))
         known = diagnose.has_culprit(self._directory, exits)
-        if since_s < (0.05 if known else VICTIMS_S) + (0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S):
+        if since_s < (0.05 if known else VICTIMS_S) + (
+            0 if self.index == 0 else 0.5 if self._asked_to_end else GRACE_S
+        ):
             return None
         if not exits:
             why = f"Rank {self.index} was ended from outside (SIGTERM)."
@@ -222,7 +238,10 @@ class Lookout:
         self._board.count("stacks asked", 1)
         self._dump()
         until = time.monotonic() + STACKS_S
-        while self._board.count("stacks here") < self.size - (silent is not None) and time.monotonic() < until:
+        while (
+            self._board.count("stacks here") < self.size - (silent is not None)
+            and time.monotonic() < until
+        ):
             time.sleep(0.02)
 
     def _dump(self) -> None:

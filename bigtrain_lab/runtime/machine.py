@@ -20,5 +20,10 @@ def versions() -> dict:
 def environment() -> dict:
     """What the run ran on."""
     packages = {name: version(name) for name in ("torch", "numpy", "pydantic", "cloudpickle")}
-    return {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine(),
-            "cores": cores(), "packages": packages}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": cores(),
+        "packages": packages,
+    }

@@ -19,9 +19,25 @@ import torch
 
 from ..core import Impossible
 
-DTYPES = tuple(getattr(torch, name) for name in (
-    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128",
-    "float8_e4m3fn", "float8_e5m2"))
+DTYPES = tuple(
+    getattr(torch, name)
+    for name in (
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    )
+)
 HEADER = struct.Struct("<qqq")
 DIMENSIONS = 14
 
@@ -50,7 +66,9 @@ class Shape(tuple):
     def encode(self) -> torch.Tensor:
         dtype, dimensions = self
         if dtype not in DTYPES or len(dimensions) > DIMENSIONS:
-            raise Impossible(f"Cannot send {self}: send at most {DIMENSIONS} dimensions of a common dtype.")
+            raise Impossible(
+                f"Cannot send {self}: send at most {DIMENSIONS} dimensions of a common dtype."
+            )
         padded = (*dimensions, *[0] * (DIMENSIONS - len(dimensions)))
         return torch.tensor([DTYPES.index(dtype), len(dimensions), *padded], dtype=torch.int64)
 
@@ -71,14 +89,14 @@ def pack(tensor: torch.Tensor, issue: int, stamp: int, wall: int) -> torch.Tenso
     data = as_bytes(tensor)
     wire = torch.empty(HEADER.size + data.numel(), dtype=torch.uint8)
     HEADER.pack_into(wire.numpy(), 0, issue, stamp, wall)
-    wire[HEADER.size:] = data
+    wire[HEADER.size :] = data
     return wire
 
 
 def unpack(wire: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, int, int, int]:
     """(tensor, issue, stamp, wall). The tensor owns its storage, so that the meter counts its bytes and no header's."""
     tensor = shape.empty()
-    as_bytes(tensor).copy_(wire[HEADER.size:])
+    as_bytes(tensor).copy_(wire[HEADER.size :])
     return tensor, *HEADER.unpack_from(wire.numpy(), 0)
 
 

@@ -33,10 +33,16 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 def held(holdings: Mapping[str, Iterable]) -> Iterator[tuple[str, str, torch.Tensor]]:
     """(kind, name or "", tensor) of all that is declared, in the kinds' order; Impossible where a kind is unknown."""
     if unknown := set(holdings) - set(HELD_KINDS):
-        raise Impossible(f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory {', '.join(HELD_KINDS)}.")
+        raise Impossible(
+            f"Cannot watch {', '.join(sorted(unknown))}: name the kinds of memory {', '.join(HELD_KINDS)}."
+        )
     for kind in HELD_KINDS:
         tensors = holdings.get(kind, ())
-        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else (("", tensor) for tensor in tensors):
+        for name, tensor in (
+            tensors.items()
+            if isinstance(tensors, Mapping)
+            else (("", tensor) for tensor in tensors)
+        ):
             if tensor is not None:
                 yield kind, name, tensor
 
@@ -80,14 +86,20 @@ class Meter:
 
     def _activations(self) -> int:
         self._settle()
-        held = self._held if len(self._held) < len(self._alive) else [a for a in self._alive if a in self._held]
+        held = (
+            self._held
+            if len(self._held) < len(self._alive)
+            else [a for a in self._alive if a in self._held]
+        )
         return self._bytes - sum(self._alive[a][1] for a in held if a in self._alive)
 
     # -- inside an action -----------------------------------------------------------------------------------
 
     def begin(self, action: str = ""):
         """At a span's start: returns the hooks to be active during it."""
-        self._counted = self._measure()["activations"]  # what arrived since the last boundary is held
+        self._counted = self._measure()[
+            "activations"
+        ]  # what arrived since the last boundary is held
         self._readings = []
         return Observer(self._saved, self._died)
 
@@ -105,7 +117,9 @@ class Meter:
 
     def _saved(self, tensor: torch.Tensor) -> list[int]:
         self._settle()  # an address that was freed may be this one again
-        stored = [(address, size) for address, size in map(storage_of, plain(tensor)) if address]  # an empty or a fake tensor is nowhere
+        stored = [
+            (address, size) for address, size in map(storage_of, plain(tensor)) if address
+        ]  # an empty or a fake tensor is nowhere
         for address, size in stored:
             if entry := self._alive.get(address):
                 entry[0] += 1

@@ -37,7 +37,9 @@ class Offset(NamedTuple):
 def offset(times) -> Offset:
     """The best estimate from the (t0, t1, t2, t3) of several questions."""
     t0, t1, t2, t3 = min(times, key=lambda t: (t[3] - t[0]) - (t[2] - t[1]))
-    return Offset(((t1 - t0) + (t2 - t3)) // 2, ((t3 - t0) - (t2 - t1) + 1) // 2 + 1)  # + 1: what the halves may lose
+    return Offset(
+        ((t1 - t0) + (t2 - t3)) // 2, ((t3 - t0) - (t2 - t1) + 1) // 2 + 1
+    )  # + 1: what the halves may lose
 
 
 def namespace(kind: str) -> str:
@@ -62,7 +64,9 @@ def offsets(index: int, clocks: list[str]) -> dict[str, Offset]:
     `clocks`: each rank's clock, by rank."""
     asked = {clock: clocks.index(clock) for clock in clocks if clock != clocks[0]}
     if index == 0:
-        return {clocks[0]: Offset(0, 0)} | {clock: offset(ask(rank)) for clock, rank in asked.items()}
+        return {clocks[0]: Offset(0, 0)} | {
+            clock: offset(ask(rank)) for clock, rank in asked.items()
+        }
     if asked.get(clocks[index]) == index:
         answer()
     return {}
@@ -96,8 +100,16 @@ def told(hosts: list[dict]) -> str:
     for host in others:
         ahead, error = abs(host["ahead_s"]), duration(host["error_s"], "s")
         way = "behind" if host["ahead_s"] < 0 else "ahead of"
-        apart = f"agrees with rank 0's to {error}" if ahead < host["error_s"] else f"is {duration(ahead, 's')} {way} rank 0's, known to {error}"
+        apart = (
+            f"agrees with rank 0's to {error}"
+            if ahead < host["error_s"]
+            else f"is {duration(ahead, 's')} {way} rank 0's, known to {error}"
+        )
         parts.append(f"that of rank {host['ranks'][0]} ({host['name']}) {apart}")
-    moved = [host["moved_s"] for host in others if "moved_s" in host]  # asked at the end of a run that was done
-    drift = f" By the end they had moved apart by {duration(max(moved), 's')} at most." if moved else ""
+    moved = [
+        host["moved_s"] for host in others if "moved_s" in host
+    ]  # asked at the end of a run that was done
+    drift = (
+        f" By the end they had moved apart by {duration(max(moved), 's')} at most." if moved else ""
+    )
     return f"Clocks of {len(hosts)} machines: {'; '.join(parts)}. Measured times are corrected by what was found at the start.{drift}"

@@ -17,26 +17,47 @@ from torch.nn.parameter import is_lazy
 from ..core import Impossible
 
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
-PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS,
-         torch.sparse_bsc: COLUMNS}
+PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ROWS,
+    torch.sparse_bsr: ROWS,
+    torch.sparse_csc: COLUMNS,
+    torch.sparse_bsc: COLUMNS,
+}
 USUAL = (torch.Tensor, nn.Parameter)
-NESTED = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+NESTED = (
+    "values",
+    "_nested_tensor_size",
+    "_nested_tensor_strides",
+    "_nested_tensor_storage_offsets",
+)
 
 
 def of(watched: Iterable) -> dict[str, dict[str, torch.Tensor]]:
     """{kind: {name: tensor}} of modules and optimizers."""
     watched = list(watched)
     modules = [thing for thing in watched if isinstance(thing, nn.Module)]
-    return named({f" of module {i}" if len(modules) > 1 else "": module for i, module in enumerate(modules)},
-                 [thing for thing in watched if not isinstance(thing, nn.Module)])
+    return named(
+        {f" of module {i}" if len(modules) > 1 else "": module for i, module in enumerate(modules)},
+        [thing for thing in watched if not isinstance(thing, nn.Module)],
+    )
 
 
-def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mapping[nn.Parameter, nn.Parameter] = {}) -> dict[str, dict[str, torch.Tensor]]:
+def named(
+    modules: Mapping[str, nn.Module],
+    optimizers: Iterable,
+    masters: Mapping[nn.Parameter, nn.Parameter] = {},
+) -> dict[str, dict[str, torch.Tensor]]:
     """The same, where one knows more: what to put behind the names of each module, and which weight a master is of."""
     held = {kind: {} for kind in ("weights", "master", "gradients", "optimizer", "buffers")}
     names: dict[nn.Parameter, str] = {}
     for of_which, module in modules.items():
-        for path, part in module.named_modules():  # once, for both: a ledger looks at a small model as often as it acts
+        for (
+            path,
+            part,
+        ) in (
+            module.named_modules()
+        ):  # once, for both: a ledger looks at a small model as often as it acts
             prefix = f"{path}." if path else ""
             for name, parameter in part._parameters.items():
                 if parameter is not None:
@@ -45,19 +66,33 @@ def named(modules: Mapping[str, nn.Module], optimizers: Iterable, masters: Mappi
                 if buffer is not None:
                     held["buffers"][prefix + name + of_which] = buffer
     held["weights"] = {name: parameter for parameter, name in names.items()}
-    held["master"] = {names[weight]: master for weight, master in masters.items() if master.dtype != weight.dtype}
+    held["master"] = {
+        names[weight]: master for weight, master in masters.items() if master.dtype != weight.dtype
+    }
     names |= {master: names[weight] for weight, master in masters.items()}
     low = None
     for optimizer in optimizers:
         for parameter in parameters_of(optimizer):
             if parameter not in names:
-                low = low or {tuple(p.shape) for p in held["weights"].values() if not is_lazy(p) and p.element_size() < 4}
+                low = low or {
+                    tuple(p.shape)
+                    for p in held["weights"].values()
+                    if not is_lazy(p) and p.element_size() < 4
+                }
                 names[parameter] = f"parameter {len(names)}"
-                kind = "master" if parameter.dtype == torch.float32 and tuple(parameter.shape) in low else "weights"
+                kind = (
+                    "master"
+                    if parameter.dtype == torch.float32 and tuple(parameter.shape) in low
+                    else "weights"
+                )
                 held[kind][names[parameter]] = parameter
         for parameter, state in optimizer.state.items():
             add_tensors(held["optimizer"], names.get(parameter, ""), state)
-    held["gradients"] = {f"{name} gradient": parameter.grad for parameter, name in names.items() if parameter.grad is not None}
+    held["gradients"] = {
+        f"{name} gradient": parameter.grad
+        for parameter, name in names.items()
+        if parameter.grad is not None
+    }
     return held
 
 
@@ -66,7 +101,13 @@ def add_tensors(found: dict[str, torch.Tensor], name: str, value) -> None:
     if isinstance(value, torch.Tensor):
         found[name] = value
         return
-    inner = value.items() if isinstance(value, (dict, Mapping)) else enumerate(value) if isinstance(value, (list, tuple, deque)) else ()
+    inner = (
+        value.items()
+        if isinstance(value, (dict, Mapping))
+        else enumerate(value)
+        if isinstance(value, (list, tuple, deque))
+        else ()
+    )
     for key, part in inner:
         add_tensors(found, f"{name} {key}".strip(), part)
 
@@ -74,7 +115,9 @@ def add_tensors(found: dict[str, torch.Tensor], name: str, value) -> None:
 def device(watched: Iterable) -> torch.device:
     """The first parameter's; the CPU where there is none."""
     for thing in watched:
-        for parameter in thing.parameters() if isinstance(thing, nn.Module) else parameters_of(thing):
+        for parameter in (
+            thing.parameters() if isinstance(thing, nn.Module) else parameters_of(thing)
+        ):
             return parameter.device
     return torch.device("cpu")
 
@@ -84,26 +127,37 @@ def parameters_of(optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
-def hooks(watched: Iterable, became_gradient: Callable, before_step: Callable, after_step: Callable) -> Iterator:
+def hooks(
+    watched: Iterable, became_gradient: Callable, before_step: Callable, after_step: Callable
+) -> Iterator:
     """Handles of hooks that tell of each gradient as it comes, by (parameter's name, gradient), and of each optimizer's step."""
     named = {}
     for thing in watched:
         if isinstance(thing, nn.Module):
-            named |= {parameter: name for name, parameter in thing.named_parameters() if parameter.requires_grad}
+            named |= {
+                parameter: name
+                for name, parameter in thing.named_parameters()
+                if parameter.requires_grad
+            }
         elif hasattr(thing, "register_step_post_hook"):
             yield thing.register_step_pre_hook(lambda *_: before_step())
             yield thing.register_step_post_hook(lambda *_: after_step())
     for parameter, name in named.items():
         if not is_lazy(parameter) and parameter.is_leaf:
             yield parameter.register_post_accumulate_grad_hook(
-                lambda p, name=name: None if p.grad is None else became_gradient(name, p.grad))  # another hook may have taken it
+                lambda p, name=name: None if p.grad is None else became_gradient(name, p.grad)
+            )  # another hook may have taken it
 
 
 def refuse_strange(watched: Iterable) -> None:
     """Impossible where something is neither a module nor an optimizer."""
     for thing in watched:
-        if not isinstance(thing, nn.Module) and not (hasattr(thing, "param_groups") and hasattr(thing, "state")):
-            raise Impossible(f"A ledger cannot watch {type(thing).__name__}: give it modules and optimizers.")
+        if not isinstance(thing, nn.Module) and not (
+            hasattr(thing, "param_groups") and hasattr(thing, "state")
+        ):
+            raise Impossible(
+                f"A ledger cannot watch {type(thing).__name__}: give it modules and optimizers."
+            )
 
 
 def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -113,7 +167,12 @@ def plain(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         return plain(torch._C._functorch.get_unwrapped(tensor))
     usual = type(tensor) in USUAL
     if not usual and hasattr(tensor, "__tensor_flatten__"):
-        return [part for name in tensor.__tensor_flatten__()[0] for part in plain(getattr(tensor, name))]
+        return [
+            part for name in tensor.__tensor_flatten__()[0] for part in plain(getattr(tensor, name))
+        ]
     if tensor.layout is not torch.strided or tensor.is_nested:
-        return [getattr(tensor, name)() for name in (NESTED if tensor.is_nested else PARTS.get(tensor.layout, ()))]
+        return [
+            getattr(tensor, name)()
+            for name in (NESTED if tensor.is_nested else PARTS.get(tensor.layout, ()))
+        ]
     return () if not usual and is_lazy(tensor) or tensor._is_zerotensor() else (tensor,)

@@ -27,8 +27,17 @@ class Peer(NamedTuple):
         """From "host:port" or "[address]:port"; Impossible where it is neither."""
         host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
-        if not colon or not host.strip("[]") or (":" in host and not bracketed) or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-            raise Impossible(f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in brackets).")
+        if (
+            not colon
+            or not host.strip("[]")
+            or (":" in host and not bracketed)
+            or not port.isascii()
+            or not port.isdigit()
+            or not 1 <= int(port) <= 65535
+        ):
+            raise Impossible(
+                f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in brackets)."
+            )
         return cls(host[1:-1] if bracketed else host, int(port))
 
 
@@ -71,7 +80,15 @@ def interface_of(address: str) -> str | None:
     """The network interface that has this address."""
     import psutil
 
-    return next((name for name, has in psutil.net_if_addrs().items() for each in has if each.address.partition("%")[0] == address), None)
+    return next(
+        (
+            name
+            for name, has in psutil.net_if_addrs().items()
+            for each in has
+            if each.address.partition("%")[0] == address
+        ),
+        None,
+    )
 
 
 def loopback(address: str) -> bool:

@@ -30,7 +30,9 @@ class Places:
     def __init__(self, weight_name: Callable[[torch.Tensor], str] = lambda tensor: ""):
         self.path = ""
         self._weight_name = weight_name
-        self._paths: dict[int, tuple[weakref.ref, str]] = {}  # by id: a module may define its own equality
+        self._paths: dict[
+            int, tuple[weakref.ref, str]
+        ] = {}  # by id: a module may define its own equality
         self._numbers: list[int] = []
         self._places: list[str] = []
 
@@ -59,6 +61,7 @@ class Places:
                 return original(module, *args, **kwargs)
             finally:
                 self._move(before)
+
         return __call__
 
     def _path_of(self, module: nn.Module) -> str:
@@ -78,11 +81,11 @@ class Places:
         self._numbers.append(number)
         self._places.append(path)
         if len(self._numbers) > LONGEST:
-            del self._numbers[:LONGEST // 2], self._places[:LONGEST // 2]
+            del self._numbers[: LONGEST // 2], self._places[: LONGEST // 2]
 
     def _name_anew(self, root: nn.Module) -> None:
         for name, weight in root.named_parameters():
             known = self._weight_name(weight)
             if known.endswith(name):
-                return self.name(root, known[:-len(name)].rstrip("."))
+                return self.name(root, known[: -len(name)].rstrip("."))
         self.name(root, f"{self.path}.{type(root).__name__}" if self.path else "")

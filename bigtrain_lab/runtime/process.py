@@ -98,8 +98,9 @@ def meet(index: int, job: Job) -> None:
     """Meet the other ranks in a file: no port listens for it, and it goes with its directory. All are
     connected then: one that left earlier would break the meeting of those still at it."""
     store, size = dist.FileStore(job.store, job.mesh.size), job.mesh.size
-    dist.init_process_group(job.backend, store=store, rank=index, world_size=size,
-                            timeout=timedelta(days=7))
+    dist.init_process_group(
+        job.backend, store=store, rank=index, world_size=size, timeout=timedelta(days=7)
+    )
     store.add("connected", 1)
     while store.add("connected", 0) < size:
         time.sleep(0.002)
@@ -138,7 +139,9 @@ def work(index: int, job: Job, load, meet=None) -> int:
         raise
     except BaseException as error:  # noqa: B902  (sys.exit too ends a rank before its program returned)
         code = FAILED
-        if meet:  # into the rank's log; under torchrun a sentence follows, the status keeps the rest
+        if (
+            meet
+        ):  # into the rank's log; under torchrun a sentence follows, the status keeps the rest
             traceback.print_exc()
         status |= failure(error)
         with suppress(Exception):  # what failed is the news
@@ -159,15 +162,31 @@ def work(index: int, job: Job, load, meet=None) -> int:
 def record_of(index: int, job: Job, clock: Clock, log: EventLog) -> Recorder:
     """A ledger keeps the limit itself, at the very operator; a meter is asked at the actions' ends."""
     if job.ledger:
-        meter, limit = Ledger(capacity_bytes=job.capacity_bytes, rank=index, relief=job.relief, wall=clock.wall,
-                              device=job.device(index)), None
+        meter, limit = (
+            Ledger(
+                capacity_bytes=job.capacity_bytes,
+                rank=index,
+                relief=job.relief,
+                wall=clock.wall,
+                device=job.device(index),
+            ),
+            None,
+        )
     else:
         meter, limit = Meter(clock.wall), job.capacity_bytes
-    return Recorder(index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief, job.mesh.size)
+    return Recorder(
+        index, clock, log, meter, job.jitter_s, job.seed, limit, job.relief, job.mesh.size
+    )
 
 
 def failure(error: BaseException) -> dict:
     """What a status says of an exception. A victim lost the connection to a rank that failed before it."""
     place = frames.of_error(error.__cause__ if isinstance(error, LaneFailed) else error)
-    return {"state": "failed", "type": type(error).__name__, "message": str(error)[:MOST_TEXT], "victim": is_lost(error),
-            "place": place, "traceback": traceback.format_exc()[-MOST_TEXT:]}
+    return {
+        "state": "failed",
+        "type": type(error).__name__,
+        "message": str(error)[:MOST_TEXT],
+        "victim": is_lost(error),
+        "place": place,
+        "traceback": traceback.format_exc()[-MOST_TEXT:],
+    }

@@ -1,11 +1,11 @@
 """Whether a run goes on, by what its ranks log, print and compute: one rule for whoever watches it.
 
-    works       a log or an output has grown since the last look, or a rank has used its processor
-                (pulse.py)
-    deadlock    nothing was written, and twice the logs say the same knot of waits (waits.py):
-                certain, without a time limit
-    hangs       nobody has logged, printed or computed for the stall limit; where a process is
-                stopped, for STOPPED_S
+works       a log or an output has grown since the last look, or a rank has used its processor
+            (pulse.py)
+deadlock    nothing was written, and twice the logs say the same knot of waits (waits.py):
+            certain, without a time limit
+hangs       nobody has logged, printed or computed for the stall limit; where a process is
+            stopped, for STOPPED_S
 """
 
 import os
@@ -34,18 +34,32 @@ class Progress:
     pulses    rank -> its process, of those that can be seen from here; more may come
     """
 
-    def __init__(self, job, stall_s: float, signs: Callable[[], object] = lambda: 0, pulses: Mapping[int, Pulse] | None = None):
+    def __init__(
+        self,
+        job,
+        stall_s: float,
+        signs: Callable[[], object] = lambda: 0,
+        pulses: Mapping[int, Pulse] | None = None,
+    ):
         self._directory, self._record = Path(job.directory), job.record
         self._stall_s, self._signs = stall_s, signs
         self._pulses = {} if pulses is None else pulses
-        self._logs, self._outputs = ([job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
-                                     for kind, suffix in (("events", "jsonl"), ("rank", "log")))
+        self._logs, self._outputs = (
+            [job.file(kind, rank, suffix) for rank in range(job.mesh.size)]
+            for kind, suffix in (("events", "jsonl"), ("rank", "log"))
+        )
         self._doings = [Doing(self._directory, rank) for rank in range(job.mesh.size)]
         self._worked = self._looked = time.monotonic()
         self._counted = self._written = self._seen = self._suspected = None
-        self._logged = [(0, self._worked)] * job.mesh.size  # bytes of each log, and since when it has them
-        self._computed: dict[int, tuple[int, float]] = {}  # rank -> its beats, and since when it has them
-        self._busy: dict[int, float] = {}  # rank that computes for long -> since when it has logged nothing
+        self._logged = [
+            (0, self._worked)
+        ] * job.mesh.size  # bytes of each log, and since when it has them
+        self._computed: dict[
+            int, tuple[int, float]
+        ] = {}  # rank -> its beats, and since when it has them
+        self._busy: dict[
+            int, float
+        ] = {}  # rank that computes for long -> since when it has logged nothing
         self._asked: dict[int, float] = {}  # rank -> when it was last asked for its line
         self.now = ""  # what takes long at present, in words
 
@@ -58,7 +72,9 @@ class Progress:
     def kept(self) -> dict[int, str]:
         """What keeps a process from going on, by rank: those that are stopped, or wait for a
         disk."""
-        return {rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())}
+        return {
+            rank: kept for rank, pulse in sorted(self._pulses.items()) if (kept := pulse.kept())
+        }
 
     def failed(self, diagnosis: str, exits: Mapping[int, Exit]) -> End:
         """The end of a run that failed so, with what each rank was at; `exits`: who has ended."""
@@ -80,7 +96,10 @@ class Progress:
         if at - self._looked > WITHIN_S:  # this process was stopped itself, perhaps with its ranks
             self._worked = at
         self._looked = at
-        self._logged = [was if was[0] == bytes_now else (bytes_now, at) for was, bytes_now in zip(self._logged, logs)]
+        self._logged = [
+            was if was[0] == bytes_now else (bytes_now, at)
+            for was, bytes_now in zip(self._logged, logs)
+        ]
         if self._counted is None or at - self._counted >= COUNT_S:
             self._count(at)
         if (written := (logs, [size(path) for path in self._outputs])) != self._written:
@@ -102,7 +121,10 @@ class Progress:
     def _count(self, at: float) -> None:
         """Note who has computed since the last count, and put into words what takes long."""
         beats = {rank: pulse.count() for rank, pulse in list(self._pulses.items())}
-        self._computed = {rank: was if (was := self._computed.get(rank, (0, at)))[0] == count else (count, at) for rank, count in beats.items()}
+        self._computed = {
+            rank: was if (was := self._computed.get(rank, (0, at)))[0] == count else (count, at)
+            for rank, count in beats.items()
+        }
         if (seen := (self._signs(), beats)) != self._seen:
             self._seen, self._worked = seen, at
         self._counted, self.now = at, self._in_words(at)
@@ -118,18 +140,29 @@ class Progress:
         self._busy = busy
         if not busy:
             return ""
-        lines = {rank: f" at {line}" if self._asked.get(rank, 0.0) > since and (line := diagnose.line_of(self._directory, rank)) else ""
-                 for rank, since in busy.items()}
+        lines = {
+            rank: f" at {line}"
+            if self._asked.get(rank, 0.0) > since
+            and (line := diagnose.line_of(self._directory, rank))
+            else ""
+            for rank, since in busy.items()
+        }
         if not any(doing.span for doing in self._doings):
             verb = "have" if len(busy) > 1 else "has"
             return f"the model is being built: {ranks(busy)} {verb} computed for {at - min(busy.values()):.0f} s{next(iter(lines.values()))}"
-        return "; ".join(f"rank {rank} has computed for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}{lines[rank]}"
-                         for rank, since in busy.items())
+        return "; ".join(
+            f"rank {rank} has computed for {at - since:.0f} s{self._doings[rank].place or ' before its first action'}{lines[rank]}"
+            for rank, since in busy.items()
+        )
 
     def endless(self) -> list[int]:
         """The ranks to ask for their lines now, which `now` tells: they may be in a loop without an end, or have much to do."""
         at = self._looked
-        found = [rank for rank, since in self._busy.items() if at - max(since, self._asked.get(rank, 0.0)) >= LINE_S]
+        found = [
+            rank
+            for rank, since in self._busy.items()
+            if at - max(since, self._asked.get(rank, 0.0)) >= LINE_S
+        ]
         self._asked |= dict.fromkeys(found, at)
         return found
 

@@ -19,13 +19,20 @@ from pathlib import Path
 
 import psutil
 
-WORK_S, WITHIN_S = 0.25, 5.0  # with ten processes on two cores, a rank that computes still gets three times this
+WORK_S, WITHIN_S = (
+    0.25,
+    5.0,
+)  # with ten processes on two cores, a rank that computes still gets three times this
 GONE = (psutil.Error, OSError)  # OSError: this process has no descriptor left to look with
 STOPPED = "stopped (SIGSTOP or Ctrl-Z)"
-REMEDIES = {STOPPED: "Find out who stops the processes of ranks, and run again.",
-            "stopped by a debugger": "Let the debugger go on in time, or launch with a longer stall_s.",
-            "in uninterruptible sleep (disk)": "See whether the disk that it uses answers, and run again."}
-KEPT = dict(zip((psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP), REMEDIES))
+REMEDIES = {
+    STOPPED: "Find out who stops the processes of ranks, and run again.",
+    "stopped by a debugger": "Let the debugger go on in time, or launch with a longer stall_s.",
+    "in uninterruptible sleep (disk)": "See whether the disk that it uses answers, and run again.",
+}
+KEPT = dict(
+    zip((psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP), REMEDIES)
+)
 CODE = 52 - 3  # the exit code's place behind the process's name, which may hold anything
 
 

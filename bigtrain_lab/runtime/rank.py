@@ -18,8 +18,21 @@ class Rank:
     """`index` of `size` ranks. With no recorder every group is a plain one, and spans, logs and
     watches do nothing: a program runs on Rank(0, Mesh(world=1), device) in this very process."""
 
-    def __init__(self, index: int, mesh: Mesh, device: torch.device, seed: int = 0, recorder: Recorder | None = None):
-        self.index, self.size, self.mesh, self.device, self.seed = index, mesh.size, mesh, device, seed
+    def __init__(
+        self,
+        index: int,
+        mesh: Mesh,
+        device: torch.device,
+        seed: int = 0,
+        recorder: Recorder | None = None,
+    ):
+        self.index, self.size, self.mesh, self.device, self.seed = (
+            index,
+            mesh.size,
+            mesh,
+            device,
+            seed,
+        )
         self._recorder = recorder
         self._groups: dict[str | tuple | None, Group] = {}  # by axis
         self._some: dict[tuple, Group] = {}  # by ranks and lane
@@ -50,8 +63,13 @@ class Rank:
         if self.size == 1 and not dist.is_initialized():
             return Alone(self.device)
         whole = len(peers) == self.size and lane == "compute"
-        members = None if whole else dist.new_group(
-            list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}")
+        members = (
+            None
+            if whole
+            else dist.new_group(
+                list(peers), use_local_synchronization=True, group_desc=f"{axis}/{lane}"
+            )
+        )
         group = RecordingGroup(self._recorder, members, lane) if self._recorder else Group(members)
         group.device, group.axis, group.name = self.device, axis, lane
         return group
@@ -59,7 +77,9 @@ class Rank:
     def span(self, step, version: int | None = None, beside: bool = False):
         """Around work that occupies this rank: a step (tuple of actions), an Action, or a name.
         `beside`: its plan lets another lane be busy meanwhile."""
-        return self._recorder.span(step, version, beside=beside) if self._recorder else nullcontext()
+        return (
+            self._recorder.span(step, version, beside=beside) if self._recorder else nullcontext()
+        )
 
     def rng(self, axis: str | None = None) -> torch.Generator:
         """A generator seeded by (seed, the coordinate on that axis; all of them for None): peers on other axes draw alike."""

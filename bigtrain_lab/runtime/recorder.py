@@ -35,22 +35,42 @@ class Recorder:
     record is written. An action is asked at its end, for what the meter read then and inside it.
     """
 
-    def __init__(self, rank: int, clock: Clock, log: EventLog, meter: Meter | Ledger | None = None, jitter_s: float = 0.0, seed: int = 0,
-                 capacity_bytes: int | None = None, relief: str = "", ranks: int = 1):
+    def __init__(
+        self,
+        rank: int,
+        clock: Clock,
+        log: EventLog,
+        meter: Meter | Ledger | None = None,
+        jitter_s: float = 0.0,
+        seed: int = 0,
+        capacity_bytes: int | None = None,
+        relief: str = "",
+        ranks: int = 1,
+    ):
         self.rank, self.clock, self.log, self.meter = rank, clock, log, meter
         self._jitter_s, self._random = jitter_s, random.Random(f"jitter {seed} {rank}")
         self._thread, self._lanes = threading.local(), {"compute"}  # its lane; all lanes
         self._inside: dict[str, str] = {}  # lane -> its open span
-        self._steps: dict[str, tuple] = {}  # lane -> its open span's step, and whether another lane may be busy
-        self._ends: dict[str, int] = {}  # lane -> when its open span ends, once something was launched in it
+        self._steps: dict[
+            str, tuple
+        ] = {}  # lane -> its open span's step, and whether another lane may be busy
+        self._ends: dict[
+            str, int
+        ] = {}  # lane -> when its open span ends, once something was launched in it
         self._called = 0  # collectives that the open action has called
         self._later: list = []  # what is to be launched when the open action has ended
         self.strike = None  # a fault on purpose (faults.py)
         self._capacity_bytes, self._relief = capacity_bytes, relief
         self._held: dict[str, int] = {}  # kind -> bytes at the last action boundary
         self._heights = Heights(ranks)
-        self._ticks: dict[int, int | None] = {}  # wall -> lane's time of what a ledger read inside the last action
-        self._peak: tuple = (0, None, "compute")  # bytes, lane's time and lane of the highest moment so far
+        self._ticks: dict[
+            int, int | None
+        ] = {}  # wall -> lane's time of what a ledger read inside the last action
+        self._peak: tuple = (
+            0,
+            None,
+            "compute",
+        )  # bytes, lane's time and lane of the highest moment so far
         self._told = (0, 0)  # bytes of the peak whose storages were written, and when
         self._not_finite: set[str] = set()  # what was, of "sent" and "reported"
 
@@ -66,8 +86,10 @@ class Recorder:
     def refuse_taken(self, lane: str) -> None:
         """Impossible where the rank has a lane of this name."""
         if lane in self._lanes:
-            raise Impossible(f"Rank {self.rank} has a lane {lane} of another group: "
-                             "give this one a name of its own.")
+            raise Impossible(
+                f"Rank {self.rank} has a lane {lane} of another group: "
+                "give this one a name of its own."
+            )
         self._lanes.add(lane)
 
     def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
@@ -96,7 +118,11 @@ class Recorder:
     def cut(self) -> bool:
         """Whether an action is open that calls collectives: others decide when it ends."""
         step, beside = self._steps.get("compute", ((), False))
-        return bool(step) and self.clock.modelled and len(self.clock.cost.parts(step, self.rank, beside)) > 1
+        return (
+            bool(step)
+            and self.clock.modelled
+            and len(self.clock.cost.parts(step, self.rank, beside)) > 1
+        )
 
     def issue_later(self, issue) -> None:
         """Call this when the open action has ended."""
@@ -112,10 +138,15 @@ class Recorder:
         expected = called(step, clock.cost.inside) if clock.modelled else ()
         number, self._called = self._called, self._called + 1
         if clock.modelled:
-            own, planned = (kind, size_bytes, name), [each[1:] for each in expected[number:number + 1]]
+            own, planned = (
+                (kind, size_bytes, name),
+                [each[1:] for each in expected[number : number + 1]],
+            )
             if [own] != planned:
-                raise Impossible(f"Rank {self.rank} calls {kind} of {size_bytes} bytes ({name}) in {name_of(step)}, where its plan has "
-                                 f"{'%s of %s bytes (%s)' % planned[0] if planned else 'no more'}: predict the model that runs.")
+                raise Impossible(
+                    f"Rank {self.rank} calls {kind} of {size_bytes} bytes ({name}) in {name_of(step)}, where its plan has "
+                    f"{'%s of %s bytes (%s)' % planned[0] if planned else 'no more'}: predict the model that runs."
+                )
             _, now = clock.compute("compute", step, self.rank, beside, number)
             clock.wait(lane, now)
         return call_name(step, number, name)
@@ -131,11 +162,14 @@ class Recorder:
             step = (step,) if isinstance(step, Action) else tuple(step)
             kind, name = kind_of(step), name_of(step)
         if version is not None and type(version) is not int:
-            raise TypeError(f"The weight version of span {name} is {version!r}: give a whole number, or none.")
+            raise TypeError(
+                f"The weight version of span {name} is {version!r}: give a whole number, or none."
+            )
         lane = lane or self.lane
         if lane in self._inside:
-            raise RuntimeError(f"Span {name} begins inside span {self._inside[lane]}: "
-                               "end the first before.")
+            raise RuntimeError(
+                f"Span {name} begins inside span {self._inside[lane]}: end the first before."
+            )
         main = lane == "compute"
         meter, strike = (self.meter, self.strike) if main else (None, None)
         self.jitter()
@@ -163,15 +197,19 @@ class Recorder:
             del self._inside[lane], self._steps[lane]
             expected = self._ends.pop(lane, None)
         if last is not None and last != self._called:
-            raise Impossible(f"Rank {self.rank} called {self._called} collectives in {name}, and its plan has {last}: "
-                             "predict the model that runs.")
+            raise Impossible(
+                f"Rank {self.rank} called {self._called} collectives in {name}, and its plan has {last}: "
+                "predict the model that runs."
+            )
         start, end = clock.compute(lane, step, self.rank, beside, last)
         start = start if last is None else began
         for issue in later:
             issue()
         if expected is not None and end != expected:
-            raise Impossible(f"Rank {self.rank} launches something in span {name} and waits there: what is launched in a span starts "
-                             "at its end, so wait after the span.")
+            raise Impossible(
+                f"Rank {self.rank} launches something in span {name} and waits there: what is launched in a span starts "
+                "at its end, so wait after the span."
+            )
         inside = self._within(name, lane, start, end) if main else {}
         log.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)
         if main:
@@ -191,12 +229,21 @@ class Recorder:
                 told = []
             ticks = placed(start, end, len(told)) if self.clock.modelled else [None] * len(told)
             self._ticks = {walls[at]: tick for at, tick in zip(told, ticks)}
-            self.log.note("levels", self.rank, lane, name, kinds, [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)])
+            self.log.note(
+                "levels",
+                self.rank,
+                lane,
+                name,
+                kinds,
+                [[walls[at], tick, *found[at]] for at, tick in zip(told, ticks)],
+            )
             return {}  # it has kept the limit itself, at the very operator
         inside = self.meter.end() if self.meter else {}
         for kind, readings in inside.items():
             self.log.note("inside", self.rank, lane, kind, name, readings)
-        return self._held | {kind: max(size for _, size in readings) for kind, readings in inside.items()}
+        return self._held | {
+            kind: max(size for _, size in readings) for kind, readings in inside.items()
+        }
 
     def watch(self, holdings) -> None:
         """What is there before the first span."""
@@ -212,7 +259,9 @@ class Recorder:
         for kind, size in self.meter.changes() if self.meter else ():
             self._held[kind] = size
             self.log.note("memory", wall, self.rank, lane, kind, name, at, size)
-        if self.meter and name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]:  # set-up is no step
+        if (
+            self.meter and name != "start" and (highest := self.meter.highest_bytes) > self._peak[0]
+        ):  # set-up is no step
             self._peak = highest, self._ticks.get(self.meter.highest_wall, at), lane
         if self._peak[0] > self._told[0] and wall - self._told[1] > EVERY_NS:
             self._alive(wall, self.meter.at_peak())
@@ -222,14 +271,25 @@ class Recorder:
         highest, at, lane = self._peak
         self._told = highest, wall
         rows = together(alive)
-        self.log.note("alive", rows[0].start, self.rank, lane, at, [[row.kind, row.name, *row[5:]] for row in rows])
+        self.log.note(
+            "alive",
+            rows[0].start,
+            self.rank,
+            lane,
+            at,
+            [[row.kind, row.name, *row[5:]] for row in rows],
+        )
 
     def finish(self) -> None:
         """When the program has ended or failed: who was alive at its peak, if the meter knows and it was not told yet. The peak of one
         that ran out of memory is what it would have held."""
         if self.meter:
             self.meter.changes()  # since the last action
-        if self.meter and (highest := sum(a.bytes for a in self.meter.refused) or self.meter.highest_bytes) > self._told[0]:
+        if (
+            self.meter
+            and (highest := sum(a.bytes for a in self.meter.refused) or self.meter.highest_bytes)
+            > self._told[0]
+        ):
             if highest > self._peak[0]:
                 self._peak = highest, self.clock.now("compute"), "compute"
             self._alive(self.clock.wall(), self.meter.refused or self.meter.at_peak())
@@ -237,11 +297,22 @@ class Recorder:
 
     def _refuse_too_much(self, held: dict[str, int], name: str) -> None:
         if self._capacity_bytes is not None and sum(held.values()) > self._capacity_bytes:
-            raise out_of_memory(self._capacity_bytes, held, rank=self.rank, action=name, relief=self._relief)
+            raise out_of_memory(
+                self._capacity_bytes, held, rank=self.rank, action=name, relief=self._relief
+            )
 
     def scalar(self, name: str, value: float) -> None:
         lane = self.lane
-        self.log.note("scalar", self.clock.wall(), self.rank, lane, "scalar", name, self.clock.now(lane), value)
+        self.log.note(
+            "scalar",
+            self.clock.wall(),
+            self.rank,
+            lane,
+            "scalar",
+            name,
+            self.clock.now(lane),
+            value,
+        )
         if not isfinite(value):
             self.not_finite("reported", f"{name} in {self._inside.get(lane, 'the program')}", lane)
         if lane not in self._inside:  # a span writes at its end
@@ -266,7 +337,16 @@ class Recorder:
         """Note the first value that this rank sent or reported which is not finite: a NaN began at the rank that was first."""
         if self.all_finite(how):
             self._not_finite.add(how)
-            self.log.note("scalar", self.clock.wall(), self.rank, lane, NOT_FINITE, what, self.clock.now(lane), nan)
+            self.log.note(
+                "scalar",
+                self.clock.wall(),
+                self.rank,
+                lane,
+                NOT_FINITE,
+                what,
+                self.clock.now(lane),
+                nan,
+            )
 
     # -- messages -------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from .message import HEADER, pack, unpack
 from .recorder import Recorder
 from .waits import ranks
 
+
 class RecordingGroup(Group):
     """`members[i]` is the job's rank of the group's rank i; its messages belong to the lane
     `name`."""
@@ -76,7 +77,8 @@ class RecordingGroup(Group):
         if self.recorder.lane != self.name:
             raise Impossible(
                 f"Rank {self.recorder.rank} calls {what or 'a message'} of lane {self.name} from lane "
-                f"{self.recorder.lane}: let a lane's group be used by what is launched on it, and no other.")
+                f"{self.recorder.lane}: let a lane's group be used by what is launched on it, and no other."
+            )
 
     def _charged(self, message: Message, size_bytes: int) -> int:
         return size_bytes if self.recorder.clock.cost.message_bytes(message) else 0
@@ -94,7 +96,9 @@ class RecordingGroup(Group):
         return pack(tensor, issue, stamp, clock.wall())
 
     def _note_not_finite(self, tensor, name) -> None:
-        if self.recorder.all_finite("sent") and not is_finite(tensor):  # only the first one is told: look no further
+        if self.recorder.all_finite("sent") and not is_finite(
+            tensor
+        ):  # only the first one is told: look no further
             self.recorder.not_finite("sent", str(name) or "a message", self.name)
 
     def _room(self, shape, buffer):
@@ -115,8 +119,20 @@ class RecordingGroup(Group):
             link = clock.cost.link(src, rank, self.name)
             done = clock.lane(self.name).receive(start, link, charged)
         kind = message(name, size).kind
-        self.recorder.log.write("transfer", wall_start, wall_end, size, rank, self.name, kind,
-                                str(name), start, done, src, charged)
+        self.recorder.log.write(
+            "transfer",
+            wall_start,
+            wall_end,
+            size,
+            rank,
+            self.name,
+            kind,
+            str(name),
+            start,
+            done,
+            src,
+            charged,
+        )
         return tensor.to(self.device)
 
     def _issued(self, wire):
@@ -211,12 +227,11 @@ class RecordingGroup(Group):
             lane, name = f"comm:{self.axis}", inside
         members = self.members
         if src is not None:
-            members = (members[src], *members[:src], *members[src + 1:])
+            members = (members[src], *members[:src], *members[src + 1 :])
         about = Together(name, kind, size_bytes, members)
         wall_start = clock.wall()
         waited = None, 0, name, self._pg.group_name, self.members
-        with (recorder.waiting(self.name, *waited),
-              super()._together(name, kind, size_bytes, call)):
+        with recorder.waiting(self.name, *waited), super()._together(name, kind, size_bytes, call):
             start, end = clock.now(lane), None
             latest = self._aside(partial(self._agree, start or 0))
             wall_latest = clock.wall()
@@ -240,8 +255,13 @@ class RecordingGroup(Group):
         backend would hang, or add up what does not belong together."""
         latest, calls = self._compared(self._call, start)
         if calls:
-            told = "; ".join(f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}" for one in dict.fromkeys(calls))
-            raise Impossible(f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order.")
+            told = "; ".join(
+                f"{ranks(self.members[i] for i in range(self.size) if calls[i] == one)} {one}"
+                for one in dict.fromkeys(calls)
+            )
+            raise Impossible(
+                f"The ranks call different collectives at one time: {told}. Let all call the same ones in the same order."
+            )
         return latest
 
     def room(self, size_bytes, device):

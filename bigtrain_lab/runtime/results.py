@@ -30,8 +30,10 @@ def save(path: Path, results) -> None:
     if results is None:
         results = {}
     if not isinstance(results, Mapping):
-        raise Impossible(f"The program returned {type(results).__name__}: "
-                         "let it return a dict of named arrays, or nothing.")
+        raise Impossible(
+            f"The program returned {type(results).__name__}: "
+            "let it return a dict of named arrays, or nothing."
+        )
     partial = path.with_name(path.name + ".partial")
     try:
         with ZipFile(partial, "w") as file:
@@ -51,8 +53,10 @@ def as_array(name: str, value) -> np.ndarray:
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     array = np.asarray(value)
     if array.dtype.kind not in KINDS:
-        raise Impossible(f"The program returned {name} of type {type(value).__name__}: "
-                         "return arrays, tensors or numbers.")
+        raise Impossible(
+            f"The program returned {name} of type {type(value).__name__}: "
+            "return arrays, tensors or numbers."
+        )
     return array
 
 

@@ -45,7 +45,10 @@ class Run:
         self.directory = Path(directory)
         self._watch = watch  # of the processes; None where they are not ours
         self.settings = read_settings(self.directory)
-        self._read: tuple = (), []  # the logs' sizes and times when they were read, and what was in them
+        self._read: tuple = (
+            (),
+            [],
+        )  # the logs' sizes and times when they were read, and what was in them
 
     @classmethod
     def open(cls, directory) -> "Run":
@@ -71,12 +74,16 @@ class Run:
     def _end(self) -> End:
         if self._watch:
             return self._watch.end
-        running = is_alive(self.settings["launcher"])  # asked first: it writes the end before it ends
+        running = is_alive(
+            self.settings["launcher"]
+        )  # asked first: it writes the end before it ends
         if end := End.noted(self.directory):
             return end
         if running:
             return End("running")
-        if all(status_of(self.directory, rank).get("state") == "done" for rank in range(self.ranks)):
+        if all(
+            status_of(self.directory, rank).get("state") == "done" for rank in range(self.ranks)
+        ):
             return End("done")
         return End("stopped", "Whatever started this run ended before its ranks did.")
 
@@ -88,8 +95,11 @@ class Run:
         lost = [log.lost(state == "done") for log in self._logs()]
         told = [f"the log of rank {rank} {words}" for rank, words in enumerate(lost) if words]
         if state == "done":
-            told += [f"the result of rank {rank} is missing" for rank in range(self.ranks)
-                     if not (self.directory / f"result-{rank}.npz").exists()]
+            told += [
+                f"the result of rank {rank} is missing"
+                for rank in range(self.ranks)
+                if not (self.directory / f"result-{rank}.npz").exists()
+            ]
             if not End.noted(self.directory):
                 told.append("the note of its end (end.json) is missing or damaged")
         text = " and ".join(filter(None, [", ".join(told[:-1]), *told[-1:]]))
@@ -108,7 +118,9 @@ class Run:
         """
         try:
             if not self._finished(timeout):
-                raise TimeoutError(f"The run is not done after {timeout:g} s; it goes on. Its directory is {self.directory}.")
+                raise TimeoutError(
+                    f"The run is not done after {timeout:g} s; it goes on. Its directory is {self.directory}."
+                )
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -157,8 +169,10 @@ class Run:
         header = self._header(clock)
         if not over or any(log.state != "done" for log in logs):
             # Its steps are those that it has done; its numbers are not those of what was asked for.
-            header |= {"steps": min(steps_done(events, header["settings"]), header["steps"]),
-                       "settings": {**header["settings"], "unfinished": True}}
+            header |= {
+                "steps": min(steps_done(events, header["settings"]), header["steps"]),
+                "settings": {**header["settings"], "unfinished": True},
+            }
         return Trace.of(events, clock, **header)
 
     def traces(self) -> dict[str, Trace]:
@@ -169,7 +183,9 @@ class Run:
         """The events on one clock as the ranks write them; ends when the run has ended and all were given."""
         clock, tails = self._clock(clock), [Tail(*of) for of in self._asked()]
         while True:
-            over = self.state != "running"  # asked before reading, so that nothing written before the end is missed
+            over = (
+                self.state != "running"
+            )  # asked before reading, so that nothing written before the end is missed
             for tail in tails:
                 yield from (event for item in tail.new() if (event := getattr(item, clock, None)))
             if over:
@@ -180,18 +196,27 @@ class Run:
         if clock not in (None, "modelled", "measured"):
             raise Impossible(f'A run has no clock {clock!r}: choose "modelled" or "measured".')
         if clock == "modelled" and not self.settings["clock"]:
-            raise Impossible('This run has no modelled clock: ask for "measured", or launch it with cost= and clock=True.')
+            raise Impossible(
+                'This run has no modelled clock: ask for "measured", or launch it with cost= and clock=True.'
+            )
         return clock or self.clock
 
     def _header(self, clock: str) -> dict:
         s = self.settings
-        unit = {"unit": "s", "ticks_per_unit": 10**9} if clock == "measured" else {"unit": s["unit"], "ticks_per_unit": s["ticks_per_unit"]}
+        unit = (
+            {"unit": "s", "ticks_per_unit": 10**9}
+            if clock == "measured"
+            else {"unit": s["unit"], "ticks_per_unit": s["ticks_per_unit"]}
+        )
         return {**unit, "ranks": s["ranks"], "steps": s["steps"], "settings": s["settings"]}
 
     def _logs(self) -> list[Log]:
         """All of each rank's log; read again only where a file has changed."""
-        stamp = tuple((path, about.st_size, about.st_mtime_ns) for path, *_ in self._asked()
-                      if (about := stat(path)))
+        stamp = tuple(
+            (path, about.st_size, about.st_mtime_ns)
+            for path, *_ in self._asked()
+            if (about := stat(path))
+        )
         if self._read[0] != stamp or not stamp:
             self._read = stamp, [Log.read(*of) for of in self._asked()]
         return self._read[1]
@@ -200,8 +225,9 @@ class Run:
         """Of each log: where it is, its rank, how many ranks there are, and how much of it is read at most."""
         recorded = range(self.ranks if self.settings["record"] else 0)
         most = MOST_ITEMS // self.ranks
-        return [(self.directory / f"events-{rank}.jsonl", rank, self.ranks, most)
-                for rank in recorded]
+        return [
+            (self.directory / f"events-{rank}.jsonl", rank, self.ranks, most) for rank in recorded
+        ]
 
     # -- results --------------------------------------------------------------------------------------------
 
@@ -209,7 +235,9 @@ class Run:
     def results(self) -> list[dict[str, np.ndarray]]:
         """What each rank returned, by rank; after the run. Impossible where a rank's file is gone or damaged."""
         self.wait()
-        return [results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)]
+        return [
+            results.read(self.directory / f"result-{rank}.npz", rank) for rank in range(self.ranks)
+        ]
 
     @cached_property
     def replicas(self) -> list[str]:
@@ -238,9 +266,16 @@ class Run:
         """Step time, shares of the time, device-hours and energy: numbers, or None where the clock's unit or the watts are unknown."""
         trace, watts = self.trace(), self.settings["watts"]
         hours = trace.makespan * trace.ranks / 3600 if trace.unit == "s" else None
-        return {"clock": trace.clock, "unit": trace.unit, "steps": trace.steps, "step_time": trace.step_time,
-                "idle_share": trace.shares().idle, "shares": trace.shares(), "device_hours": hours,
-                "energy_wh": hours * watts if hours is not None and watts is not None else None}
+        return {
+            "clock": trace.clock,
+            "unit": trace.unit,
+            "steps": trace.steps,
+            "step_time": trace.step_time,
+            "idle_share": trace.shares().idle,
+            "shares": trace.shares(),
+            "device_hours": hours,
+            "energy_wh": hours * watts if hours is not None and watts is not None else None,
+        }
 
 
 def stat(path: Path) -> os.stat_result | None:
@@ -254,7 +289,15 @@ def steps_done(events, settings: dict) -> int:
     """Training steps that every rank has finished, by its updates, of a run whose settings say its micro-batches; else 1."""
     last: dict[int, int] = {}
     for event in events:
-        if isinstance(event, Span) and event.kind == "U" and (action := ACTION.fullmatch(event.name)):
+        if (
+            isinstance(event, Span)
+            and event.kind == "U"
+            and (action := ACTION.fullmatch(event.name))
+        ):
             last[event.rank] = int(action[3])
     size = settings.get("micro_batches")
-    return max(1, (min(last.values()) + 1) // size) if last and isinstance(size, int) and size > 0 else 1
+    return (
+        max(1, (min(last.values()) + 1) // size)
+        if last and isinstance(size, int) and size > 0
+        else 1
+    )

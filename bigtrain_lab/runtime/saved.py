@@ -28,16 +28,25 @@ class Saved:
         # That is our own call, of no interest to a dispatch mode; a tensor subclass detaches in its own way.
         with _DisableTorchDispatch() if type(tensor) in USUAL else nullcontext():
             self.tensor = tensor.detach()
-        self.version, self.released, self.what, self.beyond = tensor._version, released, what, beyond
+        self.version, self.released, self.what, self.beyond = (
+            tensor._version,
+            released,
+            what,
+            beyond,
+        )
 
     def unpack(self) -> torch.Tensor:
         if self.tensor._version != self.version:  # autograd's own check is off where hooks pack
-            raise RuntimeError(f"A tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in place "
-                               "after its forward: write the result to a new tensor.")
+            raise RuntimeError(
+                f"A tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in place "
+                "after its forward: write the result to a new tensor."
+            )
         return self.tensor
 
     def __del__(self):
-        self.tensor = self.beyond = None  # first: a storage that ends now is not held a moment longer
+        self.tensor = self.beyond = (
+            None  # first: a storage that ends now is not held a moment longer
+        )
         self.released(self.what)
 
 
@@ -53,9 +62,13 @@ class Observer:
 
     def __enter__(self) -> "Observer":
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        self._beyond = top[0] if top and top[1] is Saved.unpack else lambda tensor: None  # the observer that autograd asked until now
+        self._beyond = (
+            top[0] if top and top[1] is Saved.unpack else lambda tensor: None
+        )  # the observer that autograd asked until now
         with ExitStack() as stack:
-            stack.enter_context(replaced(torch.autograd.graph, "disable_saved_tensors_hooks", self._stepping_aside))
+            stack.enter_context(
+                replaced(torch.autograd.graph, "disable_saved_tensors_hooks", self._stepping_aside)
+            )
             stack.enter_context(saved_tensors_hooks(self._pack, Saved.unpack))
             self._active = stack.pop_all()
         return self
@@ -75,6 +88,7 @@ class Observer:
                     yield
             finally:
                 self.transforms -= 1
+
         return disable_saved_tensors_hooks
 
 
@@ -82,7 +96,9 @@ class Observer:
 def hooks_away():
     """Without the hooks on saved tensors of the innermost observers, this one and those right around it."""
     away = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and top[1] is Saved.unpack:
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and top[
+        1
+    ] is Saved.unpack:
         torch._C._autograd._pop_saved_tensors_default_hooks()
         away.append(top)
     try:

@@ -22,14 +22,33 @@ from ..core import Impossible
 from . import fresh, temporary
 from .pulse import STOPPED, Pulse
 
-PRELOADED = ["bigtrain_lab.orphan", "torch", "torch._dynamo", "torch.func", "torch.distributed", "torch.optim", "torch.profiler._cupti_monitor", "numpy",
-             "pydantic", "pydantic.fields", "pydantic.main", "pydantic.json_schema", "cloudpickle", "faulthandler", "zipfile",
-             "bigtrain_lab.runtime.preload"]
+PRELOADED = [
+    "bigtrain_lab.orphan",
+    "torch",
+    "torch._dynamo",
+    "torch.func",
+    "torch.distributed",
+    "torch.optim",
+    "torch.profiler._cupti_monitor",
+    "numpy",
+    "pydantic",
+    "pydantic.fields",
+    "pydantic.main",
+    "pydantic.json_schema",
+    "cloudpickle",
+    "faulthandler",
+    "zipfile",
+    "bigtrain_lab.runtime.preload",
+]
 RANK = f"{fresh.PACKAGE}.runtime.process"
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC)
-NO_SERVER = 256  # in place of the exit code of a rank whose server is gone: no process has such a code
-SERVER_ENDED = ("The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
-                "were ended too. Run again: a new server starts by itself.")
+NO_SERVER = (
+    256  # in place of the exit code of a rank whose server is gone: no process has such a code
+)
+SERVER_ENDED = (
+    "The server that ranks are forked from has ended (killed; out of memory?), and with it all knowledge of the ranks: they "
+    "were ended too. Run again: a new server starts by itself."
+)
 SILENT_S = 5.0  # a server that says nothing for so long is looked at
 _lock = threading.RLock()
 _preloaded: int | None = None  # the library's fingerprint before the server loaded it
@@ -42,11 +61,16 @@ class CannotStart(RuntimeError):
 def warm() -> None:
     """Start the server if there is none yet, and return at once; it loads torch meanwhile. Impossible where it cannot start."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
-        raise Impossible("Ranks cannot be started on Windows: run this in WSL2, where a Linux has what they need.")
+        raise Impossible(
+            "Ranks cannot be started on Windows: run this in WSL2, where a Linux has what they need."
+        )
     with _lock:
         _context()
         from multiprocessing import forkserver, resource_tracker  # not on Windows
-        vars(sys.modules["__main__"]).setdefault("__spec__", None)  # IPython's %reset takes it away, and multiprocessing asks for it
+
+        vars(sys.modules["__main__"]).setdefault(
+            "__spec__", None
+        )  # IPython's %reset takes it away, and multiprocessing asks for it
         try:
             temporary.own()
             resource_tracker.ensure_running()  # the server would start it, and it lets interrupts through again
@@ -57,8 +81,10 @@ def warm() -> None:
                     forget(forkserver._forkserver)
                     forkserver.ensure_running()
         except OSError as error:
-            raise Impossible(f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
-                             "directory that can be written, and see what keeps this machine from starting processes.") from error
+            raise Impossible(
+                f"The server that ranks are forked from cannot start ({error.strerror or error}): let TMPDIR name a "
+                "directory that can be written, and see what keeps this machine from starting processes."
+            ) from error
 
 
 def forget(server) -> None:
@@ -78,16 +104,24 @@ def start(ranks: int, payload: str, unwanted: int, module: str = RANK) -> Iterat
     context = _context()
     current = fresh.fingerprint() == _preloaded
     for index in range(ranks):
-        process = context.Process(target=fresh.enter, args=(index, fresh.ROOT, current, payload, module), name=f"rank {index}")
+        process = context.Process(
+            target=fresh.enter,
+            args=(index, fresh.ROOT, current, payload, module),
+            name=f"rank {index}",
+        )
         try:
             process = Forked(process, unwanted)
             if process.pid is None:
                 return
         except (OSError, EOFError) as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise CannotStart(f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for fewer ranks.") from None
-            raise CannotStart(f"Rank {index} cannot start: the server that it is forked from has ended (killed; out of memory?). Run again: "
-                              "a new server starts by itself.") from None
+                raise CannotStart(
+                    f"Rank {index} cannot start ({error.strerror}): end other programs, or ask for fewer ranks."
+                ) from None
+            raise CannotStart(
+                f"Rank {index} cannot start: the server that it is forked from has ended (killed; out of memory?). Run again: "
+                "a new server starts by itself."
+            ) from None
         yield process
 
 
@@ -101,10 +135,12 @@ class Forked:
 
         self.pid = self.exitcode = None
         told = in_bytes(process)
-        self.sentinel, self._pipe = forkserver.connect_to_new_process([])  # the process ends once nobody has the pipe open
+        self.sentinel, self._pipe = forkserver.connect_to_new_process(
+            []
+        )  # the process ends once nobody has the pipe open
         try:
             while told:  # first, while the server imports: it fits into the pipe, and a process that nobody wants any more ends by itself
-                told = told[os.write(self._pipe, told):]
+                told = told[os.write(self._pipe, told) :]
             if self._has_forked(unwanted):
                 self.pid = forkserver.read_signed(self.sentinel)
         except BaseException:
@@ -124,7 +160,9 @@ class Forked:
             while not (found := [key.fd for key, _ in ready.select(SILENT_S)]):
                 server = forkserver._forkserver._forkserver_pid
                 if Pulse(server).kept() == STOPPED:
-                    raise CannotStart(f"The server that ranks are forked from is {STOPPED}: let it go on (kill -CONT {server}), and run again.")
+                    raise CannotStart(
+                        f"The server that ranks are forked from is {STOPPED}: let it go on (kill -CONT {server}), and run again."
+                    )
         return self.sentinel in found
 
     def join(self, timeout: float | None = None) -> None:
@@ -145,11 +183,18 @@ class Forked:
 def in_bytes(process) -> bytes:
     """What the server's copy reads: how to prepare itself, but for the script that runs here, and
     the process that it becomes."""
-    prepared = {name: value for name, value in spawn.get_preparation_data(process.name).items()
-                if not name.startswith("init_main")}
-    set_spawning_popen(process)  # as multiprocessing does: a process carries a key that must not be pickled for anything else
+    prepared = {
+        name: value
+        for name, value in spawn.get_preparation_data(process.name).items()
+        if not name.startswith("init_main")
+    }
+    set_spawning_popen(
+        process
+    )  # as multiprocessing does: a process carries a key that must not be pickled for anything else
     try:
-        return bytes(reduction.ForkingPickler.dumps(prepared)) + bytes(reduction.ForkingPickler.dumps(process))
+        return bytes(reduction.ForkingPickler.dumps(prepared)) + bytes(
+            reduction.ForkingPickler.dumps(process)
+        )
     finally:
         set_spawning_popen(None)
 
@@ -167,7 +212,10 @@ def _context():
 @contextmanager
 def interrupts_held():
     """Hear Ctrl-C at the end of this, and never in a server that starts meanwhile; a rank listens again (fresh.py)."""
-    heard, main = [], threading.current_thread() is threading.main_thread()  # which alone is interrupted
+    heard, main = (
+        [],
+        threading.current_thread() is threading.main_thread(),
+    )  # which alone is interrupted
     listener = signal.signal(signal.SIGINT, lambda *_: heard.append(True)) if main else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what a new process inherits
     try:

@@ -16,7 +16,11 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_leaves
 
 from .balance import APART
@@ -39,8 +43,21 @@ class Storage(weakref.ref):
     address           of its data
     """
 
-    __slots__ = ("key", "bytes", "own", "declared", "saved", "before", "counted", "maker", "shape", "dtype", "module", "made",
-                 "address")
+    __slots__ = (
+        "key",
+        "bytes",
+        "own",
+        "declared",
+        "saved",
+        "before",
+        "counted",
+        "maker",
+        "shape",
+        "dtype",
+        "module",
+        "made",
+        "address",
+    )
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
@@ -73,14 +90,24 @@ class _Mode(TorchDispatchMode):
 
 
 # Torch's compiler is not to compile the ledger itself, nor what it calls: said of the code, that costs nothing.
-set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+set_code_exec_strategy(
+    _Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+)
 
 
 def effect_of(operator) -> str:
     """What an operator may return, by its schema: a view or an in-place result is marked as an alias there."""
     schema = operator._schema
-    name, written = schema.name.removeprefix("aten::"), [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-    if name in GROWING or any(a.is_out for a in written) or written and operator.namespace != "aten":  # a user's may grow what it writes
+    name, written = (
+        schema.name.removeprefix("aten::"),
+        [a for a in schema.arguments if a.alias_info and a.alias_info.is_write],
+    )
+    if (
+        name in GROWING
+        or any(a.is_out for a in written)
+        or written
+        and operator.namespace != "aten"
+    ):  # a user's may grow what it writes
         return GROWS
     if name == "lift_fresh" or any(value.alias_info is None for value in schema.returns):
         return SEES
@@ -95,7 +122,14 @@ class Storages:
     operate   called in place of each operator, with (operator, args, kwargs)
     """
 
-    def __init__(self, wall: Callable[[], int], places: Places, grows: Callable, device: torch.device, operate: Callable | None = None):
+    def __init__(
+        self,
+        wall: Callable[[], int],
+        places: Places,
+        grows: Callable,
+        device: torch.device,
+        operate: Callable | None = None,
+    ):
         self.known: dict[int, Storage] = {}
         self.events: deque[tuple] = deque()
         self.total = 0  # of all that counts, at once
@@ -135,15 +169,21 @@ class Storages:
         if storage._cdata not in self.known and (count := self.counts(storage, born=True)):
             running = torch._C._current_graph_task_id() != -1
             born = self.record(storage, tensor, maker)
-            recorded = running and torch.is_grad_enabled() and not self._observer.transforms  # whose backwards are recorded always
+            recorded = (
+                running and torch.is_grad_enabled() and not self._observer.transforms
+            )  # whose backwards are recorded always
             born.own = "recomputed" if recorded else "temporaries"
             born.module = self._places.path or (self._places.of_node() if running else "")
-            born.made = self.action or ("backward" if running else "forward" if self._places.path else "")
+            born.made = self.action or (
+                "backward" if running else "forward" if self._places.path else ""
+            )
             self._count(born, count)
 
     def counts(self, storage: torch.UntypedStorage, born: bool = False) -> int:
         """Its bytes if it is to be counted; one of a meta or a fake tensor has no address."""
-        if self._meta:  # of the host's, those that actions make: a batch that was loaded is on the device too
+        if (
+            self._meta
+        ):  # of the host's, those that actions make: a batch that was loaded is on the device too
             return storage.nbytes() if storage.device.type == "meta" or born and self.action else 0
         counted = storage.is_cuda if self._cuda else storage.device.type != "meta"
         return storage.nbytes() if counted and storage.data_ptr() else 0
@@ -151,9 +191,21 @@ class Storages:
     def record(self, storage: torch.UntypedStorage, tensor: torch.Tensor, maker) -> Storage:
         """A storage that is not known: its entry, of no bytes yet."""
         born = self.known[storage._cdata] = Storage(storage, self._died)
-        born.key, born.bytes, born.maker, born.shape, born.dtype = storage._cdata, 0, maker, tensor.shape, tensor.dtype
+        born.key, born.bytes, born.maker, born.shape, born.dtype = (
+            storage._cdata,
+            0,
+            maker,
+            tensor.shape,
+            tensor.dtype,
+        )
         born.declared = born.module = born.made = ""
-        born.saved, born.own, born.before, born.counted, born.address = 0, "temporaries", False, None, storage.data_ptr()
+        born.saved, born.own, born.before, born.counted, born.address = (
+            0,
+            "temporaries",
+            False,
+            None,
+            storage.data_ptr(),
+        )
         if self._cuda:
             self.returned.add(born.address)
         return born
@@ -187,7 +239,9 @@ class Storages:
             if known := self.known.get(storage._cdata):
                 if known.bytes != storage.nbytes():
                     self._count(known, storage.nbytes())
-            elif sizes.get(storage._cdata) != storage.nbytes():  # one that was there, and is no larger, was made by someone else
+            elif (
+                sizes.get(storage._cdata) != storage.nbytes()
+            ):  # one that was there, and is no larger, was made by someone else
                 self._returned(tensor, operator)
         return out
 
@@ -206,25 +260,31 @@ class Storages:
                     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
                 self._meet(whole, "resize_")
             return result
+
         return resize_
 
     def _setting(self, original):
         def set_(tensor, *args, **kwargs):
             source = storage_of(args[0] if args else kwargs.get("source"))
-            new = source is not None and torch._C._storage_Use_Count(source._cdata) == 1  # nothing has it but this Python object
+            new = (
+                source is not None and torch._C._storage_Use_Count(source._cdata) == 1
+            )  # nothing has it but this Python object
             result = original(tensor, *args, **kwargs)
             if new and self._looking():
                 self._returned(tensor, "set_")
             return result
+
         return set_
 
     def _filling(self, original):
         """torch.tensor on meta, which no operator returns."""
+
         def tensor(*args, **kwargs):
             result = original(*args, **kwargs)
             if result.is_meta and self._looking():
                 self._returned(result, "lift_fresh")
             return result
+
         return tensor
 
     # -- what autograd saves --------------------------------------------------------------------------------
@@ -241,7 +301,9 @@ class Storages:
             if known is not None:
                 known.saved += 1
                 if known.saved == 1 and not known.before and known.own != "recomputed":
-                    known.own = "activations" if torch._C._current_graph_task_id() == -1 else "recomputed"
+                    known.own = (
+                        "activations" if torch._C._current_graph_task_id() == -1 else "recomputed"
+                    )
                     self.events.append((known, known.own, known.bytes, self._wall()))
                 kept.append(known)
         return kept
@@ -249,7 +311,9 @@ class Storages:
     def _let_go(self, kept: list[Storage]) -> None:
         for storage in kept:
             storage.saved -= 1
-            if not storage.saved and not storage.before and self.known.get(storage.key) is storage:  # a name keeps it
+            if (
+                not storage.saved and not storage.before and self.known.get(storage.key) is storage
+            ):  # a name keeps it
                 storage.own = "temporaries"
                 self.events.append((storage, storage.own, storage.bytes, self._wall()))
 

@@ -27,7 +27,9 @@ except ImportError:  # Windows, where no rank is started
     pass
 
 PREFIX, OWNER = "bigtrain-", "owner"
-LONGEST_SOCKET = 103  # bytes of a socket's name, by the shorter limit of two (macOS; Linux takes 107)
+LONGEST_SOCKET = (
+    103  # bytes of a socket's name, by the shorter limit of two (macOS; Linux takes 107)
+)
 SHORT = ("/tmp", "/var/tmp")  # where sockets may be instead
 
 
@@ -53,8 +55,12 @@ def _own(pid: int) -> Path:
             if os.fstat(lock).st_nlink:
                 break
         os.close(lock)  # someone who sweeps came between
-    util.Finalize(None, shutil.rmtree, args=(path, True), exitpriority=-100)  # unlike atexit's, not in a copy that was forked
-    multiprocessing.current_process()._config["tempdir"] = str(path)  # where multiprocessing keeps its sockets
+    util.Finalize(
+        None, shutil.rmtree, args=(path, True), exitpriority=-100
+    )  # unlike atexit's, not in a copy that was forked
+    multiprocessing.current_process()._config["tempdir"] = str(
+        path
+    )  # where multiprocessing keeps its sockets
     return path
 
 
@@ -66,8 +72,10 @@ def _base() -> str:
         return usual
     if short := next((place for place in SHORT if os.access(place, os.W_OK | os.X_OK)), None):
         return short
-    raise Impossible(f"The server that ranks are forked from cannot start ({usual} is too long a name for a socket to "
-                     f"be in, and {' and '.join(SHORT)} cannot be written): let TMPDIR name a directory with a shorter one.")
+    raise Impossible(
+        f"The server that ranks are forked from cannot start ({usual} is too long a name for a socket to "
+        f"be in, and {' and '.join(SHORT)} cannot be written): let TMPDIR name a directory with a shorter one."
+    )
 
 
 def _sweep(base: str) -> None:
@@ -88,7 +96,9 @@ def remove_abandoned(path) -> None:
                 return
             lock = os.open(OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             if stat.S_ISREG(os.fstat(lock).st_mode):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError where its owner lives
+                fcntl.flock(
+                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # BlockingIOError where its owner lives
                 _remove(path)
         finally:
             for fd in (folder, lock):

@@ -1,13 +1,13 @@
 """A run on ranks that torchrun (or Slurm or Kubernetes through it) started; each runs its own program.
 
-    meet        on the board (board.py); each rank introduces itself
-    compare     all must have been asked the same: settings, ranks, versions, the program's code
-    connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
-    clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
-    the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
-                It travels as values; the program does not, each rank has its own
-    directory   made by rank 0; every rank must see it, and keeps its own log there
-    the end     told as under `launch`: by one rank in full, by the others in a sentence (lookout.py)
+meet        on the board (board.py); each rank introduces itself
+compare     all must have been asked the same: settings, ranks, versions, the program's code
+connect     gloo, over the loopback where all share a network, else over the interface that reaches the others
+clocks      how far each machine's clock is from rank 0's (offset.py); asked again at the end
+the job     rank 0's, with its cost: what a machine has measured must not make its ranks differ.
+            It travels as values; the program does not, each rank has its own
+directory   made by rank 0; every rank must see it, and keeps its own log there
+the end     told as under `launch`: by one rank in full, by the others in a sentence (lookout.py)
 """
 
 import hashlib
@@ -108,8 +108,16 @@ class Member(NamedTuple):
         except peers.Unreachable:
             address = "127.0.0.1"
         spaces = (namespace(kind) for kind in ("time", "net", "pid"))
-        return cls(platform.node(), *spaces, this_process(), address, beyond_the_wall(), cores(),
-                   visible(), asked)
+        return cls(
+            platform.node(),
+            *spaces,
+            this_process(),
+            address,
+            beyond_the_wall(),
+            cores(),
+            visible(),
+            asked,
+        )
 
 
 class Team:
@@ -129,7 +137,11 @@ class Team:
     @property
     def mates(self) -> dict[int, list]:
         """Other ranks whose processes this one can see: rank -> [host, pid, start]."""
-        return {rank: m.process for rank, m in enumerate(self.members) if m.processes == self.me.processes and rank != self.index}
+        return {
+            rank: m.process
+            for rank, m in enumerate(self.members)
+            if m.processes == self.me.processes and rank != self.index
+        }
 
     def hosts(self) -> list[dict]:
         """What the run's settings say of its machines, one entry a clock."""
@@ -137,9 +149,22 @@ class Team:
         for clock, ranks in self._machines().items():
             offset = self.offsets[clock]
             first = self.members[ranks[0]]
-            ahead = offset.ns + first.beyond_the_wall - self.members[0].beyond_the_wall if offset.error_ns else 0
-            told.append({"name": first.host, "ranks": ranks, "cores": first.cores, "gpus": first.gpus, "offset_ns": offset.ns,
-                         "ahead_s": ahead / 1e9, "error_s": offset.error_ns / 1e9})
+            ahead = (
+                offset.ns + first.beyond_the_wall - self.members[0].beyond_the_wall
+                if offset.error_ns
+                else 0
+            )
+            told.append(
+                {
+                    "name": first.host,
+                    "ranks": ranks,
+                    "cores": first.cores,
+                    "gpus": first.gpus,
+                    "offset_ns": offset.ns,
+                    "ahead_s": ahead / 1e9,
+                    "error_s": offset.error_ns / 1e9,
+                }
+            )
         return told
 
     def agree(self, prepare) -> Job:
@@ -182,7 +207,14 @@ class Team:
     def _devices(self, device: str) -> Devices:
         """As devices.py chooses for all machines, in the order of the ranks."""
         machines = list(self._machines().values())
-        chosen = choose([Node(len(ranks), min(self.members[rank].gpus for rank in ranks)) for ranks in machines], device, nccl_here())
+        chosen = choose(
+            [
+                Node(len(ranks), min(self.members[rank].gpus for rank in ranks))
+                for ranks in machines
+            ],
+            device,
+            nccl_here(),
+        )
         by_rank = dict(zip((rank for ranks in machines for rank in ranks), chosen.of, strict=True))
         return chosen._replace(of=tuple(by_rank[rank] for rank in range(self.place.ranks)))
 
@@ -197,23 +229,34 @@ class Team:
             if name:
                 border.use_interface(name)
         where = f"Rank {self.index} on {self.me.host} cannot connect to the other ranks over {name or 'its network'}"
-        mend = ("let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to the interface that "
-                "`bigtrain doctor --peer` names there.")
+        mend = (
+            "let the nodes reach each other on all ports, or set GLOO_SOCKET_IFNAME on each node to the interface that "
+            "`bigtrain doctor --peer` names there."
+        )
         own, failed = self.board.clone(), []  # a store serves one caller at a time
         store = dist.PrefixStore("gloo", own.store)
 
         def connect():  # in a thread, since no call of gloo's can be interrupted where a rank ends or does not come
             try:
-                dist.init_process_group(self.devices.backend, store=store, rank=self.index,
-                                        world_size=self.place.ranks, timeout=timedelta(days=7))
+                dist.init_process_group(
+                    self.devices.backend,
+                    store=store,
+                    rank=self.index,
+                    world_size=self.place.ranks,
+                    timeout=timedelta(days=7),
+                )
                 own.post(f"connected {self.index}", True)
             except (RuntimeError, ValueError) as error:
                 failed.append(str(error).splitlines()[0][:160])
 
         connecting = threading.Thread(target=connect, daemon=True)
         connecting.start()
-        self.board.wait(lambda: not connecting.is_alive(),
-                        lambda rank: self.board.peek(f"connected {rank}"), CONNECT_S, mend)
+        self.board.wait(
+            lambda: not connecting.is_alive(),
+            lambda rank: self.board.peek(f"connected {rank}"),
+            CONNECT_S,
+            mend,
+        )
         if failed:
             raise Impossible(f"{where} ({failed[0]}): {mend}")
 
@@ -228,19 +271,28 @@ class Team:
             time.sleep(0.1)  # a shared disk may take a moment to show a new file
         blind = [rank for rank, sees in enumerate(self.board.everyones("sees", seen)) if not sees]
         if blind:
-            raise Impossible(f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory {job.directory} that rank 0 "
-                             f"on {self.members[0].host} made: choose a --directory on a disk that all nodes share.")
+            raise Impossible(
+                f"Rank {blind[0]} on {self.members[blind[0]].host} does not see the run directory {job.directory} that rank 0 "
+                f"on {self.members[0].host} made: choose a --directory on a disk that all nodes share."
+            )
 
 
 def refuse_differences(asked: list[dict]) -> None:
     """Impossible, naming a rank and what differs, where the ranks were not asked for the same; the experiment's "settings" one by one."""
-    told = [{**{("launch", name): value for name, value in own.items() if name != "settings"},
-             **{("settings", name): value for name, value in own.get("settings", {}).items()}} for own in asked]
+    told = [
+        {
+            **{("launch", name): value for name, value in own.items() if name != "settings"},
+            **{("settings", name): value for name, value in own.get("settings", {}).items()},
+        }
+        for own in asked
+    ]
     for rank, own in enumerate(told):
         for key in told[0] | own:
             if own.get(key) != told[0].get(key):
-                raise Impossible(f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and rank 0 with {told[0].get(key)!r}: "
-                                 "give every node the same command and the same versions.")
+                raise Impossible(
+                    f"Rank {rank} was started with {key[1].replace('_', '-')} {own.get(key)!r} and rank 0 with {told[0].get(key)!r}: "
+                    "give every node the same command and the same versions."
+                )
 
 
 def readable(path: Path) -> bool:
@@ -277,9 +329,18 @@ def compiled(value):
 
 # A job as a note on the board: {name of a value's kind: its parts}. Numbers stay exact.
 KINDS = {  # name -> (kind, value -> parts, parts -> value); of several that a value is, the first
-    **{kind.__name__: (kind, lambda value: [getattr(value, field.name) for field in fields(value)],
-                       lambda parts, kind=kind: kind(*parts)) for kind in (Cost, Fault, Job)},
-    **{kind.__name__: (kind, tuple, lambda parts, kind=kind: kind(*parts)) for kind in (Action, Link)},
+    **{
+        kind.__name__: (
+            kind,
+            lambda value: [getattr(value, field.name) for field in fields(value)],
+            lambda parts, kind=kind: kind(*parts),
+        )
+        for kind in (Cost, Fault, Job)
+    },
+    **{
+        kind.__name__: (kind, tuple, lambda parts, kind=kind: kind(*parts))
+        for kind in (Action, Link)
+    },
     "Fraction": (Fraction, Fraction.as_integer_ratio, lambda parts: Fraction(*parts)),
     "Mesh": (Mesh, lambda mesh: mesh.axes, lambda parts: Mesh(**dict(parts))),
     "dict": (Mapping, lambda mapping: mapping.items(), dict),
@@ -298,8 +359,9 @@ def note(value):
             return {name: [note(part) for part in parts(value)]}
     if hasattr(value, "item"):  # a number of numpy's or torch's
         return note(value.item())
-    raise Impossible(f"The cost holds {value!r}, which cannot travel to other ranks: "
-                     "let it hold numbers.")
+    raise Impossible(
+        f"The cost holds {value!r}, which cannot travel to other ranks: let it hold numbers."
+    )
 
 
 def of_note(told):

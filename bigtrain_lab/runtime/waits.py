@@ -84,7 +84,9 @@ class At:
                 return f"{self.who} waits for the other ranks to begin"
             case "enter":
                 return f"{self.who} was in {self.span}"
-        return f"{self.who} had done {self.span}" if self.span else f"{self.who} had done no step yet"
+        return (
+            f"{self.who} had done {self.span}" if self.span else f"{self.who} had done no step yet"
+        )
 
     @property
     def place(self) -> str:
@@ -97,7 +99,9 @@ class Doing:
 
     def __init__(self, directory: Path, rank: int):
         self.rank = rank
-        self._tail = Tail(Path(directory) / f"events-{rank}.jsonl", most=inf)  # it keeps none of them
+        self._tail = Tail(
+            Path(directory) / f"events-{rank}.jsonl", most=inf
+        )  # it keeps none of them
         self.main = At(rank, "compute")
         self.lanes = {"compute": self.main}
         self.sent, self.got = Counter(), Counter()  # (lane, peer, channel) -> messages
@@ -162,6 +166,7 @@ class Doing:
 def waited_for(doings: list[Doing], at: At) -> list[At]:
     """The lanes without which this one cannot go on; none where it works, or where what it waits
     for is on its way."""
+
     def of(rank: int) -> At:
         """The lane of its name on another rank; of one that is idle there the rank's own."""
         other = doings[rank]
@@ -186,8 +191,11 @@ def waited_for(doings: list[Doing], at: At) -> list[At]:
 
 def untaken(doings: list[Doing], at: At) -> list[tuple]:
     """((lane, rank, channel), messages) of what a lane has sent and another rank has not taken."""
-    left = ((way, count - doings[way[1]].got[at.lane, at.rank, way[2]])
-            for way, count in doings[at.rank].sent.items() if way[0] == at.lane)
+    left = (
+        (way, count - doings[way[1]].got[at.lane, at.rank, way[2]])
+        for way, count in doings[at.rank].sent.items()
+        if way[0] == at.lane
+    )
     return [(way, count) for way, count in left if count > 0]
 
 
@@ -207,7 +215,7 @@ def knot(doings: list[Doing]) -> list[At]:
     while True:
         following = min(edges[path[-1]], key=lambda at: (at.last not in ENDED, at.rank))
         if following in path:
-            return path[path.index(following):]
+            return path[path.index(following) :]
         path.append(following)
         if following.last in ENDED:
             return path[-2:]

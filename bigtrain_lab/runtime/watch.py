@@ -54,7 +54,12 @@ class Watch:
         try:
             self._thread.start()
         except RuntimeError as error:
-            self._finish(End("failed", f"No thread can be started to watch the ranks ({error}): end other programs or threads, and run again."))
+            self._finish(
+                End(
+                    "failed",
+                    f"No thread can be started to watch the ranks ({error}): end other programs or threads, and run again.",
+                )
+            )
             raise Impossible(self.end.diagnosis) from error
 
     @property
@@ -88,12 +93,20 @@ class Watch:
         try:
             self._room = tempfile.mkdtemp(prefix="run-", dir=temporary.own())
             payload = Path(self._room) / "program"
-            payload.write_bytes(pickle.dumps((replace(self._job, store=os.path.join(self._room, "store")), self._travelling)))
+            payload.write_bytes(
+                pickle.dumps(
+                    (replace(self._job, store=os.path.join(self._room, "store")), self._travelling)
+                )
+            )
         except OSError as error:
-            raise server.CannotStart(f"The program cannot be kept in {temporary.own()} for the ranks ({error.strerror or error}): free some "
-                                     "space there, or let TMPDIR name another directory.") from error
+            raise server.CannotStart(
+                f"The program cannot be kept in {temporary.own()} for the ranks ({error.strerror or error}): free some "
+                "space there, or let TMPDIR name another directory."
+            ) from error
         self._travelling = b""
-        for rank, process in enumerate(server.start(self._job.mesh.size, str(payload), self._wake_read)):
+        for rank, process in enumerate(
+            server.start(self._job.mesh.size, str(payload), self._wake_read)
+        ):
             self._processes.append(process)
             self._pulses[rank] = Pulse(process.pid)
 
@@ -110,14 +123,18 @@ class Watch:
                 return self._progress.failed(server.SERVER_ENDED, self._all_exits())
             if any(exit.code for exit in self._exits.values()):
                 deadline = deadline or time.monotonic() + VICTIMS_S
-                if everybody or diagnose.has_culprit(self.directory, self._exits) or time.monotonic() > deadline:
+                if (
+                    everybody
+                    or diagnose.has_culprit(self.directory, self._exits)
+                    or time.monotonic() > deadline
+                ):
                     self._look(0)
                     return self._progress.failure(self._all_exits(), self._ask_for_stacks)
             elif everybody:
                 if all(diagnose.status_of(self.directory, rank) for rank in self._exits):
                     return End("done")
                 return self._progress.failure(self._exits, self._ask_for_stacks)
-            elif (found := self._progress.trouble(self._ask_for_stacks)):
+            elif found := self._progress.trouble(self._ask_for_stacks):
                 return self._progress.failed(found, self._all_exits())
             elif endless := self._progress.endless():
                 self._ask_for_stacks(endless)
@@ -128,12 +145,16 @@ class Watch:
 
     def _look(self, timeout: float = LOOK_S) -> None:
         """Wait a moment for a process to end, and note those that have."""
-        alive = {p.sentinel: rank for rank, p in enumerate(self._processes) if rank not in self._exits}
+        alive = {
+            p.sentinel: rank for rank, p in enumerate(self._processes) if rank not in self._exits
+        }
         for ready in wait([*alive, self._wake_read], timeout):
             if ready in alive:
                 rank = alive[ready]
                 self._processes[rank].join()
-                self._exits[rank] = Exit(self._processes[rank].exitcode, time.monotonic_ns() - self._job.zero_ns)
+                self._exits[rank] = Exit(
+                    self._processes[rank].exitcode, time.monotonic_ns() - self._job.zero_ns
+                )
 
     def _ask_for_stacks(self, whom: Container[int] = range(MOST_RANKS)) -> None:
         """Let each rank of these that is left write where it is, and wait until it has, or has ended. One
@@ -147,7 +168,11 @@ class Watch:
                     os.kill(process.pid, signal.SIGUSR1)
         until = time.monotonic() + STACKS_S
         while time.monotonic() < until and not self._stopped:
-            asked = {rank: path for rank, path in asked.items() if not frames.is_whole(path) and self._pulses[rank].is_alive()}
+            asked = {
+                rank: path
+                for rank, path in asked.items()
+                if not frames.is_whole(path) and self._pulses[rank].is_alive()
+            }
             if not asked:
                 break
             time.sleep(0.01)
@@ -161,7 +186,9 @@ class Watch:
             for process, pulse in zip(self._processes, self._pulses.values()):
                 with suppress(OSError):
                     process.join(max(0, until - time.monotonic()))
-                while pulse.is_alive() and time.monotonic() < until:  # nobody says that it has ended, where the server is gone
+                while (
+                    pulse.is_alive() and time.monotonic() < until
+                ):  # nobody says that it has ended, where the server is gone
                     time.sleep(0.01)
                 with suppress(OSError):
                     process.close()  # a rank ends by itself once nobody holds its pipe

@@ -24,6 +24,6 @@ class DualPipeV(InV):
         steady = ["F0+B1", "F1+B0"] * (m - 2 * p + r + 1) + ["B1", "F1+B0"] * below
         if not below:
             steady[:1] = ["F0", "B1"]  # apart, its gradient leaves sooner
-        drain = (["B1", "B0"] * (r + 1))[:r + 1] + (["I1", "I0"] * (r + 1))[r + 1:]
+        drain = (["B1", "B0"] * (r + 1))[: r + 1] + (["I1", "I0"] * (r + 1))[r + 1 :]
         drain += ["W", "I0"] * below + ["W"] * (r + 1)
         return self.numbered(rank, warm_up + steady + drain)

@@ -17,4 +17,8 @@ class GPipe(Schedule):
 
     def steps(self, rank):
         batch = range(self.micro_batches)
-        return [*(F(rank, m) for m in batch), *(B(rank, m) for m in batch), U(rank, self.micro_batches - 1)]
+        return [
+            *(F(rank, m) for m in batch),
+            *(B(rank, m) for m in batch),
+            U(rank, self.micro_batches - 1),
+        ]

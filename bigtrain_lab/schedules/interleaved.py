@@ -25,8 +25,10 @@ class Interleaved(Schedule):
         super().__post_init__()
         if self.micro_batches % self.ranks:
             below = self.micro_batches // self.ranks * self.ranks
-            raise Impossible(f"Interleaving goes round in groups of {self.ranks} ranks, which do not divide {self.micro_batches} "
-                             f"micro-batches: take {f'{below} or ' * (below > 0)}{below + self.ranks}.")
+            raise Impossible(
+                f"Interleaving goes round in groups of {self.ranks} ranks, which do not divide {self.micro_batches} "
+                f"micro-batches: take {f'{below} or ' * (below > 0)}{below + self.ranks}."
+            )
 
     def steps(self, rank):
         p, v = self.ranks, self.chunks
@@ -42,4 +44,4 @@ class Interleaved(Schedule):
         backwards = [B(*place(k, True)) for k in range(total)]
         warm_up = min(total, (v - 1) * p + 2 * (p - rank - 1))
         steady = [step for pair in zip(forwards[warm_up:], backwards) for step in pair]
-        return [*forwards[:warm_up], *steady, *backwards[total - warm_up:]]
+        return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]

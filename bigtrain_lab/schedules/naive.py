@@ -1,7 +1,7 @@
 """Naive model parallelism: one batch goes through all stages as a whole, so one rank works at a time.
 
-    rank 0  F F . . . . . . B B B B        p ranks, m micro-batches' worth of work in one piece
-    rank 1  . . F F B B B B . . . .        idle share  1 - 1/p,  the whole batch is live on every rank
+rank 0  F F . . . . . . B B B B        p ranks, m micro-batches' worth of work in one piece
+rank 1  . . F F B B B B . . . .        idle share  1 - 1/p,  the whole batch is live on every rank
 """
 
 from ..schedule import Action, Schedule, U
@@ -12,5 +12,8 @@ class Naive(Schedule):
 
     def steps(self, rank):
         batch = range(self.micro_batches)
-        return [tuple(Action("F", rank, m) for m in batch), tuple(Action("B", rank, m) for m in batch),
-                U(rank, self.micro_batches - 1)]
+        return [
+            tuple(Action("F", rank, m) for m in batch),
+            tuple(Action("B", rank, m) for m in batch),
+            U(rank, self.micro_batches - 1),
+        ]

@@ -23,4 +23,7 @@ class OneFOneB(Schedule):
     name = "1f1b"
 
     def steps(self, rank):
-        return [*one_forward_one_backward(rank, self.ranks, self.micro_batches), U(rank, self.micro_batches - 1)]
+        return [
+            *one_forward_one_backward(rank, self.ranks, self.micro_batches),
+            U(rank, self.micro_batches - 1),
+        ]

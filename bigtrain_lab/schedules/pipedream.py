@@ -18,8 +18,16 @@ from .one_f_one_b import one_forward_one_backward
 
 def updating(steps: list, every: int) -> list:
     """The order with an update behind each backward that completes `every` micro-batches."""
-    ends = [(step, [U(a.stage, a.micro_batch)] if a.kind == "B" and (a.micro_batch + 1) % every == 0 else [])
-            for step in steps for a in step]
+    ends = [
+        (
+            step,
+            [U(a.stage, a.micro_batch)]
+            if a.kind == "B" and (a.micro_batch + 1) % every == 0
+            else [],
+        )
+        for step in steps
+        for a in step
+    ]
     return [part for step, update in ends for part in (step, *update)]
 
 

@@ -25,8 +25,10 @@ class PipeDream2BW(Schedule):
     def __post_init__(self):
         super().__post_init__()
         if self.update_size < self.ranks:
-            raise Impossible(f"PipeDream-2BW needs at least as many micro-batches in an update as ranks: {self.update_size} are fewer "
-                             f"than {self.ranks}; take {self.ranks} micro-batches or {self.update_size} ranks.")
+            raise Impossible(
+                f"PipeDream-2BW needs at least as many micro-batches in an update as ranks: {self.update_size} are fewer "
+                f"than {self.ranks}; take {self.ranks} micro-batches or {self.update_size} ranks."
+            )
 
     @property
     def update_size(self):
@@ -36,7 +38,9 @@ class PipeDream2BW(Schedule):
         return replace(self, micro_batches=self.micro_batches * batches, batch=self.update_size)
 
     def steps(self, rank):
-        return updating(one_forward_one_backward(rank, self.ranks, self.micro_batches), every=self.update_size)
+        return updating(
+            one_forward_one_backward(rank, self.ranks, self.micro_batches), every=self.update_size
+        )
 
     def version(self, action):
         batch = action.micro_batch // self.update_size

@@ -17,4 +17,8 @@ class VerticalSync(Schedule):
     steps = PipeDream.steps
 
     def version(self, action):
-        return max(0, action.micro_batch - (self.ranks - 1)) if action.kind in "FB" else action.micro_batch
+        return (
+            max(0, action.micro_batch - (self.ranks - 1))
+            if action.kind in "FB"
+            else action.micro_batch
+        )

@@ -75,7 +75,9 @@ def windows(micro_batches: Iterable, k: int) -> Iterator[tuple]:
     return iter(lambda: tuple(islice(stream, k)), ())
 
 
-def accumulate(micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options) -> list[float]:
+def accumulate(
+    micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Callable, optimizer, **options
+) -> list[float]:
     """One update for every k micro-batches, the last from as many as are left; the loss of each update, a mean over its tokens.
 
     loss_sum    micro-batch -> its summed loss, a scalar tensor with a graph
@@ -84,11 +86,25 @@ def accumulate(micro_batches: Iterable, k: int, loss_sum: Callable, tokens: Call
 
     A loop of your own over `windows` and `update` does the same, with room for a learning-rate schedule.
     """
-    return guard.some([update(window, loss_sum, tokens, optimizer, **options) for window in windows(micro_batches, k)])
+    return guard.some(
+        [
+            update(window, loss_sum, tokens, optimizer, **options)
+            for window in windows(micro_batches, k)
+        ]
+    )
 
 
-def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *, clip: float | None = None, scaler=None,
-           rule: Callable = token_weighted, span: Callable = lambda action: nullcontext()) -> float:
+def update(
+    window: Iterable,
+    loss_sum: Callable,
+    tokens: Callable,
+    optimizer,
+    *,
+    clip: float | None = None,
+    scaler=None,
+    rule: Callable = token_weighted,
+    span: Callable = lambda action: nullcontext(),
+) -> float:
     """One optimizer step by the gradient of all the window's micro-batches; its loss, weighted as the rule says.
 
     clip      largest norm of the whole gradient, above 0; None: it is not clipped
@@ -101,7 +117,9 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
     window = tuple(window)
     weighted = guard.weighted(window, list(rule(guard.counted(window, tokens))))
     guard.refuse_update(clip, optimizer)
-    scaler = DynamicLossScaler(enabled=False) if scaler is None else scaler  # which passes all on as it is
+    scaler = (
+        DynamicLossScaler(enabled=False) if scaler is None else scaler
+    )  # which passes all on as it is
     optimizer.zero_grad()
     loss = 0.0
     for number, micro_batch, factor in weighted:
@@ -113,7 +131,9 @@ def update(window: Iterable, loss_sum: Callable, tokens: Callable, optimizer, *,
     with span(Action("U", 0, len(window) - 1)):
         scaler.unscale_(optimizer)  # once, and before the norm is taken
         if clip is not None:
-            clip_by = getattr(optimizer, "clip_grad_norm_", partial(clip_grad_norm_, parameters(optimizer)))
+            clip_by = getattr(
+                optimizer, "clip_grad_norm_", partial(clip_grad_norm_, parameters(optimizer))
+            )
             clip_by(clip)  # the sum, once: parts have other norms
         scaler.step(optimizer)
         scaler.update()

@@ -24,8 +24,9 @@ ROOM_BYTES = 16 * 2**20  # of parts that are received ahead: a late receive inte
 
 
 @torch.no_grad()
-def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum",
-                    name: str = "all_reduce") -> Tensor:
+def ring_all_reduce(
+    tensor: Tensor, group=None, op: str = "sum", name: str = "all_reduce"
+) -> Tensor:
     """Replace the tensor on every rank by the sum, or mean, over the ranks; returns it. Ranks whose
     tensors differ in shape or dtype are told so, all of them. `name` is that of its messages."""
     group = Group.of(group)
@@ -45,12 +46,12 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum",
 
     def post_receive(number: int) -> None:
         op, start, stop, _ = receives[number]
-        into = room[number % ahead, :stop - start] if number < adds else flat[start:stop]
+        into = room[number % ahead, : stop - start] if number < adds else flat[start:stop]
         handle = group.irecv(as_bytes(into), *op, agreement.site, agreed=True)
         coming[number] = into, handle
 
     def send(part: Part) -> None:
-        own = as_bytes(flat[part.start:part.stop])
+        own = as_bytes(flat[part.start : part.stop])
         group.isend(own, *part.op, agreement.site, agreed=True)
 
     for number in (*range(ahead), *range(adds, len(receives))):
@@ -65,7 +66,7 @@ def ring_all_reduce(tensor: Tensor, group=None, op: str = "sum",
             continue
         into, handle = coming.pop(received)
         handle.wait()
-        own = flat[part.start:part.stop]
+        own = flat[part.start : part.stop]
         if received < adds:
             own.add_(into)
         if part.whole and op == "mean":

@@ -26,9 +26,18 @@ from .reducers import Bucket, Buckets, OneServerARank, name, push_pull
 LANE = "comm:dp"
 
 
-def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int, nn.Module],
-                 bucket_bytes: int, *, strategy: Buckets = Buckets(), overlap: bool = True,
-                 all_reduce: Callable | None = None, slices: int = 1) -> Plan:
+def with_buckets(
+    order: Schedule,
+    steps: int,
+    replicas: int,
+    stages: Mapping[int, nn.Module],
+    bucket_bytes: int,
+    *,
+    strategy: Buckets = Buckets(),
+    overlap: bool = True,
+    all_reduce: Callable | None = None,
+    slices: int = 1,
+) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices), whose
     gradients are averaged in buckets. `stages`: stage -> its module, on meta or not, of one slice.
     `all_reduce`: ring_all_reduce; without it the strategy's."""
@@ -38,10 +47,17 @@ def with_buckets(order: Schedule, steps: int, replicas: int, stages: Mapping[int
         return plan
     lanes = {}
     for (rank, _), ops in plan.lanes.items():
-        own = {stage: module for stage, module in sorted(stages.items())
-               if order.rank_of(stage, 0) == mesh.coords(rank)["pp"]}
-        learnt = [(stage, p) for stage, module in own.items() for p in module.parameters()
-                  if p.requires_grad][::-1]
+        own = {
+            stage: module
+            for stage, module in sorted(stages.items())
+            if order.rank_of(stage, 0) == mesh.coords(rank)["pp"]
+        }
+        learnt = [
+            (stage, p)
+            for stage, module in own.items()
+            for p in module.parameters()
+            if p.requires_grad
+        ][::-1]
         buckets = strategy.pieces([p for _, p in learnt], bucket_bytes, timed=True)
         homes = [{learnt[member][0] for member in bucket.members} for bucket in buckets]
         peers = mesh.peers(rank, "dp")
@@ -72,14 +88,23 @@ def waiting(ops: Sequence, order: Schedule, homes: Sequence[set[int]], overlap: 
             summed, under_way, to_launch = True, False, []
         yield op._replace(beside=under_way)
         done.update(action.stage for action in op.step if action.kind in "BW")
-        while overlap and to_launch and all(
-                done[stage] == order.micro_batches for stage in to_launch[0][1]):
+        while (
+            overlap
+            and to_launch
+            and all(done[stage] == order.micro_batches for stage in to_launch[0][1])
+        ):
             yield Launch(name([to_launch.pop(0)[0]], batch))
             under_way = True
 
 
-def messages(buckets: Sequence[Bucket], batch: int, rank: int, peers: tuple[int, ...],
-             all_reduce: Callable, numbers: Sequence[int]) -> list:
+def messages(
+    buckets: Sequence[Bucket],
+    batch: int,
+    rank: int,
+    peers: tuple[int, ...],
+    all_reduce: Callable,
+    numbers: Sequence[int],
+) -> list:
     """How a rank and its peers average these buckets."""
     first, label = buckets[numbers[0]], name(numbers, batch)
     tensor = buckets[numbers[-1]].stop - first.start, first.kind[0].itemsize

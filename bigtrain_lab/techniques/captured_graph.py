@@ -36,8 +36,12 @@ class Kernel(NamedTuple):
 def captured(function: Callable, backend: Fusion, x: Tensor) -> dict[str, tuple[Kernel, ...]]:
     """The kernels that the backend makes of each pass; x may be on the meta device, which has no
     values. The backward is that of x, where it asks for a gradient."""
-    y = aot_function(function, backend.compiler("forward"), backend.compiler("backward"),
-                     partition_fn=backend.partition)(x)
+    y = aot_function(
+        function,
+        backend.compiler("forward"),
+        backend.compiler("backward"),
+        partition_fn=backend.partition,
+    )(x)
     if x.requires_grad:
         torch.autograd.grad(y, x, torch.ones_like(y))
     return {each.way: kernels_of(each.graph) for each in backend.compiled}
@@ -50,14 +54,32 @@ def kernels_of(graph: fx.GraphModule) -> tuple[Kernel, ...]:
     moved = [each for each in operators if not each.free]
     for each, (reads, writes) in zip(moved, traffic(operators, outputs, [])):
         node = nodes[each.name]
-        inside = (tuple(inner for inner in getattr(graph, node.target).part.graph.nodes
-                        if inner.op == "call_function") if node.op == "call_module" else (node,))
-        found.append(Kernel(each.name, tuple(
-            (inner.name, inner.target.overloadpacket.__name__.strip("_"),
-             tuple(arg.name for arg in inner.all_input_nodes)) for inner in inside),
-            tuple(dict.fromkeys(source(nodes[value]) for value in reads)), each.name in outside,
-            sum(sizes[value] for value in (*reads, *writes)),
-            sum(map(flops_of, inside))))
+        inside = (
+            tuple(
+                inner
+                for inner in getattr(graph, node.target).part.graph.nodes
+                if inner.op == "call_function"
+            )
+            if node.op == "call_module"
+            else (node,)
+        )
+        found.append(
+            Kernel(
+                each.name,
+                tuple(
+                    (
+                        inner.name,
+                        inner.target.overloadpacket.__name__.strip("_"),
+                        tuple(arg.name for arg in inner.all_input_nodes),
+                    )
+                    for inner in inside
+                ),
+                tuple(dict.fromkeys(source(nodes[value]) for value in reads)),
+                each.name in outside,
+                sum(sizes[value] for value in (*reads, *writes)),
+                sum(map(flops_of, inside)),
+            )
+        )
     return tuple(found)
 
 
@@ -81,9 +103,12 @@ class KernelRun(fx.Interpreter):
     span   called with the number of each kernel: a context around it
     count  whether to count; `.bytes` has a number for each kernel then. Views are no kernels"""
 
-    def __init__(self, graph: fx.GraphModule,
-                 span: Callable[[int], AbstractContextManager] = lambda k: nullcontext(),
-                 count: bool = True):
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        span: Callable[[int], AbstractContextManager] = lambda k: nullcontext(),
+        count: bool = True,
+    ):
         super().__init__(graph)
         self.span, self.count = span, count
         self.bytes: list[int] = []
@@ -114,10 +139,14 @@ class Touched(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.is_view or func.overloadpacket.__name__.startswith(("empty", "_unsafe_view")):
             return result
-        changed = [value for declared, value in
-                   [*zip(func._schema.arguments, args),
-                    *((each, (kwargs or {}).get(each.name)) for each in func._schema.arguments)]
-                   if declared.is_write and isinstance(value, Tensor)]
+        changed = [
+            value
+            for declared, value in [
+                *zip(func._schema.arguments, args),
+                *((each, (kwargs or {}).get(each.name)) for each in func._schema.arguments),
+            ]
+            if declared.is_write and isinstance(value, Tensor)
+        ]
         for tensor in tree_leaves([args, kwargs]):
             if isinstance(tensor, Tensor) and not any(tensor is each for each in changed):
                 read, written = self.marked(tensor)
@@ -135,15 +164,22 @@ class Touched(TorchDispatchMode):
             self.alive.append(tensor)
             elements = storage.nbytes() // tensor.element_size()
             self.marks[key] = tuple(torch.zeros(elements, dtype=torch.bool) for _ in range(2))
-        once = [size if stride else min(size, 1)
-                for size, stride in zip(tensor.shape, tensor.stride())]
-        return tuple(mark.as_strided(once, tensor.stride(), tensor.storage_offset())
-                     for mark in self.marks[key])
+        once = [
+            size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride())
+        ]
+        return tuple(
+            mark.as_strided(once, tensor.stride(), tensor.storage_offset())
+            for mark in self.marks[key]
+        )
 
     def bytes_of(self, tensors) -> int:
         """Read and written in these tensors' storages."""
-        places = {tensor.untyped_storage().data_ptr() for tensor in tensors
-                  if isinstance(tensor, Tensor)}
-        return sum(int(mark.sum()) * dtype.itemsize
-                   for (place, dtype), marks in self.marks.items() if place in places
-                   for mark in marks)
+        places = {
+            tensor.untyped_storage().data_ptr() for tensor in tensors if isinstance(tensor, Tensor)
+        }
+        return sum(
+            int(mark.sum()) * dtype.itemsize
+            for (place, dtype), marks in self.marks.items()
+            if place in places
+            for mark in marks
+        )

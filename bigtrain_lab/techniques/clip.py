@@ -25,8 +25,9 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group=None) ->
     `max_norm`; returns the norm before. Every rank of the group calls it, one without gradients
     too."""
     if not max_norm > 0:
-        raise Impossible(f"max_norm is {max_norm!r}: give the largest norm that the gradient may "
-                         "have, above 0.")
+        raise Impossible(
+            f"max_norm is {max_norm!r}: give the largest norm that the gradient may have, above 0."
+        )
     group = Group.of(group)
     learnt = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
     device = next(iter(learnt.values())).device if learnt else group.device

@@ -66,8 +66,13 @@ class Loader:
     """The `data` of a Recipe on one rank, which takes the micro-batches of its `windows` in order.
     One that is not its own is made at once: others only ask how many tokens it has."""
 
-    def __init__(self, data: Callable[[int], Sequence], windows: Sequence[Sequence[int]],
-                 loading: Loading, rank):
+    def __init__(
+        self,
+        data: Callable[[int], Sequence],
+        windows: Sequence[Sequence[int]],
+        loading: Loading,
+        rank,
+    ):
         self.data, self.loading, self.rank = data, loading, rank
         self.own, self.firsts = [*chain(*windows)], {window[0] for window in windows if window}
         self.places = {number: place for place, number in enumerate(self.own)}
@@ -92,8 +97,10 @@ class Loader:
     def ask(self, count: int) -> None:
         for place in range(self.asked, min(self.asked + count, len(self.own))):
             lane, self.asked = self.lanes[place % len(self.lanes)], place + 1
-            self.loads[place] = lane.launch(lambda group, place=place: self.load(
-                group, self.loading.beside, place), f"micro-batch {place}")
+            self.loads[place] = lane.launch(
+                lambda group, place=place: self.load(group, self.loading.beside, place),
+                f"micro-batch {place}",
+            )
 
     def load(self, lane, kinds: str, place: int, sample: Sequence | None = None) -> Sequence:
         """On a worker's lane, or the rank's own."""
@@ -116,6 +123,7 @@ def copied(sample: Sequence, device, pinned: bool) -> Sample:
             return part
         ready = part.pin_memory() if pinned and device.type == "cuda" else part
         return ready.to(device, non_blocking=pinned)
+
     return Sample(copy(inputs), copy(targets), tuple(map(copy, context[0] if context else ())))
 
 
@@ -132,11 +140,21 @@ def with_loads(plan: Plan, loading: Loading, windows: Sequence[Sequence[int]]) -
                 begun.add(place)
                 ops += [Wait(f"loaded {place}")] if ahead else []
                 ops += [Compute((Action(kind, 0, place),)) for kind in loading.alone]
-                ops += [Launch(f"ask for {place + ahead}")] if ahead and place + ahead in places else []
+                ops += (
+                    [Launch(f"ask for {place + ahead}")]
+                    if ahead and place + ahead in places
+                    else []
+                )
             ops.append(op)
         lanes[rank, "compute"] = tuple(ops)
         for worker, lane in enumerate(loading.lanes):
-            lanes[rank, lane] = tuple(op for place in places[worker::loading.workers] for op in (
-                Wait(f"ask for {place}"), *(Compute((Action(kind, 0, place),)) for kind in loading.beside),
-                Launch(f"loaded {place}")))
+            lanes[rank, lane] = tuple(
+                op
+                for place in places[worker :: loading.workers]
+                for op in (
+                    Wait(f"ask for {place}"),
+                    *(Compute((Action(kind, 0, place),)) for kind in loading.beside),
+                    Launch(f"loaded {place}"),
+                )
+            )
     return Plan(lanes, plan.ranks, plan.steps)

@@ -60,10 +60,19 @@ class DistributedDataParallel(nn.Module):
     samples: after this call, seed each rank apart.
     """
 
-    def __init__(self, module: nn.Module, group=None, bucket_bytes: int = 25 * 2**20, *,
-                 strategy: Buckets = Buckets(), all_reduce: Callable | None = None,
-                 backwards: int = 1, overlap: bool = True, allow_unused: bool = False,
-                 alike: bool = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        group=None,
+        bucket_bytes: int = 25 * 2**20,
+        *,
+        strategy: Buckets = Buckets(),
+        all_reduce: Callable | None = None,
+        backwards: int = 1,
+        overlap: bool = True,
+        allow_unused: bool = False,
+        alike: bool = False,
+    ):
         super().__init__()
         self.module, self.group = module, Group.of(group)
         guard.refuse(module, self.group, bucket_bytes, backwards, strategy)
@@ -132,7 +141,7 @@ class DistributedDataParallel(nn.Module):
 
     def _announce(self, full: Callable) -> None:
         """Launch the buckets up to the first that is not full: in one order on all ranks."""
-        for bucket in self.buckets[self.ready:]:
+        for bucket in self.buckets[self.ready :]:
             if not full(bucket):
                 break
             self._launch(bucket, name([self.ready], self.batch))
@@ -151,8 +160,9 @@ class DistributedDataParallel(nn.Module):
 
     def _marked(self) -> bool:
         """Whether a bucket begins with a mark, or a NaN of the gradient's own: on all ranks alike."""
-        return any(bucket.flat[:1].isnan().any() for bucket in self.buckets
-                   if not bucket.flat.is_meta)
+        return any(
+            bucket.flat[:1].isnan().any() for bucket in self.buckets if not bucket.flat.is_meta
+        )
 
     def _average(self, group: Group) -> None:
         """On the lane: carry out the program of the strategy."""
@@ -160,12 +170,13 @@ class DistributedDataParallel(nn.Module):
 
         def send(numbers):
             first, last = self.buckets[numbers[0]], self.buckets[numbers[-1]]
-            label, flat = name(numbers, self.batch), self.flats[first.kind][first.start:last.stop]
+            label, flat = name(numbers, self.batch), self.flats[first.kind][first.start : last.stop]
             work.flats[label] = flat
             return [Together(label, "all_reduce", flat.nbytes, ranks)]
 
-        program = self.strategy.program(self.batch, self.buckets, self.bucket_bytes, self.timed,
-                                        ranks, send)
+        program = self.strategy.program(
+            self.batch, self.buckets, self.bucket_bytes, self.timed, ranks, send
+        )
         run(program, group, work, self.signals, {(group.name, ranks): group})
 
     @torch.no_grad()
@@ -255,7 +266,7 @@ def place(gradients: list[Gradient], buckets: list[Bucket]) -> dict[tuple, Tenso
             each.view = part.view(each.home.shape).data  # with a count of its own of its writes
         for bucket in buckets:
             if bucket.kind == kind:
-                bucket.flat = flat[bucket.start:bucket.stop]
+                bucket.flat = flat[bucket.start : bucket.stop]
                 for number in bucket.members:
                     gradients[number].buckets.append(bucket)
     return flats

@@ -28,7 +28,7 @@ def delayed_descent(rate: float, delay: int, steps: int) -> list[float]:
         w.append(w[-1] - rate * w[-1 - delay])
         if abs(w[-1]) > 1e100:
             break
-    return [abs(each) for each in w[delay + 1:]]
+    return [abs(each) for each in w[delay + 1 :]]
 
 
 def found_stable_rate(delay: int, accuracy: float = 1e-3) -> float:
@@ -41,7 +41,7 @@ def found_stable_rate(delay: int, accuracy: float = 1e-3) -> float:
         run = delayed_descent(middle, delay, steps)
         quarter = len(run) // 4
         last = max(run[-quarter:]) if len(run) == steps else inf
-        if last == 0 or last < max(run[-2 * quarter:-quarter]):
+        if last == 0 or last < max(run[-2 * quarter : -quarter]):
             low = middle
         else:
             high = middle

@@ -25,16 +25,28 @@ class DistributedSampler(Sampler[int]):
     last     of what N does not divide: "pad", "drop" or "uneven"
     """
 
-    def __init__(self, samples: int | Sized, rank: int, ranks: int, shuffle: bool = True,
-                 seed: int = 0, last: str = "pad"):
+    def __init__(
+        self,
+        samples: int | Sized,
+        rank: int,
+        ranks: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        last: str = "pad",
+    ):
         self.samples = samples if isinstance(samples, int) else len(samples)
-        refuse((not 0 <= rank < ranks,
-                f"There is no rank {rank} of {ranks}: take 0 to {ranks - 1}."),
-               (last not in ("pad", "drop", "uneven"),
-                f"last is {last!r}: choose pad, drop or uneven."),
-               (last != "uneven" and self.samples < (1 if last == "pad" else ranks),
+        refuse(
+            (not 0 <= rank < ranks, f"There is no rank {rank} of {ranks}: take 0 to {ranks - 1}."),
+            (
+                last not in ("pad", "drop", "uneven"),
+                f"last is {last!r}: choose pad, drop or uneven.",
+            ),
+            (
+                last != "uneven" and self.samples < (1 if last == "pad" else ranks),
                 f"{self.samples} samples leave nothing for {ranks} ranks: give more samples, or "
-                "take fewer ranks."))
+                "take fewer ranks.",
+            ),
+        )
         self.rank, self.ranks, self.shuffle, self.seed, self.last = rank, ranks, shuffle, seed, last
         self.epoch = 0
 
@@ -45,14 +57,17 @@ class DistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = (torch.randperm(self.samples, generator=generator) if self.shuffle
-                 else torch.arange(self.samples))
+        order = (
+            torch.randperm(self.samples, generator=generator)
+            if self.shuffle
+            else torch.arange(self.samples)
+        )
         missing = -self.samples % self.ranks
         if self.last == "pad" and missing:
-            order = order.repeat(1 + -(-missing // self.samples))[:self.samples + missing]
+            order = order.repeat(1 + -(-missing // self.samples))[: self.samples + missing]
         elif self.last == "drop":
-            order = order[:self.samples // self.ranks * self.ranks]
-        return iter(order[self.rank::self.ranks].tolist())
+            order = order[: self.samples // self.ranks * self.ranks]
+        return iter(order[self.rank :: self.ranks].tolist())
 
     def __len__(self) -> int:
         whole, longer = divmod(self.samples, self.ranks)

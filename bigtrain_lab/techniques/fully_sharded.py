@@ -64,18 +64,27 @@ class FullyShardedDataParallel(nn.Module):
     between uses: what is done to them then, as by torch.nn.init, changes nothing.
     """
 
-    def __init__(self, module: nn.Module, group=None, compute_dtype: torch.dtype | None = None, *,
-                 units: Sequence[nn.Module] | None = None, allow_unused: bool = False,
-                 alike: bool = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        group=None,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        units: Sequence[nn.Module] | None = None,
+        allow_unused: bool = False,
+        alike: bool = False,
+    ):
         super().__init__()
         self.module, self.group, self.compute_dtype = module, Group.of(group), compute_dtype
         guard.refuse(module, self.group, compute_dtype, units)
         cut = units_of(module, units or ())
         guard.refuse_formats(cut)
-        self.units = [Unit(number, *each, self.group, compute_dtype, alike)
-                      for number, each in enumerate(cut)]
-        self.pieces = {p: piece for unit in self.units
-                       for p, piece in zip(unit.parameters, unit.pieces)}
+        self.units = [
+            Unit(number, *each, self.group, compute_dtype, alike) for number, each in enumerate(cut)
+        ]
+        self.pieces = {
+            p: piece for unit in self.units for p, piece in zip(unit.parameters, unit.pieces)
+        }
         if not alike:
             for buffer in module.buffers():
                 self.group.broadcast(buffer, name="buffers")
@@ -92,9 +101,11 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             for part in unit.modules:
                 part.register_forward_pre_hook(
-                    partial(self._enters, unit), prepend=True, with_kwargs=True)
+                    partial(self._enters, unit), prepend=True, with_kwargs=True
+                )
                 part.register_forward_hook(
-                    partial(self._leaves, unit), with_kwargs=True, always_call=True)
+                    partial(self._leaves, unit), with_kwargs=True, always_call=True
+                )
         guard.watch(self)
 
     def forward(self, *args, **kwargs):
@@ -212,8 +223,11 @@ class FullyShardedDataParallel(nn.Module):
             made = guard.tensors_in(output, module)
             given = {id(value._base) for value in call.inputs}
             # a change in place of a view goes past the view's own node
-            bases = {id(base): base for base in (tensor._base for tensor in made)
-                     if base is not None and base.grad_fn and id(base) not in given}
+            bases = {
+                id(base): base
+                for base in (tensor._base for tensor in made)
+                if base is not None and base.grad_fn and id(base) not in given
+            }
             for tensor in (*made, *bases.values()):
                 tensor.register_hook(partial(self._backward_enters, call))
             unit.pending += bool(made) and not in_backward()
@@ -299,16 +313,20 @@ class FullyShardedDataParallel(nn.Module):
 
     # -- names and states --------------------------------------------------------------------------
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True,
-                         remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's pieces, by the names that the module has."""
         for name, p in self.module.named_parameters(prefix, recurse, remove_duplicate):
             yield name, self.pieces[p]
 
     def owned(self) -> list[Owned]:
         """What this rank keeps of each parameter, named as in the module."""
-        return [Owned(name, tuple(view.shape), *own, piece) for u in self.units
-                for name, view, own, piece in zip(u.names, u.views, u.flat.own, u.pieces)]
+        return [
+            Owned(name, tuple(view.shape), *own, piece)
+            for u in self.units
+            for name, view, own, piece in zip(u.names, u.views, u.flat.own, u.pieces)
+        ]
 
     def refresh(self) -> None:
         """After a load nothing is left to do: units are gathered before they are used."""
@@ -331,8 +349,11 @@ class FullyShardedDataParallel(nn.Module):
     def whole_values(self) -> dict[Tensor, Tensor]:
         """Parameter -> its values, in the pieces' format. All ranks ask together."""
         with self._all_whole(filled=True) as flats:
-            return {p: view for unit, flat in zip(self.units, flats)
-                    for p, view in zip(unit.parameters, unit.flat.views(flat))}
+            return {
+                p: view
+                for unit, flat in zip(self.units, flats)
+                for p, view in zip(unit.parameters, unit.flat.views(flat))
+            }
 
     def expect(self, uses: Iterable[tuple[int, str]]) -> None:
         """The units, by number and kind, that will be opened up to the next update."""
@@ -359,19 +380,29 @@ class FullyShardedDataParallel(nn.Module):
 
     def holdings(self) -> dict[str, dict[str, Tensor]]:
         """The tensors that this rank holds now, by kind of memory and by name."""
-        held = {"weights": {}, "master": {}, "gradients": {},
-                "buffers": dict(self.module.named_buffers())}
+        held = {
+            "weights": {},
+            "master": {},
+            "gradients": {},
+            "buffers": dict(self.module.named_buffers()),
+        }
         for unit in self.units:
             masters = unit.shard.dtype != unit.whole.dtype
             held["master" if masters else "weights"][f"part of unit {unit.number}"] = unit.shard
             held["weights"][f"unit {unit.number}"] = unit.whole
             grads = zip(unit.names, unit.parameters, unit.pieces)
-            held["gradients"] |= {f"{name} gradient": each.grad for name, p, piece in grads
-                                  for each in (p, piece) if each.grad is not None}
+            held["gradients"] |= {
+                f"{name} gradient": each.grad
+                for name, p, piece in grads
+                for each in (p, piece)
+                if each.grad is not None
+            }
         if self.sent:
             number = self.sent.unit.number
-            held["gradients"] |= {f"gradient of unit {number}": self.sent.flat,
-                                  f"part of the gradient of unit {number}": self.sent.part}
+            held["gradients"] |= {
+                f"gradient of unit {number}": self.sent.flat,
+                f"part of the gradient of unit {number}": self.sent.part,
+            }
         return held
 
 
@@ -379,8 +410,15 @@ class Unit:
     """Modules that are gathered together. `shard` is this rank's part of their parameters, `whole`
     all of them: its storage is empty unless they are `there` or `coming`."""
 
-    def __init__(self, number: int, modules: list[nn.Module], named: dict[str, nn.Parameter],
-                 group: Group, compute_dtype: torch.dtype | None, alike: bool):
+    def __init__(
+        self,
+        number: int,
+        modules: list[nn.Module],
+        named: dict[str, nn.Parameter],
+        group: Group,
+        compute_dtype: torch.dtype | None,
+        alike: bool,
+    ):
         self.number, self.modules = number, modules
         self.names, self.parameters = [*named], [*named.values()]
         self.flat = Flat([p.detach() for p in self.parameters], group.size, group.rank)
@@ -394,8 +432,10 @@ class Unit:
         self.whole_bytes, self.nothing = self.whole.nbytes, self.whole.new_empty(0)
         self.views = self.flat.views(self.whole)
         self.learns = any(p.requires_grad for p in self.parameters)
-        self.pieces = [nn.Parameter(piece, requires_grad=p.requires_grad)
-                       for piece, p in zip(self.flat.pieces(self.shard), self.parameters)]
+        self.pieces = [
+            nn.Parameter(piece, requires_grad=p.requires_grad)
+            for piece, p in zip(self.flat.pieces(self.shard), self.parameters)
+        ]
         self.flat.tensors = self.views  # the parameters' own tensors go
         self.whole.untyped_storage().resize_(0)
         for p, piece in zip(self.parameters, self.pieces):
@@ -420,6 +460,7 @@ class Unit:
 
     def apart(self, output):
         """What a call returned; views of the parameters, which are about to go, are copied."""
+
         def copied(value):
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 return value
@@ -429,8 +470,11 @@ class Unit:
         return tree_map(copied, output)
 
     def unused(self) -> list[str]:
-        return [name for name, p in zip(self.names, self.parameters)
-                if p.requires_grad and name not in self.used]
+        return [
+            name
+            for name, p in zip(self.names, self.parameters)
+            if p.requires_grad and name not in self.used
+        ]
 
     def forget(self, unused: set[str]) -> None:
         """A gradient is whole. The zeros that came for what no rank used are none."""
@@ -474,8 +518,9 @@ class Gradients:
         """Wait, and add this rank's part to its pieces' gradients."""
         self.launched.wait()
         self.flat = None
-        self.unit.new |= {name for name, piece in zip(self.unit.names, self.unit.pieces)
-                          if piece.grad is None}
+        self.unit.new |= {
+            name for name, piece in zip(self.unit.names, self.unit.pieces) if piece.grad is None
+        }
         for piece, own in zip(self.unit.pieces, self.unit.flat.pieces(self.part)):
             if piece.requires_grad:
                 piece.grad = own if piece.grad is None else piece.grad.add_(own)
@@ -492,7 +537,7 @@ class Order:
         if self.next is None and use in self.expected[:1]:
             self.expected += self.expected  # one more backward, like those before
         if self.next != use:
-            self.expected[self.at:] = [use]
+            self.expected[self.at :] = [use]
         self.at += 1
         return self.next
 
@@ -502,7 +547,7 @@ class Order:
 
     def end(self) -> None:
         """The next use is the first again."""
-        del self.expected[self.at:]
+        del self.expected[self.at :]
         self.at = 0
 
 

@@ -49,6 +49,7 @@ except ImportError:  # the same compiler without dynamo's bookkeeping
     def aot_autograd(**compilers):
         return partial(aot_module_simplified, **compilers)
 
+
 from .guards import fusion as guard
 
 BLOCK = 2**17  # elements: a few tensors of them fit into a CPU's cache
@@ -69,11 +70,18 @@ class Operator(NamedTuple):
     free: bool = False
 
 
-def moved_bytes(operators: Sequence[Operator], sizes: Mapping[str, int], outputs: Sequence[str],
-                groups: Sequence[Sequence[str]]) -> int:
+def moved_bytes(
+    operators: Sequence[Operator],
+    sizes: Mapping[str, int],
+    outputs: Sequence[str],
+    groups: Sequence[Sequence[str]],
+) -> int:
     """What the groups read and write. Operators in no group are groups of their own."""
-    return sum(sizes[value] for reads, writes in traffic(operators, outputs, groups)
-               for value in (*reads, *writes))
+    return sum(
+        sizes[value]
+        for reads, writes in traffic(operators, outputs, groups)
+        for value in (*reads, *writes)
+    )
 
 
 def traffic(operators, outputs, groups) -> list[tuple[list[str], list[str]]]:
@@ -86,14 +94,22 @@ def traffic(operators, outputs, groups) -> list[tuple[list[str], list[str]]]:
             continue
         own = set(group)
         outside = {value for each in operators if each.name not in own for value in each.reads}
-        found.append((list(dict.fromkeys(value for name in group for value in named[name].reads
-                                         if value not in own)),
-                      [name for name in group if name in outside or name in outputs]))
+        found.append(
+            (
+                list(
+                    dict.fromkeys(
+                        value for name in group for value in named[name].reads if value not in own
+                    )
+                ),
+                [name for name in group if name in outside or name in outputs],
+            )
+        )
     return found
 
 
-def best_groups(operators: Sequence[Operator], sizes: Mapping[str, int],
-                outputs: Sequence[str]) -> list[list[str]]:
+def best_groups(
+    operators: Sequence[Operator], sizes: Mapping[str, int], outputs: Sequence[str]
+) -> list[list[str]]:
     """The groups of two operators or more with the fewest bytes.
 
     Operators come in an order in which they can run. Each joins an earlier group or begins one,
@@ -104,9 +120,14 @@ def best_groups(operators: Sequence[Operator], sizes: Mapping[str, int],
     for i, each in enumerate(operators):
         for value in each.reads:
             users.setdefault(value, []).append(i)
-    graph = Choices(operators, {each.name: i for i, each in enumerate(operators)}, users, sizes,
-                    {*outputs} | {value for value, by in users.items()
-                                  if any(operators[i].space is None for i in by)})
+    graph = Choices(
+        operators,
+        {each.name: i for i, each in enumerate(operators)},
+        users,
+        sizes,
+        {*outputs}
+        | {value for value, by in users.items() if any(operators[i].space is None for i in by)},
+    )
     best, stack, looks = None, [(0, None, 0)], LOOKS
     while stack and (looks > 0 or best is None):
         extra, earlier, g = stack.pop()
@@ -138,9 +159,14 @@ class Partial:
         bits, space = needed
         fresh = g == len(self.before)
         before = (*self.before, 0) if fresh else self.before
-        return Partial((*self.home, g), tuple(
-            bits if h == g else mask | bits if mask >> g & 1 else mask
-            for h, mask in enumerate(before)), (*self.spaces, space) if fresh else self.spaces)
+        return Partial(
+            (*self.home, g),
+            tuple(
+                bits if h == g else mask | bits if mask >> g & 1 else mask
+                for h, mask in enumerate(before)
+            ),
+            (*self.spaces, space) if fresh else self.spaces,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,8 +191,16 @@ class Choices:
     def groups(self, now: Partial) -> list[int]:
         """A new group, and each earlier one that would not need what needs it: no cycle."""
         space, fresh = self.operators[len(now.home)].space, len(now.before)
-        return [fresh, *(g for g in range(fresh) if space is not None and now.spaces[g] == space
-                         and not self.needed(now, g)[0] >> g & 1)]
+        return [
+            fresh,
+            *(
+                g
+                for g in range(fresh)
+                if space is not None
+                and now.spaces[g] == space
+                and not self.needed(now, g)[0] >> g & 1
+            ),
+        ]
 
     def crossing(self, now: Partial, g: int) -> int:
         """Bytes that the next operator adds in group g, beyond those that any grouping moves."""
@@ -175,8 +209,11 @@ class Choices:
             maker = self.number.get(value)
             inside = maker is not None and self.operators[maker].space is not None
             home = now.home[maker] if inside else None
-            outside = {now.home[i] for i in self.users[value] if i < len(now.home)
-                       and self.operators[i].space is not None} - {home}
+            outside = {
+                now.home[i]
+                for i in self.users[value]
+                if i < len(now.home) and self.operators[i].space is not None
+            } - {home}
             if g != home and g not in outside:
                 reads = 1 if inside or outside else 0  # once, in any grouping, from outside
                 writes = 1 if inside and not outside and value not in self.written else 0
@@ -192,11 +229,18 @@ def pointwise(node: fx.Node) -> bool:
     on the same device. What draws random numbers is not tagged so, and stays alone."""
     tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
-    return (torch.Tag.pointwise in tags or node.target is torch.ops.aten._to_copy.default) \
-        and isinstance(value, Tensor) and value.dim() > 0 and value.layout is torch.strided \
-        and not set(node.kwargs) & {"memory_format", "layout", "generator"} \
-        and all(value.device == arg.meta["val"].device or not arg.meta["val"].dim()
-                for arg in node.all_input_nodes if isinstance(arg.meta["val"], Tensor))
+    return (
+        (torch.Tag.pointwise in tags or node.target is torch.ops.aten._to_copy.default)
+        and isinstance(value, Tensor)
+        and value.dim() > 0
+        and value.layout is torch.strided
+        and not set(node.kwargs) & {"memory_format", "layout", "generator"}
+        and all(
+            value.device == arg.meta["val"].device or not arg.meta["val"].dim()
+            for arg in node.all_input_nodes
+            if isinstance(arg.meta["val"], Tensor)
+        )
+    )
 
 
 def size_bytes(value) -> int:
@@ -230,21 +274,25 @@ def operators_of(graph: fx.Graph) -> tuple[list[Operator], dict[str, int], list[
 
 def is_free(node: fx.Node) -> bool:
     """Views, parts of a tuple, and sizes move no bytes."""
-    return getattr(node.target, "is_view", False) or node.target in (
-        torch.ops.aten._unsafe_view.default, operator.getitem) \
+    return (
+        getattr(node.target, "is_view", False)
+        or node.target in (torch.ops.aten._unsafe_view.default, operator.getitem)
         or not size_bytes(node.meta.get("val"))
+    )
 
 
-def fuse(graph: fx.GraphModule, block: int = BLOCK, memory: "Memory | None" = None
-         ) -> fx.GraphModule:
+def fuse(
+    graph: fx.GraphModule, block: int = BLOCK, memory: "Memory | None" = None
+) -> fx.GraphModule:
     """The graph with each of its best groups as one module that runs block by block."""
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])  # no gradient is recorded here
         graph.graph.erase_node(node)
     named = {node.name: node for node in graph.graph.nodes}
     groups = best_groups(*operators_of(graph.graph))
-    fused = fuse_by_partitions(graph, [{named[name]: None for name in group} for group in groups],
-                               prefix="group_")
+    fused = fuse_by_partitions(
+        graph, [{named[name]: None for name in group} for group in groups], prefix="group_"
+    )
     for name, part in fused.named_children():
         if name.startswith("group_"):
             setattr(fused, name, Blocked(part, block, memory or Memory()))
@@ -268,8 +316,13 @@ class Blocked(torch.nn.Module):
 
     @torch.no_grad()
     def forward(self, *args):
-        kind = self.block, *((arg.shape, arg.stride(), arg.dtype, arg.device)
-                     if isinstance(arg, Tensor) else arg for arg in args)
+        kind = (
+            self.block,
+            *(
+                (arg.shape, arg.stride(), arg.dtype, arg.device) if isinstance(arg, Tensor) else arg
+                for arg in args
+            ),
+        )
         if kind not in self.passes:
             if len(self.passes) > 100:  # of sizes that change with every call
                 self.passes.clear()
@@ -299,11 +352,15 @@ class Pass:
         for pieces in blocks([*made, *whole], self.block):
             shape = pieces[0].shape
             if shape not in buffers:
-                buffers[shape] = [torch.empty(shape, dtype=dtype, device=self.device)
-                                  for dtype in self.buffers]
-            rest = iter(pieces[len(made):])
-            self.code(*(next(rest) if cut else arg for arg, cut in zip(args, self.cut)),
-                      *pieces[:len(made)], *buffers[shape])
+                buffers[shape] = [
+                    torch.empty(shape, dtype=dtype, device=self.device) for dtype in self.buffers
+                ]
+            rest = iter(pieces[len(made) :])
+            self.code(
+                *(next(rest) if cut else arg for arg, cut in zip(args, self.cut)),
+                *pieces[: len(made)],
+                *buffers[shape],
+            )
         return made[0] if self.alone else tuple(made)
 
 
@@ -337,8 +394,12 @@ def shapes_of(part: fx.GraphModule, args: Sequence) -> dict[fx.Node, Tensor]:
             found[node] = super().run_node(node)
             return found[node]
 
-    empty = [torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
-             if isinstance(arg, Tensor) else arg for arg in args]
+    empty = [
+        torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
+        if isinstance(arg, Tensor)
+        else arg
+        for arg in args
+    ]
     Shapes(part).run(*empty)
     return found
 
@@ -352,8 +413,11 @@ def program(part: fx.GraphModule, values: Mapping) -> tuple[fx.GraphModule, list
     last = {arg: node for node in part.graph.nodes for arg in node.all_input_nodes}
     buffers, free, begin = [], [], graph.find_nodes(op="placeholder")[-1]
     for node in (node for node in part.graph.nodes if node.op == "call_function"):
-        free += [places[arg] for arg in node.all_input_nodes
-                 if last[arg] is node and places.get(arg) in buffers]
+        free += [
+            places[arg]
+            for arg in node.all_input_nodes
+            if last[arg] is node and places.get(arg) in buffers
+        ]
         if node not in places:
             dtype = values[node].dtype
             place = next((each for each in free if each.meta["dtype"] == dtype), None)
@@ -393,8 +457,9 @@ def out_of(target):
         other = getattr(target.overloadpacket, name)
         given = getattr(other, "_schema", schema).arguments if schema else ()
         outs = [each.name for each in given if each.is_out]
-        if len(outs) == 1 and wanted == [(each.name, str(each.type)) for each in given
-                                         if not each.is_out]:
+        if len(outs) == 1 and wanted == [
+            (each.name, str(each.type)) for each in given if not each.is_out
+        ]:
             public = getattr(torch, target.overloadpacket.__name__, None)
             offered = public and outs == ["out"] and torch.Tag.generated not in other.tags
             return (public if offered else other), outs[0]
@@ -419,8 +484,9 @@ def blocks(tensors: Sequence[Tensor], most: int):
             sizes.append(size)
             for outer, stride in zip(strides, own):
                 outer.append(stride)
-    return pieces([tensor.as_strided(sizes, stride) for tensor, stride in zip(tensors, strides)],
-                  most)
+    return pieces(
+        [tensor.as_strided(sizes, stride) for tensor, stride in zip(tensors, strides)], most
+    )
 
 
 def pieces(tensors: Sequence[Tensor], most: int):
@@ -471,9 +537,11 @@ class Fusion:
 
     def __call__(self, graph: fx.GraphModule, examples: Sequence):
         self.captured.append(guard.captured(graph))
-        return aot_autograd(fw_compiler=self.compiler("forward"),
-                            bw_compiler=self.compiler("backward"),
-                            partition_fn=self.partition)(graph, examples)
+        return aot_autograd(
+            fw_compiler=self.compiler("forward"),
+            bw_compiler=self.compiler("backward"),
+            partition_fn=self.partition,
+        )(graph, examples)
 
     def reasons(self) -> list[str]:
         return guard.reasons(self.captured)
@@ -484,11 +552,19 @@ class Fusion:
             before = moved_bytes(*eager, [])
             fused = self.rewritten(graph)
             after = operators_of(fused.graph)
-            self.compiled.append(Compiled(
-                way, perf_counter() - start, before, moved_bytes(*after, []),
-                sum(not each.free for each in eager[0]), sum(not each.free for each in after[0]),
-                fused))
+            self.compiled.append(
+                Compiled(
+                    way,
+                    perf_counter() - start,
+                    before,
+                    moved_bytes(*after, []),
+                    sum(not each.free for each in eager[0]),
+                    sum(not each.free for each in after[0]),
+                    fused,
+                )
+            )
             return make_boxed_func(self.run(way, fused))
+
         return compile_graph
 
     def rewritten(self, graph: fx.GraphModule) -> fx.GraphModule:

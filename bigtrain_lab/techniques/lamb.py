@@ -41,12 +41,28 @@ class LAMB(LayerWise):
 
     state_names = "exp_avg", "exp_avg_sq"
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, *,
-                 group=None, bias_correction: bool = True, clip_norm: float | None = None,
-                 max_grad_norm: float | None = None,
-                 pieces: Callable[[Tensor], bool] | None = None):
-        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                   "bias_correction": bias_correction, "clip_norm": clip_norm}
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        *,
+        group=None,
+        bias_correction: bool = True,
+        clip_norm: float | None = None,
+        max_grad_norm: float | None = None,
+        pieces: Callable[[Tensor], bool] | None = None,
+    ):
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "clip_norm": clip_norm,
+        }
         super().__init__(params, options, group, pieces, max_grad_norm)
 
     def direction(self, batch: Batch) -> list[Tensor]:
@@ -59,9 +75,24 @@ class LAMB(LayerWise):
         u = torch._foreach_mul(batch.x, options["weight_decay"])
         traced = torch.compiler.is_compiling()  # the fused kernel is not; foreach rounds b^t as t
         steps = [t.double() for t in batch.steps] if traced else batch.steps
-        adam(u, g, m, v, [], steps, fused=not traced, foreach=traced, capturable=traced,
-             lr=-1.0, beta1=b1, beta2=b2, eps=options["eps"], weight_decay=0.0, amsgrad=False,
-             maximize=False)
+        adam(
+            u,
+            g,
+            m,
+            v,
+            [],
+            steps,
+            fused=not traced,
+            foreach=traced,
+            capturable=traced,
+            lr=-1.0,
+            beta1=b1,
+            beta2=b2,
+            eps=options["eps"],
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
         return u
 
     def ratio(self, x_norm: Tensor, u_norm: Tensor, options: dict) -> Tensor:

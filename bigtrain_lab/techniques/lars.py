@@ -32,20 +32,39 @@ class LARS(LayerWise):
 
     state_names = ("momentum_buffer",)
 
-    def __init__(self, params, lr=0.1, momentum=0.9, weight_decay=1e-4, trust_coefficient=1e-3,
-                 eps=0.0, *, nesterov: bool = False, group=None,
-                 pieces: Callable[[Tensor], bool] | None = None):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
-                                  "trust_coefficient": trust_coefficient, "eps": eps,
-                                  "nesterov": nesterov}, group, pieces)
+    def __init__(
+        self,
+        params,
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=1e-4,
+        trust_coefficient=1e-3,
+        eps=0.0,
+        *,
+        nesterov: bool = False,
+        group=None,
+        pieces: Callable[[Tensor], bool] | None = None,
+    ):
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "trust_coefficient": trust_coefficient,
+                "eps": eps,
+                "nesterov": nesterov,
+            },
+            group,
+            pieces,
+        )
 
     def direction(self, batch: Batch) -> list[Tensor]:
         return batch.g
 
     def ratio(self, x_norm: Tensor, g_norm: Tensor, options: dict) -> Tensor:
         size = g_norm + options["weight_decay"] * x_norm + options["eps"]
-        return torch.where(x_norm * g_norm > 0,
-                           options["trust_coefficient"] * x_norm / size, 1.0)
+        return torch.where(x_norm * g_norm > 0, options["trust_coefficient"] * x_norm / size, 1.0)
 
     def apply(self, batch: Batch, g: list[Tensor], rates: list[Tensor]) -> None:
         (v,), options = batch.state, batch.options

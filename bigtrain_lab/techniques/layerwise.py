@@ -61,9 +61,14 @@ class LayerWise(Optimizer):
     shrink: Tensor | None = None  # what gradients are divided by
     _ratios: Sequence[tuple[list[Tensor], Tensor]] = ()
 
-    def __init__(self, params, defaults: dict, group=None,
-                 pieces: Callable[[Tensor], bool] | None = None,
-                 max_grad_norm: float | None = None):
+    def __init__(
+        self,
+        params,
+        defaults: dict,
+        group=None,
+        pieces: Callable[[Tensor], bool] | None = None,
+        max_grad_norm: float | None = None,
+    ):
         guard.refuse_options(defaults | {"max_grad_norm": max_grad_norm})
         self.ranks, self.pieces = None if group is None else Group.of(group), pieces or is_cut
         self.max_grad_norm = max_grad_norm
@@ -79,8 +84,11 @@ class LayerWise(Optimizer):
     @property
     def trust_ratios(self) -> dict[Tensor, float]:
         """Parameter -> its ratio in the last step."""
-        return {p: ratio for parameters, ratios in self._ratios
-                for p, ratio in zip(parameters, ratios.tolist())}
+        return {
+            p: ratio
+            for parameters, ratios in self._ratios
+            for p, ratio in zip(parameters, ratios.tolist())
+        }
 
     def add_param_group(self, param_group: dict) -> None:
         super().add_param_group(param_group)
@@ -108,7 +116,9 @@ class LayerWise(Optimizer):
     def __getstate__(self) -> dict:
         """For copies and pickles; torch keeps only what a step changes."""
         own = "ranks", "pieces", "max_grad_norm", "shrink"
-        return super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
+        return (
+            super().__getstate__() | {name: getattr(self, name) for name in own} | {"_ratios": []}
+        )
 
     def _finish(self, bucket: Bucket, us: list[list[Tensor]], norms: Tensor) -> None:
         options = bucket.batches[0].options
@@ -154,8 +164,10 @@ class LayerWise(Optimizer):
                 torch._foreach_add_(steps, 1)
                 blocked = device.type != "cuda" and not torch.compiler.is_compiling()
                 block = BLOCK if blocked else inf
-                rows = [(n, p, step, *(state[name] for name in self.state_names))
-                        for (n, p), step, state in zip(alike, before.unbind(), states)]
+                rows = [
+                    (n, p, step, *(state[name] for name in self.state_names))
+                    for (n, p), step, state in zip(alike, before.unbind(), states)
+                ]
                 for run in runs(rows, [p.numel() for _, p in alike], block):
                     yield self._bucket(run, options, block)
 
@@ -177,15 +189,22 @@ class LayerWise(Optimizer):
         if not (state := self.state[p]):
             state["step"] = torch.zeros((), device=p.device)
             for name in self.state_names:
-                state[name] = torch.zeros_like(p, dtype=wide(p.dtype),
-                                               memory_format=torch.contiguous_format)
+                state[name] = torch.zeros_like(
+                    p, dtype=wide(p.dtype), memory_format=torch.contiguous_format
+                )
         return state
 
     def _norms(self, together: Sequence[Bucket], us: Sequence) -> list[Tensor]:
         """Of each bucket: the norms of its parameters, and of their u."""
-        norms = [norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
-                 for bucket, u in zip(together, us)]
-        return self._of_whole(norms, [bucket.numbers for bucket in together]) if self._shared else norms
+        norms = [
+            norms_of([batch.x for batch in bucket.batches] + u, bucket.blocks * 2).view(2, -1)
+            for bucket, u in zip(together, us)
+        ]
+        return (
+            self._of_whole(norms, [bucket.numbers for bucket in together])
+            if self._shared
+            else norms
+        )
 
     def _gradient_norm(self) -> Tensor:
         """Of all gradients; those of pieces are the group's together."""

@@ -67,6 +67,7 @@ def noam(width: int, warm_up_updates: int, factor: float = 1.0) -> Schedule:
     def rate(update: int) -> float:
         guard.refuse(update=update)
         return factor * width**-0.5 * min(update**-0.5, update * warm_up_updates**-1.5)
+
     return rate
 
 

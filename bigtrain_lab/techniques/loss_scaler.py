@@ -30,19 +30,37 @@ class DynamicLossScaler:
     group            ranks that train one model and skip together: what one finds, all have found. None: this rank is alone
     """
 
-    def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True, *, half_gradients=False,
-                 group=None):
+    def __init__(
+        self,
+        init_scale=65536.0,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        growth_interval=2000,
+        enabled=True,
+        *,
+        half_gradients=False,
+        group=None,
+    ):
         self._enabled, self.half_gradients = bool(enabled), half_gradients
         self._rule(growth_factor, backoff_factor, growth_interval)
-        self._scale, self._streak = guard.usable(init_scale), 0  # the streak: good steps since the last change
-        self._found: dict[Optimizer, Tensor | bool] = {}  # unscaled since the last update -> whether any gradient was not finite
+        self._scale, self._streak = (
+            guard.usable(init_scale),
+            0,
+        )  # the streak: good steps since the last change
+        self._found: dict[
+            Optimizer, Tensor | bool
+        ] = {}  # unscaled since the last update -> whether any gradient was not finite
         self._stepped: set[Optimizer] = set()
         self.scaled = False  # whether any loss was
         self.group = None if group is None else Group.of(group)
-        self.agreed: bool | None = None  # since the last update: what the ranks of the group found together
+        self.agreed: bool | None = (
+            None  # since the last update: what the ranks of the group found together
+        )
 
     def _rule(self, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
-        self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(growth_factor, backoff_factor, growth_interval)
+        self.growth_factor, self.backoff_factor, self.growth_interval = guard.rule(
+            growth_factor, backoff_factor, growth_interval
+        )
 
     def scale(self, loss):
         """S times the loss, in float32; losses in a list, a tuple or any other iterable likewise."""
@@ -64,14 +82,20 @@ class DynamicLossScaler:
         if hasattr(optimizer, "shards"):  # whose gradients come when they are asked for, in parts
             optimizer.finish_gradient_synchronization()
             self.group = self.group or optimizer.shards.group
-        guard.refuse_unscale(self, optimizer in self._found, held_by(self._found) & held_by([optimizer]))
+        guard.refuse_unscale(
+            self, optimizer in self._found, held_by(self._found) & held_by([optimizer])
+        )
         gradients = list(self._gradients(optimizer))
         guard.refuse_gradients(self, gradients)
         inverse = torch.tensor(self._scale, dtype=torch.float64).reciprocal().float()
         extremes = [torch.zeros((), device=gradients[0].device)]
         for values in (each for each in gradients if each.numel()):
-            extremes += (each.to(extremes[0]) for each in torch.aminmax(values))  # inf and nan both show in a tensor's extremes
-            values.mul_(inverse) if values.dtype == torch.float32 else values.copy_(values.float() * inverse)
+            extremes += (
+                each.to(extremes[0]) for each in torch.aminmax(values)
+            )  # inf and nan both show in a tensor's extremes
+            values.mul_(inverse) if values.dtype == torch.float32 else values.copy_(
+                values.float() * inverse
+            )
         self._found[optimizer] = ~torch.stack(extremes).isfinite().all()
 
     def step(self, optimizer: Optimizer, *args, **kwargs):
@@ -113,7 +137,10 @@ class DynamicLossScaler:
         if self.agreed is not None:
             return
         found = [flag for flag in self._found.values() if isinstance(flag, Tensor)]
-        own = torch.tensor(float(any(map(bool, self._found.values()))), device=found[0].device if found else self.group.device)
+        own = torch.tensor(
+            float(any(map(bool, self._found.values()))),
+            device=found[0].device if found else self.group.device,
+        )
         self.agreed = bool(self.group.all_reduce(own, "max", name="found inf"))
         self._found = dict.fromkeys(self._found, self.agreed)
 
@@ -123,7 +150,9 @@ class DynamicLossScaler:
             return False
         guard.refuse_unknown(optimizer in self._found)
         self.agree()
-        self._found[optimizer] = skipped = bool(self._found[optimizer])  # a number now: the device is waited for once
+        self._found[optimizer] = skipped = bool(
+            self._found[optimizer]
+        )  # a number now: the device is waited for once
         return skipped
 
     def update(self, new_scale: float | None = None) -> None:
@@ -167,8 +196,17 @@ class DynamicLossScaler:
         self._rule(self.growth_factor, self.backoff_factor, new_interval)
 
     def state_dict(self) -> dict:
-        return {"scale": self._scale, "growth_factor": self.growth_factor, "backoff_factor": self.backoff_factor,
-                "growth_interval": self.growth_interval, "_growth_tracker": self._streak} if self._enabled else {}
+        return (
+            {
+                "scale": self._scale,
+                "growth_factor": self.growth_factor,
+                "backoff_factor": self.backoff_factor,
+                "growth_interval": self.growth_interval,
+                "_growth_tracker": self._streak,
+            }
+            if self._enabled
+            else {}
+        )
 
     def load_state_dict(self, state: dict) -> None:
         if not self._enabled:
@@ -179,15 +217,21 @@ class DynamicLossScaler:
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
         """The values of the gradients that are there; a parameter that the loss did not reach has none."""
-        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+        for parameter in (
+            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ):
             guard.refuse_gradient(parameter.grad, self.half_gradients)
             if parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()  # a sum of rows that each fit may overflow
+                parameter.grad = (
+                    parameter.grad.coalesce()
+                )  # a sum of rows that each fit may overflow
             yield parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[torch.nn.Parameter]:
-    return {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return {
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    }
 
 
 def in_float32(value: float) -> float:

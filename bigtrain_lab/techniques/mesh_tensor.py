@@ -54,7 +54,7 @@ class Needed(NamedTuple):
 
 
 def terms(equation: str) -> Terms:
-    """"n d, d f -> n f" as (("n", "d"), ("d", "f"), ("n", "f")); Impossible where it is none."""
+    """ "n d, d f -> n f" as (("n", "d"), ("d", "f"), ("n", "f")); Impossible where it is none."""
     guard.refuse_equation(equation)
     return tuple(tuple(each.split()) for each in equation.replace("->", ",").split(","))
 
@@ -63,7 +63,7 @@ def gradient(product: Terms, at: int) -> Terms:
     """The product that is the gradient of input `at`: the result's gradient, then the other inputs,
     then ones for dimensions that only this input has."""
     *inputs, result = product
-    factors = [result, *inputs[:at], *inputs[at + 1:]]
+    factors = [result, *inputs[:at], *inputs[at + 1 :]]
     alone = tuple(dim for dim in inputs[at] if not any(dim in each for each in factors))
     return *factors, *([alone] if alone else []), inputs[at]
 
@@ -86,12 +86,21 @@ def sums(name: str, product: Terms, sizes, layout, axes, itemsize: int) -> list[
     *factors, result = product
     summed = dict.fromkeys(dim for each in factors for dim in each if dim not in result)
     own_bytes = itemsize * prod(part_shape(result, sizes, layout, axes))
-    return [Needed(name, axis, axes[axis], own_bytes)
-            for axis in map(layout.get, summed) if axes.get(axis, 1) > 1]
+    return [
+        Needed(name, axis, axes[axis], own_bytes)
+        for axis in map(layout.get, summed)
+        if axes.get(axis, 1) > 1
+    ]
 
 
-def collectives(equation: str, sizes: Mapping[str, int], layout: Mapping[str, str],
-                axes: Mapping[str, int], itemsize: int = 4, names: Sequence[str] = ()):
+def collectives(
+    equation: str,
+    sizes: Mapping[str, int],
+    layout: Mapping[str, str],
+    axes: Mapping[str, int],
+    itemsize: int = 4,
+    names: Sequence[str] = (),
+):
     """All that a product needs, and then each input's gradient, in their order.
 
     sizes   dimension -> its whole size         axes   mesh axis -> its ranks
@@ -100,12 +109,21 @@ def collectives(equation: str, sizes: Mapping[str, int], layout: Mapping[str, st
     Impossible where a tensor would be cut twice along one axis, or a size does not divide.
     """
     guard.refuse(terms(equation), sizes, layout, axes)
-    return [each for name, product in products(equation, names)
-            for each in sums(name, product, sizes, layout, axes, itemsize)]
+    return [
+        each
+        for name, product in products(equation, names)
+        for each in sums(name, product, sizes, layout, axes, itemsize)
+    ]
 
 
-def einsum(equation: str, *parts: Tensor, layout: Mapping[str, str], groups: Mapping[str, Group],
-           names: Sequence[str] = (), multiply: Callable = torch.einsum) -> Tensor:
+def einsum(
+    equation: str,
+    *parts: Tensor,
+    layout: Mapping[str, str],
+    groups: Mapping[str, Group],
+    names: Sequence[str] = (),
+    multiply: Callable = torch.einsum,
+) -> Tensor:
     """This rank's part of a product, from its parts of the inputs.
 
     layout    dimension -> mesh axis; dimensions of other products may be in it
@@ -140,7 +158,7 @@ class Product(torch.autograd.Function):
     def backward(ctx, of_result):
         parts, found = ctx.saved_tensors, []
         for at, wanted in enumerate(ctx.needs_input_grad[2:]):
-            factors = of_result, *parts[:at], *parts[at + 1:]
+            factors = of_result, *parts[:at], *parts[at + 1 :]
             found.append(ctx.multiplied(*ctx.gradients[at], *factors) if wanted else None)
         return None, None, *found
 
@@ -160,8 +178,13 @@ def multiplied(known, groups, multiply, name: str, product: Terms, *parts: Tenso
 # -- from one layout to another -------------------------------------------------------------------
 
 
-def laid_out(part: Tensor, dims: str, old: Mapping[str, str], new: Mapping[str, str],
-             groups: Mapping[str, Group]) -> Tensor:
+def laid_out(
+    part: Tensor,
+    dims: str,
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    groups: Mapping[str, Group],
+) -> Tensor:
     """The tensor's part by the layout `new`, from that by `old`; {} is the whole tensor. What is no
     longer cut is all-gathered; what is cut now is a slice, whose gradient is all-gathered."""
     groups = {axis: Group.of(group) for axis, group in groups.items()}

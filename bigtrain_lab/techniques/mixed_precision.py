@@ -57,16 +57,27 @@ class MixedPrecision:
     A copy of it, as copy.deepcopy and pickle make, has no model and no masters: what goes on is saved by state_dict().
     """
 
-    def __init__(self, level: str | Level | None = "fp16", scaler: DynamicLossScaler | None = None, group=None):
+    def __init__(
+        self,
+        level: str | Level | None = "fp16",
+        scaler: DynamicLossScaler | None = None,
+        group=None,
+    ):
         self.level = guard.level_of(AS_IT_IS if level is None else level)
         guard.refuse_scaler(self.level, scaler, group)
         self.policy = Policy(self.level.dtype) if self.level.policy else nullcontext()
-        self.scaler = (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group)) if self.level.scaling else None
+        self.scaler = (
+            (scaler or DynamicLossScaler(half_gradients=not self.level.masters, group=group))
+            if self.level.scaling
+            else None
+        )
         self.masters: dict[nn.Parameter, nn.Parameter] = {}  # half weight -> its float32 master
         self._model: nn.Module | None = None
         self._apart = False  # whether ZeRO keeps the masters
         self._arrivals = guard.Arrivals(self.scaler)
-        self._followed: dict[nn.Parameter, int] = {}  # half weight -> torch's count of writes to its master when last rounded
+        self._followed: dict[
+            nn.Parameter, int
+        ] = {}  # half weight -> torch's count of writes to its master when last rounded
 
     def __reduce__(self):
         return MixedPrecision, (self.level,)
@@ -89,15 +100,32 @@ class MixedPrecision:
             return model
         guard.refuse_formats(model)
         self._model, self._apart = model, not masters
-        norms = {p for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)} if self.level.policy else ()
-        for weight in (p for p in model.parameters() if rounded and p.is_floating_point() and p not in norms and self.level.dtype != p.dtype):
+        norms = (
+            {
+                p
+                for m in model.modules()
+                if isinstance(m, NORMS)
+                for p in m.parameters(recurse=False)
+            }
+            if self.level.policy
+            else ()
+        )
+        for weight in (
+            p
+            for p in model.parameters()
+            if rounded and p.is_floating_point() and p not in norms and self.level.dtype != p.dtype
+        ):
             if self.level.masters and masters and weight.requires_grad:
                 self._give_master(weight)
             weight.data = weight.data.to(self.level.dtype)
         if not self.level.policy:
             for buffer in (b for b in model.buffers() if b.is_floating_point()):
                 buffer.data = buffer.data.to(self.level.dtype)
-        for weight in (p for p in model.parameters() if (self.masters or self.scaler) and p.requires_grad and p not in self.masters):
+        for weight in (
+            p
+            for p in model.parameters()
+            if (self.masters or self.scaler) and p.requires_grad and p not in self.masters
+        ):
             self._arrivals.watch(weight)
         adapt(model, self)
         return model
@@ -109,12 +137,19 @@ class MixedPrecision:
     def _give_master(self, weight: nn.Parameter) -> None:
         self.masters[weight] = master = nn.Parameter(weight.detach().to(torch.float32, copy=True))
         vars(master).update(vars(weight))  # what is known of it, such as how it is sliced
-        weight.register_post_accumulate_grad_hook(partial(to_master, master=master, note=self._arrivals.note))
+        weight.register_post_accumulate_grad_hook(
+            partial(to_master, master=master, note=self._arrivals.note)
+        )
         if weight.grad is not None:
             to_master(weight, master, self._arrivals.note)
 
     def _lacks_master(self, weight: Tensor) -> bool:
-        return self.level.masters and not self._apart and weight.dtype == self.level.dtype != torch.float32 and weight not in self.masters
+        return (
+            self.level.masters
+            and not self._apart
+            and weight.dtype == self.level.dtype != torch.float32
+            and weight not in self.masters
+        )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What the optimizer updates, by the weights' names: masters, and the weights that need none. Their `.grad` is what
@@ -147,7 +182,9 @@ class MixedPrecision:
     def step(self, *optimizers: Optimizer) -> bool:
         """Update the masters, then round them to the weights; False where an inf or nan made any optimizer skip. With a group
         every rank calls it once with all its optimizers, also one that has none."""
-        guard.refuse_half_weights(any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers)))
+        guard.refuse_half_weights(
+            any(p in self.masters or self._lacks_master(p) for p in held_by(optimizers))
+        )
         if self.scaler:
             self.scaler.agree(*optimizers)
         for optimizer in optimizers:
@@ -165,7 +202,11 @@ class MixedPrecision:
             self.scaler.update()
 
     def _close(self) -> None:
-        if self.scaler and ((stepped := self.scaler.stepped) or self.scaler.agreed is not None) and all(p.grad is None or p in stepped for p in self.parameters()):
+        if (
+            self.scaler
+            and ((stepped := self.scaler.stepped) or self.scaler.agreed is not None)
+            and all(p.grad is None or p in stepped for p in self.parameters())
+        ):
             self.scaler.update()
 
     @torch.no_grad()
@@ -180,8 +221,10 @@ class MixedPrecision:
         """What model.state_dict() and optimizer.state_dict() lack to go on exactly: the masters and the scaler."""
         self._close()
         names = {p: name for name, p in self.model.named_parameters()}
-        return {"masters": {names[weight]: master.detach() for weight, master in self.masters.items()},
-                "scaler": self.scaler.state_dict() if self.scaler else None}
+        return {
+            "masters": {names[weight]: master.detach() for weight, master in self.masters.items()},
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         load(self, state)

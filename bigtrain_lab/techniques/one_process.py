@@ -40,9 +40,15 @@ class Sample(NamedTuple):
     context: tuple = ()
 
 
-def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]], loss_fn: Callable, optimizer: Callable,
-                weights: Callable | None = None, clip: float | None = None,
-                learning_rate: Callable[[int], float] | None = None) -> Training:
+def synchronous(
+    stages: Sequence[nn.Module],
+    batches: Iterable[Sequence[Sample]],
+    loss_fn: Callable,
+    optimizer: Callable,
+    weights: Callable | None = None,
+    clip: float | None = None,
+    learning_rate: Callable[[int], float] | None = None,
+) -> Training:
     """Each batch's micro-batches make one update by their mean gradient, or by the sum of their losses times `weights(batch)`;
     the first update has the rate `learning_rate(1)`."""
     updates = [optimizer(list(stage.parameters())) for stage in stages]
@@ -57,7 +63,9 @@ def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]]
             (loss * factor).backward()
             losses.append(loss.item())
         if clip:
-            nn.utils.clip_grad_norm_({p: None for stage in stages for p in stage.parameters()}, clip)  # a tied one counts once
+            nn.utils.clip_grad_norm_(
+                {p: None for stage in stages for p in stage.parameters()}, clip
+            )  # a tied one counts once
         for update in updates:
             if learning_rate:
                 set_rate(update, learning_rate(number))
@@ -66,8 +74,16 @@ def synchronous(stages: Sequence[nn.Module], batches: Iterable[Sequence[Sample]]
     return Training(losses, stages, [])
 
 
-def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Callable, optimizer: Callable, stashing: bool = True,
-            *, versions: Callable | None = None, update_size: int = 1) -> Training:
+def delayed(
+    stages: Sequence[nn.Module],
+    samples: Iterable[Sample],
+    loss_fn: Callable,
+    optimizer: Callable,
+    stashing: bool = True,
+    *,
+    versions: Callable | None = None,
+    update_size: int = 1,
+) -> Training:
     """Micro-batch t is computed on weights of past versions, and every `update_size` micro-batches make an update a stage.
 
     `versions(s, t)` gives the versions of stage s that the forward and the backward of micro-batch t use; without it they
@@ -76,12 +92,16 @@ def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Cal
     saw: zeros where both use the same.
     """
     last = len(stages) - 1
-    versions = versions or (lambda s, t: (max(0, t - (last - s)), max(0, t - (last - s)) if stashing else t))
+    versions = versions or (
+        lambda s, t: (max(0, t - (last - s)), max(0, t - (last - s)) if stashing else t)
+    )
     updates = [optimizer(list(stage.parameters())) for stage in stages]
     history = [{0: snapshot(stage)} for stage in stages]  # history[s][t] = w_s(t)
     losses, errors = [], []
     for t, sample in enumerate(samples):
-        forward, backward = ([held[versions(s, t)[half]] for s, held in enumerate(history)] for half in (0, 1))
+        forward, backward = (
+            [held[versions(s, t)[half]] for s, held in enumerate(history)] for half in (0, 1)
+        )
         loss, gradient = chain_gradient(stages, forward, forward, sample, loss_fn)
         losses.append(loss)
         errors.append(0.0)
@@ -101,13 +121,17 @@ def delayed(stages: Sequence[nn.Module], samples: Iterable[Sample], loss_fn: Cal
     return Training(losses, stages, errors)
 
 
-def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, loss_fn) -> tuple[float, list[dict[str, Tensor]]]:
+def chain_gradient(
+    stages, forward_weights, backward_weights, sample: Sample, loss_fn
+) -> tuple[float, list[dict[str, Tensor]]]:
     """(loss, gradient of each stage) of a forward on some weights whose backward runs on others."""
     x, chain = sample.inputs, []
     for stage, weights in zip(stages, forward_weights):
         own = {name: w.clone().requires_grad_() for name, w in weights.items()}
         x = x.detach().requires_grad_(x.is_floating_point())
-        y = functional_call(stage, own, (x.clone(), *sample.context))  # a stage may change what it is given in place
+        y = functional_call(
+            stage, own, (x.clone(), *sample.context)
+        )  # a stage may change what it is given in place
         chain.append((x, own, y))
         x = y
     output = x.detach().requires_grad_()
@@ -116,7 +140,9 @@ def chain_gradient(stages, forward_weights, backward_weights, sample: Sample, lo
     gradients = []
     for (x, own, y), weights in zip(reversed(chain), reversed(backward_weights)):
         for name, w in own.items():
-            w.data.copy_(weights[name])  # .data: autograd does not notice, and uses the values it finds
+            w.data.copy_(
+                weights[name]
+            )  # .data: autograd does not notice, and uses the values it finds
         torch.autograd.backward(y, dy)
         dy = x.grad
         gradients.append({name: w.grad for name, w in own.items()})

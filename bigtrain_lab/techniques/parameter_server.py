@@ -39,15 +39,21 @@ from .data_parallel import broadcast
 from .guards import parameter_server as guard
 
 
-def order(requests: Sequence[int], shard_bytes: Sequence[int | None] = (None,),
-          bound: int | None = None, synchronous: bool = False) -> Plan:
+def order(
+    requests: Sequence[int],
+    shard_bytes: Sequence[int | None] = (None,),
+    bound: int | None = None,
+    synchronous: bool = False,
+) -> Plan:
     """The plan of worker p = 0, 1, ... with requests[p] batches, and then of one server for each of
     `shard_bytes`, the bytes of its parameters. `bound` None: nobody waits."""
     guard.refuse_order(requests, shard_bytes, bound, synchronous)
     workers = tuple(range(len(requests)))
     bound = 0 if synchronous else bound  # a round's answers wait for its last gradient
-    servers = {len(workers) + k: Serve(workers, tuple(requests), size, size, bound, f"server {k}")
-               for k, size in enumerate(shard_bytes)}
+    servers = {
+        len(workers) + k: Serve(workers, tuple(requests), size, size, bound, f"server {k}")
+        for k, size in enumerate(shard_bytes)
+    }
 
     def batches(worker: int) -> Iterator:
         for number in range(requests[worker]):
@@ -99,8 +105,13 @@ class Update(NamedTuple):
 class Server(Work):
     """Steps its parameters by each gradient, or by the mean of `average` of them."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer,
-                 workers: int, average: int = 1):
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        workers: int,
+        average: int = 1,
+    ):
         self.parameters, self.optimizer, self.average = parameters, optimizer, average
         self.sum = torch.zeros_like(flat(parameters)) if average > 1 else None
         self.version, self.read = 0, [0] * workers  # updates made; those in what each worker has
@@ -145,8 +156,16 @@ class ParameterServer:
     in turns, batch by batch: which comes first by the wall is chance, and would not come again.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Callable, requests: int | Sequence[int],
-                 servers: int = 1, bound: int | None = None, synchronous: bool = False, group=None):
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Callable,
+        requests: int | Sequence[int],
+        servers: int = 1,
+        bound: int | None = None,
+        synchronous: bool = False,
+        group=None,
+    ):
         self.group = Group.of(group)
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         requests = guard.refuse(module, named, requests, servers, bound, synchronous, self.group)
@@ -159,8 +178,9 @@ class ParameterServer:
         self.workers, self.server = len(requests), None
         if self.group.rank >= self.workers:
             own = self.shards[self.group.rank - self.workers]
-            self.server = Server(own, optimizer(own), self.workers,
-                                 self.workers if synchronous else 1)
+            self.server = Server(
+                own, optimizer(own), self.workers, self.workers if synchronous else 1
+            )
 
     def run(self, loss: Callable[[int], Tensor] | None = None) -> list[Update]:
         """Train; `loss` is asked on workers only. Returns the updates of this server, [] on a

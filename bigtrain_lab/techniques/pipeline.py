@@ -90,18 +90,29 @@ class Pipeline:
         self.scale, self.update = scale or (lambda loss: loss), update
         self.whole = whole or (lambda: None)
         self.span = span or group.span
-        self.optimizers = {stage: optimizer(weights) for stage, module in self.modules.items()
-                           if optimizer and (weights := list(module.parameters()))}
+        self.optimizers = {
+            stage: optimizer(weights)
+            for stage, module in self.modules.items()
+            if optimizer and (weights := list(module.parameters()))
+        }
         guard.refuse_optimizers(self.optimizers, self.modules)
         self.masters = masters_of(self.modules.values())
         self.tied = self._copies(tied)
-        self.calls = {stage: partial(forward, module) if forward else module
-                      for stage, module in self.modules.items()}
+        self.calls = {
+            stage: partial(forward, module) if forward else module
+            for stage, module in self.modules.items()
+        }
         self.versions = {
             stage: WeightVersions(self.modules[stage], schedule.stashing, self.calls[stage])
-            for stage in self.optimizers if schedule.asynchronous}
-        self.later = {action[1:]: WeightGradientsLater()  # (stage, micro-batch) -> what W will do
-                      for step in self.order for action in step if action.kind == "W"}
+            for stage in self.optimizers
+            if schedule.asynchronous
+        }
+        self.later = {
+            action[1:]: WeightGradientsLater()  # (stage, micro-batch) -> what W will do
+            for step in self.order
+            for action in step
+            if action.kind == "W"
+        }
         self.fresh: dict[tuple, Tensor] = {}  # `made`: the results of the step that runs
         self.values: dict[tuple, Tensor] = {}  # received or our own, until used or sent
         self.graphs: dict[tuple, tuple] = {}  # (stage, micro-batch) -> (input, where B begins)
@@ -122,8 +133,13 @@ class Pipeline:
                  `token_weighted(tokens)` for losses that are sums. Without them: 1/micro-batches
         """
         self._begin(inputs, targets, weights)
-        run = {"F": self._forward, "B": self._backward, "I": self._backward,
-               "W": self._weight_gradients, "U": self._update}
+        run = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward,
+            "W": self._weight_gradients,
+            "U": self._update,
+        }
         for op in self.operations:
             match op:
                 case Recv():
@@ -136,8 +152,9 @@ class Pipeline:
                     self.values |= self.fresh
                     self.fresh = {}
                 case Send():
-                    self.group.isend(self.values.pop(made(op.message)), op.dst,
-                                     **self._message(op.message))
+                    self.group.isend(
+                        self.values.pop(made(op.message)), op.dst, **self._message(op.message)
+                    )
         self.group.finish()
         self.done += self.schedule.micro_batches
         self.updates_done += self.schedule.micro_batches // self.schedule.update_size
@@ -253,8 +270,11 @@ class Pipeline:
         """The tied weights that this rank has copies of; of a half weight its master learns."""
         ties = []
         for name, places in tied.items():
-            own = {stage: self.modules[stage].get_parameter(weight)
-                   for stage, weight in places.items() if stage in self.modules}
+            own = {
+                stage: self.modules[stage].get_parameter(weight)
+                for stage, weight in places.items()
+                if stage in self.modules
+            }
             own = {stage: self.masters.get(weight, weight) for stage, weight in own.items()}
             ranks = {stage: self.schedule.rank_of(stage, 0) for stage in places}
             ties += [TiedWeight(self.group, name, ranks, own)] if own else []
@@ -274,19 +294,30 @@ class Pipeline:
         """The tensors that this rank holds now, by kind and name. What autograd saved belongs to
         the graphs and is not listed. `optimizers`: the caller's own."""
         of = {stage: f" of stage {stage}" * (len(self.modules) > 1) for stage in self.modules}
-        held = owned.named({of[stage]: module for stage, module in self.modules.items()},
-                           (*self.optimizers.values(), *optimizers), self.masters)
-        held["stashed"] = {name + of[stage]: weight for stage, versions in self.versions.items()
-                           for name, weight in versions.stashed().items()}
-        held["queued"] = {f"{name} of {Action('W', *place)}": value
-                          for place, later in self.later.items()
-                          for name, value in later.tensors().items()}
-        return held | {"inputs": {
-            **{f"loss {i}": x for i, x in enumerate(self.losses) if x is not None},
-            **{f"inputs {i}": x for i, x in enumerate(self.inputs)},
-            **{f"targets {i}": y for i, y in enumerate(self.targets)},
-            **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
-            **{f"result of {Action(*key)}": value for key, value in self.values.items()}}}
+        held = owned.named(
+            {of[stage]: module for stage, module in self.modules.items()},
+            (*self.optimizers.values(), *optimizers),
+            self.masters,
+        )
+        held["stashed"] = {
+            name + of[stage]: weight
+            for stage, versions in self.versions.items()
+            for name, weight in versions.stashed().items()
+        }
+        held["queued"] = {
+            f"{name} of {Action('W', *place)}": value
+            for place, later in self.later.items()
+            for name, value in later.tensors().items()
+        }
+        return held | {
+            "inputs": {
+                **{f"loss {i}": x for i, x in enumerate(self.losses) if x is not None},
+                **{f"inputs {i}": x for i, x in enumerate(self.inputs)},
+                **{f"targets {i}": y for i, y in enumerate(self.targets)},
+                **{f"input of {Action('F', *place)}": x for place, (x, _) in self.graphs.items()},
+                **{f"result of {Action(*key)}": value for key, value in self.values.items()},
+            }
+        }
 
     def _span(self, op: Compute):
         step = tuple(map(self._numbered, op.step))

@@ -1,8 +1,8 @@
 """A training step of mixed precision as one weight meets it: in which type each value is, read from the tensors themselves.
 
-    master weight -> weight -> output of its layer -> loss -> scaled loss
-         ^                                                        |
-    moments <- true gradient <- gradient of the weight <- gradient of the output
+master weight -> weight -> output of its layer -> loss -> scaled loss
+     ^                                                        |
+moments <- true gradient <- gradient of the weight <- gradient of the output
 """
 
 from collections.abc import Callable
@@ -15,16 +15,25 @@ from ..formats import Station
 from .mixed_precision import MixedPrecision
 
 
-def flow(mp: MixedPrecision, optimizer: Optimizer, loss_of: Callable[[], Tensor], weight: str) -> tuple[Station, ...]:
+def flow(
+    mp: MixedPrecision, optimizer: Optimizer, loss_of: Callable[[], Tensor], weight: str
+) -> tuple[Station, ...]:
     """Take one training step, and tell the stations of the weight of this name. `loss_of()` is called inside `with mp`."""
-    owner, parameter = mp.model.get_submodule(weight.rpartition(".")[0]), mp.model.get_parameter(weight)
+    owner, parameter = (
+        mp.model.get_submodule(weight.rpartition(".")[0]),
+        mp.model.get_parameter(weight),
+    )
     updated = dict(mp.named_parameters()).get(weight)
     if updated is None:
-        raise Impossible(f"{weight} is frozen, so no gradient flows to it: choose one of {', '.join(name for name, _ in mp.named_parameters())}.")
+        raise Impossible(
+            f"{weight} is frozen, so no gradient flows to it: choose one of {', '.join(name for name, _ in mp.named_parameters())}."
+        )
     stations: list[Station] = []
 
     def see(name: str, how: str, tensor: Tensor) -> None:
-        stations.append(Station(name, how, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+        stations.append(
+            Station(name, how, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        )
 
     def see_output(module, given, output: Tensor) -> None:
         see("output of its layer", "forward", output)
@@ -33,7 +42,12 @@ def flow(mp: MixedPrecision, optimizer: Optimizer, loss_of: Callable[[], Tensor]
     if updated is not parameter:
         see("master weight", "", updated)
     see("weight", "rounded" if updated is not parameter else "", parameter)
-    hooks = owner.register_forward_hook(see_output), parameter.register_hook(lambda gradient: see("gradient of the weight", "backward", gradient))
+    hooks = (
+        owner.register_forward_hook(see_output),
+        parameter.register_hook(
+            lambda gradient: see("gradient of the weight", "backward", gradient)
+        ),
+    )
     try:
         with mp:
             loss = loss_of()
@@ -45,10 +59,16 @@ def flow(mp: MixedPrecision, optimizer: Optimizer, loss_of: Callable[[], Tensor]
         for hook in hooks:
             hook.remove()
     if updated.grad is None:
-        raise Impossible(f"The loss does not depend on {weight}: choose a weight that the forward uses.")
+        raise Impossible(
+            f"The loss does not depend on {weight}: choose a weight that the forward uses."
+        )
     mp.unscale_(optimizer)
     if mp.scaler or updated is not parameter:
-        see("true gradient", ", ".join(["to float32"] * (updated is not parameter) + ["divided"] * bool(mp.scaler)), updated.grad)
+        see(
+            "true gradient",
+            ", ".join(["to float32"] * (updated is not parameter) + ["divided"] * bool(mp.scaler)),
+            updated.grad,
+        )
     mp.step(optimizer)
     mp.update()
     optimizer.zero_grad()

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 LOW = {
     "products": "matmul __rmatmul__ mm bmm mv addmm addmv addbmm addr baddbmm chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot "
-                "einsum linear",
+    "einsum linear",
     "convolutions": "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d",
     "attention": "scaled_dot_product_attention",  # its softmax is in float32 inside the kernel
     "recurrences": "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
@@ -31,20 +31,22 @@ LOW = {
 }
 FULL = {
     "softmax": "softmax log_softmax softmin logsumexp logaddexp logaddexp2 softplus gumbel_softmax special_softmax special_log_softmax "
-               "special_logsumexp",
+    "special_logsumexp",
     "norms of layers": "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize",
     "losses": "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss huber_loss "
-              "kl_div gaussian_nll_loss poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
-              "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss cosine_embedding_loss ctc_loss cosine_similarity",
+    "kl_div gaussian_nll_loss poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss cosine_embedding_loss ctc_loss cosine_similarity",
     "exponentials": "exp exp2 expm1 log log2 log10 log1p sinh cosh tan acos asin erfinv special_exp2 special_expm1 special_log1p "
-                    "special_erfinv",
+    "special_erfinv",
     "powers": "pow __rpow__ float_power square rsqrt reciprocal __rdiv__ __rtruediv__",
     "resampling": "interpolate upsample",
     "long sums": "sum nansum mean nanmean prod cumsum cumprod logcumsumexp var std var_mean std_mean norm linalg_norm linalg_vector_norm "
-                 "linalg_matrix_norm dist cdist pdist pairwise_distance renorm trace",
+    "linalg_matrix_norm dist cdist pdist pairwise_distance renorm trace",
 }
-WIDEST = {"mixed types": "addcmul addcdiv atan2 bilinear cross dot inner outer vdot tensordot grid_sample index_put index_add index_copy "
-                         "scatter scatter_add lerp cat concat concatenate stack hstack vstack where"}
+WIDEST = {
+    "mixed types": "addcmul addcdiv atan2 bilinear cross dot inner outer vdot tensordot grid_sample index_put index_add index_copy "
+    "scatter scatter_add lerp cat concat concatenate stack hstack vstack where"
+}
 COMPOSED = functional.__name__, torch.autograd.__name__
 
 
@@ -58,7 +60,11 @@ class Policy(TorchFunctionMode):
     def __init__(self, dtype: torch.dtype):
         super().__init__()
         self.dtype = dtype
-        self.rule = dict.fromkeys(listed(LOW), dtype) | dict.fromkeys(listed(FULL), torch.float32) | dict.fromkeys(listed(WIDEST))
+        self.rule = (
+            dict.fromkeys(listed(LOW), dtype)
+            | dict.fromkeys(listed(FULL), torch.float32)
+            | dict.fromkeys(listed(WIDEST))
+        )
         self.opened: dict = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -66,8 +72,13 @@ class Policy(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in self.rule and kwargs.get("out") is None:
             to = self.rule[name] or widest((args, kwargs))
-            args, kwargs = [cast(each, to) for each in args], {key: cast(value, to) for key, value in kwargs.items()}
-        elif type(func) is FunctionType and (func.__module__ in COMPOSED or func is Tensor.backward):
+            args, kwargs = (
+                [cast(each, to) for each in args],
+                {key: cast(value, to) for key, value in kwargs.items()},
+            )
+        elif type(func) is FunctionType and (
+            func.__module__ in COMPOSED or func is Tensor.backward
+        ):
             func = self.inside(func)
         return func(*args, **kwargs)
 
@@ -78,8 +89,18 @@ class Policy(TorchFunctionMode):
         It would hand itself to this policy again, for ever, so it is run in a copy that does not ask who overrides it.
         """
         if func not in self.opened:
-            silent = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
-            copy = FunctionType(func.__code__, func.__globals__ | silent, func.__name__, func.__defaults__, func.__closure__)
+            silent = {
+                name: lambda *_: False
+                for name in func.__globals__
+                if name.startswith("has_torch_function")
+            }
+            copy = FunctionType(
+                func.__code__,
+                func.__globals__ | silent,
+                func.__name__,
+                func.__defaults__,
+                func.__closure__,
+            )
             copy.__kwdefaults__ = func.__kwdefaults__
             self.opened[func] = copy
 
@@ -95,7 +116,11 @@ def cast(value, to: torch.dtype | None):
     else, float64 too, as it is."""
     if isinstance(value, Tensor):
         own = value.dtype
-        return value if own is to or own is torch.float64 or not own.is_floating_point else value.to(to)
+        return (
+            value
+            if own is to or own is torch.float64 or not own.is_floating_point
+            else value.to(to)
+        )
     if type(value) in (list, tuple):
         return type(value)(cast(each, to) for each in value)
     return value
@@ -105,7 +130,13 @@ def widest(values) -> torch.dtype | None:
     """The type that all floating tensors among the values fit in; float16 and bfloat16 meet in float32."""
     if isinstance(values, Tensor):
         return values.dtype if values.is_floating_point() else None
-    inside = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
+    inside = (
+        values.values()
+        if isinstance(values, dict)
+        else values
+        if isinstance(values, (list, tuple))
+        else ()
+    )
     found = [dtype for value in inside if (dtype := widest(value))]
     result = found[0] if found else None
     for dtype in found[1:]:

@@ -76,7 +76,9 @@ def entrances(module: nn.Module) -> Iterator[nn.Module]:
 
 def refuse_outside(level: str, module: nn.Module, _) -> None:
     if not any(isinstance(mode, Policy) for mode in _get_current_function_mode_stack()):
-        raise Impossible(f"{type(module).__name__} was prepared at level {level} and called where its policy is not in force: call it inside `with mp:`.")
+        raise Impossible(
+            f"{type(module).__name__} was prepared at level {level} and called where its policy is not in force: call it inside `with mp:`."
+        )
 
 
 @torch.no_grad()
@@ -84,7 +86,12 @@ def take_digits(mp, model: nn.Module, state: dict[str, Tensor], prefix: str, *_)
     mp._round()  # so that `follow_weights` sees which weights were loaded
     for name, weight in model.named_parameters(remove_duplicate=False):
         loaded = state.get(prefix + name)
-        if weight in mp.masters and isinstance(loaded, Tensor) and loaded.dtype != weight.dtype and loaded.shape == weight.shape:
+        if (
+            weight in mp.masters
+            and isinstance(loaded, Tensor)
+            and loaded.dtype != weight.dtype
+            and loaded.shape == weight.shape
+        ):
             mp.masters[weight].copy_(loaded)
 
 
@@ -110,12 +117,19 @@ def zero_grad(model: nn.Module, mp, set_to_none: bool = True) -> None:
 def cast_input(module: nn.RNNBase, given: tuple) -> tuple:
     """The states beside the input are cast by the policy."""
     dtype = module._flat_weights[0].dtype
-    return tuple(each.to(dtype) if number == 0 and isinstance(each, (Tensor, PackedSequence)) else each for number, each in enumerate(given))
+    return tuple(
+        each.to(dtype) if number == 0 and isinstance(each, (Tensor, PackedSequence)) else each
+        for number, each in enumerate(given)
+    )
 
 
-def to_master(weight: nn.Parameter, master: nn.Parameter, note: Callable[[nn.Parameter], None]) -> None:
+def to_master(
+    weight: nn.Parameter, master: nn.Parameter, note: Callable[[nn.Parameter], None]
+) -> None:
     """A weight's half gradient is complete: it moves to the master, in float32, and is added to what is there."""
-    with torch._C.DisableTorchFunction():  # the policy has no say here, and asking it took longer than the cast
+    with (
+        torch._C.DisableTorchFunction()
+    ):  # the policy has no say here, and asking it took longer than the cast
         gradient, weight.grad = weight.grad.detach().float(), None
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
     note(master)

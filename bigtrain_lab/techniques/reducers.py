@@ -78,8 +78,15 @@ class Buckets:
         which the pieces are full. `timed`: there is virtual time."""
         return buckets_of(parameters, most_bytes, self.split)
 
-    def program(self, batch: int, pieces: Sequence[Bucket], most_bytes: int, timed: bool,
-                ranks: tuple[int, ...], send: Callable[[list[int]], Sequence]) -> list:
+    def program(
+        self,
+        batch: int,
+        pieces: Sequence[Bucket],
+        most_bytes: int,
+        timed: bool,
+        ranks: tuple[int, ...],
+        send: Callable[[list[int]], Sequence],
+    ) -> list:
         """What the lane does in a batch. `send`: numbers of pieces that lie side by side -> the
         operations that average them."""
         if not (timed and self.every_ticks):
@@ -90,8 +97,10 @@ class Buckets:
             def then(least: int) -> list:
                 leaving = self.leaving([k for k in left if k < least], pieces, most_bytes)
                 gone = {*chain(*leaving)}
-                return [*chain(*map(send, leaving)),
-                        *cycles([k for k in left if k not in gone], number + 1)]
+                return [
+                    *chain(*map(send, leaving)),
+                    *cycles([k for k in left if k not in gone], number + 1),
+                ]
 
             about = f"cycle {number} of batch {batch}", labels
             return [Cycle(*about, left[0], self.every_ticks, ranks, then)] if left else []
@@ -114,8 +123,11 @@ class FusedCycle(Buckets):
         fused: list[list[int]] = []
         for k in ready:
             start, end = (pieces[fused[-1][0]], pieces[fused[-1][-1]]) if fused else (None, None)
-            if (fused and (end.kind, end.stop) == (pieces[k].kind, pieces[k].start)
-                    and (pieces[k].stop - start.start) * end.kind[0].itemsize <= most_bytes):
+            if (
+                fused
+                and (end.kind, end.stop) == (pieces[k].kind, pieces[k].start)
+                and (pieces[k].stop - start.start) * end.kind[0].itemsize <= most_bytes
+            ):
                 fused[-1].append(k)
             else:
                 fused.append([k])

@@ -65,7 +65,9 @@ def reversible(blocks: Iterable[ReversibleBlock], x1: Tensor, x2: Tensor) -> tup
     """(y1, y2). Weights gather their gradients as the backward runs: call loss.backward(), once."""
     guard.refuse_streams(x1, x2)
     blocks = list(blocks)
-    if not torch.is_grad_enabled() or not learns([fn for block in blocks for fn in (block.f, block.g)], (x1, x2)):
+    if not torch.is_grad_enabled() or not learns(
+        [fn for block in blocks for fn in (block.f, block.g)], (x1, x2)
+    ):
         for block in blocks:
             x1, x2 = block.couple(x1, x2, guard.checked)
         return x1, x2
@@ -81,7 +83,10 @@ class _Reversible(torch.autograd.Function):
         ctx.blocks, ctx.conditions = blocks, []
 
         def called(fn, x):
-            conditions, y = Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None, fn), guard.checked(fn, x)
+            conditions, y = (
+                Conditions.now([x], ctx.conditions[-1] if ctx.conditions else None, fn),
+                guard.checked(fn, x),
+            )
             ctx.conditions.append(conditions.after(fn, guard.called(fn)))
             return y
 
@@ -104,7 +109,9 @@ class _Reversible(torch.autograd.Function):
         return None, None, dy1, dy2
 
 
-def recorded(fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions) -> tuple[Tensor, Tensor | None]:
+def recorded(
+    fn: Callable, x: Tensor, dy: Tensor | None, conditions: Conditions
+) -> tuple[Tensor, Tensor | None]:
     """(fn(x), dL/dx), with the weights of fn gathering theirs. None is the gradient of what no loss depends on."""
     x = x.detach().requires_grad_()
     with torch.set_grad_enabled(dy is not None), conditions.restored():
@@ -122,13 +129,20 @@ def total(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 # -- the price --------------------------------------------------------------------------------------------------
 
 
-def rounding_by_depth(sequence: ReversibleSequence, x1: Tensor, x2: Tensor,
-                      dtypes=(torch.float64, torch.float32, torch.bfloat16)) -> dict[torch.dtype, list[float]]:
+def rounding_by_depth(
+    sequence: ReversibleSequence,
+    x1: Tensor,
+    x2: Tensor,
+    dtypes=(torch.float64, torch.float32, torch.bfloat16),
+) -> dict[torch.dtype, list[float]]:
     """|x rebuilt - x| / |x|, x both streams, after undoing 1, 2, ... of the blocks from the end; blocks that draw no random numbers.
 
     Each number format has a copy of the sequence, and compares with its own forward: what is seen is the inverse's error alone.
     """
-    return {dtype: rounding(deepcopy(sequence).to(dtype), x1.to(dtype), x2.to(dtype)) for dtype in dtypes}
+    return {
+        dtype: rounding(deepcopy(sequence).to(dtype), x1.to(dtype), x2.to(dtype))
+        for dtype in dtypes
+    }
 
 
 @torch.no_grad()

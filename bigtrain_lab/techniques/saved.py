@@ -64,11 +64,14 @@ def state_of(training, group, update: int, **further) -> dict:
     """All that the next update depends on, after `update` updates. The ranks of the group call it
     together; each has the whole model, so all get the same. `further`: what else is to be kept."""
     guard.refuse_parts(training)
-    return {"update": update,
-            "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
-            "precision": training.precision.state_dict(),
-            "optimizers": [each.state_dict() for each in training.optimizers],
-            "random": gathered(random_state(group.device), group), **further}
+    return {
+        "update": update,
+        "weights": {number: stage.state_dict() for number, stage in training.stages.items()},
+        "precision": training.precision.state_dict(),
+        "optimizers": [each.state_dict() for each in training.optimizers],
+        "random": gathered(random_state(group.device), group),
+        **further,
+    }
 
 
 def gathered(own: Tensor, group) -> Tensor:
@@ -111,7 +114,7 @@ def set_random_state(state: Tensor) -> None:
     own, floats, host, device = state.clone().split_with_sizes(sizes)
     own, (gauss, cached) = own.view(torch.int64).tolist(), floats.view(torch.float64).tolist()
     random.setstate((3, tuple(own[:words]), None if gauss != gauss else gauss))
-    np.random.set_state(("MT19937", own[words:words + keys], *own[words + keys:], cached))
+    np.random.set_state(("MT19937", own[words : words + keys], *own[words + keys :], cached))
     torch.set_rng_state(host.clone())  # which must lie at the beginning of a storage
     if len(device) and torch.cuda.is_available():
         torch.cuda.set_rng_state(device.clone())

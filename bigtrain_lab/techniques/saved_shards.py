@@ -56,20 +56,31 @@ def save(path, sharded, optimizer: Optimizer | Sequence[Optimizer], **further) -
     guard.refuse_under_way(sharded)
     number = torch.tensor([guard.next_number(path, WHOLE, FOLDER)], device=group.device)
     folder = path / f"{FOLDER}{group.unrecorded().broadcast(number).item():06}"
-    own = {"parts": {each.name: (each.shape, each.start, each.stop, each.piece.detach().clone())
-                     for each in sharded.owned()},
-           "optimizers": [each.state_dict() for each in listed(optimizer)]}
+    own = {
+        "parts": {
+            each.name: (each.shape, each.start, each.stop, each.piece.detach().clone())
+            for each in sharded.owned()
+        },
+        "optimizers": [each.state_dict() for each in listed(optimizer)],
+    }
     guard.together(group, lambda: saved.save(folder / file(group.rank, group.size), own))
 
     def conclude() -> None:
         names = [file(rank, group.size) for rank in range(group.size)]
-        saved.save(path / WHOLE, {
-            "folder": folder.name, "digests": guard.digests(folder, names), "further": further,
-            "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
-            **beside(sharded)})
+        saved.save(
+            path / WHOLE,
+            {
+                "folder": folder.name,
+                "digests": guard.digests(folder, names),
+                "further": further,
+                "numbers": [numbers_of(sharded, each) for each in listed(optimizer)],
+                **beside(sharded),
+            },
+        )
         for each in path.glob(f"{FOLDER}*"):
             if each.name < folder.name:
                 shutil.rmtree(each, ignore_errors=True)
+
     guard.together(group, lambda: group.rank or conclude())
 
 
@@ -90,8 +101,12 @@ def load(path, sharded, optimizer: Optimizer | Sequence[Optimizer]) -> dict:
         with guard.read(path):
             found = Shards(path, group.rank, group.size)
             guard.refuse_other(found, owned, apart, listed(optimizer), numbers, path)
-            return found, found.optimizers(mine), {name: mine(name, found.parts(name))
-                                                   for name in owned}
+            return (
+                found,
+                found.optimizers(mine),
+                {name: mine(name, found.parts(name)) for name in owned},
+            )
+
     found, states, pieces = guard.together(group, checked)
     for each, state in zip(listed(optimizer), states):
         each.load_state_dict(state)
@@ -111,10 +126,14 @@ def whole(path) -> dict:
 
         def joined(name: str, parts: list) -> Tensor:
             return assembled(parts, 0, prod(found.shapes[name])).view(found.shapes[name])
+
         weights = {name: joined(name, found.parts(name)) for name in found.shapes}
         weights |= {name: weights[first] for name, first in found.manifest["tied"].items()}
-        return {"weights": weights | found.manifest["apart"],
-                "optimizers": found.optimizers(joined), **found.manifest["further"]}
+        return {
+            "weights": weights | found.manifest["apart"],
+            "optimizers": found.optimizers(joined),
+            **found.manifest["further"],
+        }
 
 
 class Shards:
@@ -139,43 +158,72 @@ class Shards:
         shapes = {name: part[3].shape for name, part in self.files[0]["parts"].items()}
 
         def value(at: int, name: str, number: int, key: str, first: Tensor) -> Tensor:
-            return join(name, [(start, stop, each["optimizers"][at]["state"][number][key])
-                               for each, (start, stop, _) in zip(self.files, self.parts(name))])
-        return [changed(state, numbers, shapes, partial(value, at)) for at, (state, numbers)
-                in enumerate(zip(self.files[0]["optimizers"], self.manifest["numbers"]))]
+            return join(
+                name,
+                [
+                    (start, stop, each["optimizers"][at]["state"][number][key])
+                    for each, (start, stop, _) in zip(self.files, self.parts(name))
+                ],
+            )
+
+        return [
+            changed(state, numbers, shapes, partial(value, at))
+            for at, (state, numbers) in enumerate(
+                zip(self.files[0]["optimizers"], self.manifest["numbers"])
+            )
+        ]
 
 
 def full_optimizer_state(sharded, optimizer: Optimizer) -> dict:
     """The state_dict that the optimizer would have of the whole parameters, on every rank. All
     ranks call it together."""
     owned = {each.name: each for each in sharded.owned()}
-    return changed(optimizer.state_dict(), numbers_of(sharded, optimizer),
-                   {name: each.piece.shape for name, each in owned.items()},
-                   lambda name, number, key, value: owned[name].whole(value, sharded.group))
+    return changed(
+        optimizer.state_dict(),
+        numbers_of(sharded, optimizer),
+        {name: each.piece.shape for name, each in owned.items()},
+        lambda name, number, key, value: owned[name].whole(value, sharded.group),
+    )
 
 
 def load_full_optimizer_state(sharded, optimizer: Optimizer, state_dict: dict) -> None:
     """Load a state_dict of an optimizer of the whole parameters; each rank keeps its part."""
     owned = {each.name: each for each in sharded.owned()}
     guard.refuse_other_groups(state_dict, optimizer, "The state")
-    optimizer.load_state_dict(changed(state_dict, numbers_of(sharded, optimizer),
-                                      {name: each.shape for name, each in owned.items()},
-                                      lambda name, number, key, value: owned[name].part(value)))
+    optimizer.load_state_dict(
+        changed(
+            state_dict,
+            numbers_of(sharded, optimizer),
+            {name: each.shape for name, each in owned.items()},
+            lambda name, number, key, value: owned[name].part(value),
+        )
+    )
 
 
-def changed(state_dict: dict, numbers: Mapping[str, int], shapes: Mapping[str, tuple],
-            change: Callable[[str, int, str, Tensor], Tensor]) -> dict:
+def changed(
+    state_dict: dict,
+    numbers: Mapping[str, int],
+    shapes: Mapping[str, tuple],
+    change: Callable[[str, int, str, Tensor], Tensor],
+) -> dict:
     """An optimizer's state_dict with change(name, number, key, value) for each value that lies
     beside a parameter, element by element: it has the shape that `shapes` tells of the name. Of a
     parameter without dimensions that could be any number: what others have one of is none."""
     state = dict(state_dict["state"])
-    scalars = {key for name, number in numbers.items() if tuple(shapes[name]) != ()
-               for key, value in state.get(number, {}).items()
-               if isinstance(value, Tensor) and value.dim() == 0}
+    scalars = {
+        key
+        for name, number in numbers.items()
+        if tuple(shapes[name]) != ()
+        for key, value in state.get(number, {}).items()
+        if isinstance(value, Tensor) and value.dim() == 0
+    }
     for name, number in numbers.items():
         for key, value in state.pop(number, {}).items():
-            along = (isinstance(value, Tensor) and tuple(value.shape) == tuple(shapes[name])
-                     and key not in scalars)
+            along = (
+                isinstance(value, Tensor)
+                and tuple(value.shape) == tuple(shapes[name])
+                and key not in scalars
+            )
             own = change(name, number, key, value) if along and key != "step" else deepcopy(value)
             state.setdefault(number, {})[key] = own
     return {key: value for key, value in state_dict.items() if key != "rank"} | {"state": state}
@@ -185,8 +233,9 @@ def numbers_of(sharded, optimizer: Optimizer) -> dict[str, int]:
     """Name of a parameter -> its number in the optimizer's state_dict."""
     pieces = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = {id(piece): number for number, piece in enumerate(pieces)}
-    return {each.name: numbers[id(each.piece)] for each in sharded.owned()
-            if id(each.piece) in numbers}
+    return {
+        each.name: numbers[id(each.piece)] for each in sharded.owned() if id(each.piece) in numbers
+    }
 
 
 def listed(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
@@ -200,8 +249,10 @@ def beside(sharded) -> dict[str, dict]:
     first = {parameter: name for name, parameter in sharded.module.named_parameters()}
     cut = {each.name for each in sharded.owned()}
     apart = {name: p.detach() for name, p in named() if first[p] not in cut}
-    return {"apart": apart | dict(sharded.module.named_buffers()),
-            "tied": {name: first[p] for name, p in named() if name != first[p] and first[p] in cut}}
+    return {
+        "apart": apart | dict(sharded.module.named_buffers()),
+        "tied": {name: first[p] for name, p in named() if name != first[p] and first[p] in cut},
+    }
 
 
 def file(rank: int, ranks: int) -> str:

@@ -28,9 +28,18 @@ from .shards import Flat
 from .zero import shards_of
 
 
-def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
-                stages: Mapping[int, nn.Module], bucket_bytes: int, *, slices: int = 1,
-                compute_dtype: torch.dtype | None = None, inside: Mapping = {}) -> Plan:
+def with_shards(
+    zero: int,
+    order: Schedule,
+    steps: int,
+    replicas: int,
+    stages: Mapping[int, nn.Module],
+    bucket_bytes: int,
+    *,
+    slices: int = 1,
+    compute_dtype: torch.dtype | None = None,
+    inside: Mapping = {},
+) -> Plan:
     """The plan of so many replicas on Mesh(dp=replicas, pp=ranks of the order, tp=slices) at stage
     1, 2 or 3 of ZeRO; at 3 each stage of the order is a unit. `stages`: stage -> its module, on
     meta or not, of one slice. `compute_dtype`: the format that stage 3 gathers and scatters, where
@@ -42,13 +51,17 @@ def with_shards(zero: int, order: Schedule, steps: int, replicas: int,
     lanes = {}
     for (rank, _), ops in plan.lanes.items():
         peers, place = mesh.peers(rank, "dp"), mesh.coords(rank)["pp"]
-        own = {stage: module for stage, module in sorted(stages.items())
-               if order.rank_of(stage, 0) == place}
+        own = {
+            stage: module
+            for stage, module in sorted(stages.items())
+            if order.rank_of(stage, 0) == place
+        }
         if zero == 3:
             both = Units(peers, own, inside, compute_dtype)
         else:
-            both = ScatteredBuckets(peers, own, inside, bucket_bytes, order.micro_batches,
-                                    each_backward=zero == 2)
+            both = ScatteredBuckets(
+                peers, own, inside, bucket_bytes, order.micro_batches, each_backward=zero == 2
+            )
         both.follow(ops)
         lanes[rank, "compute"], lanes[rank, LANE] = tuple(both.compute), tuple(both.lane)
     return Plan(lanes, mesh.size, steps)
@@ -61,8 +74,9 @@ class BothLanes:
         self.peers, self.inside, self.compute, self.lane = peers, inside, [], []
         self.under_way: set[str] = set()  # what will be posted, and was not waited for
 
-    def launch(self, label: str, calls: Sequence[tuple[str, str, int]], end: str,
-               last: bool = True) -> None:
+    def launch(
+        self, label: str, calls: Sequence[tuple[str, str, int]], end: str, last: bool = True
+    ) -> None:
         """`calls`: name, kind and bytes of collectives. `end` is posted after the `last` of what is
         launched for it."""
         self.compute.append(Launch(label))
@@ -84,11 +98,22 @@ class BothLanes:
 class ScatteredBuckets(BothLanes):
     """Stages 1 and 2: buckets of the gradient of each batch, or of each backward."""
 
-    def __init__(self, peers, stages: Mapping[int, nn.Module], inside, bucket_bytes: int,
-                 micro_batches: int, each_backward: bool):
+    def __init__(
+        self,
+        peers,
+        stages: Mapping[int, nn.Module],
+        inside,
+        bucket_bytes: int,
+        micro_batches: int,
+        each_backward: bool,
+    ):
         super().__init__(peers, inside)
-        learnt = [(stage, p) for stage, module in stages.items() for p in module.parameters()
-                  if p.requires_grad][::-1]
+        learnt = [
+            (stage, p)
+            for stage, module in stages.items()
+            for p in module.parameters()
+            if p.requires_grad
+        ][::-1]
         shards = shards_of([p for _, p in learnt], bucket_bytes, len(peers), 0)
         self.sizes = [shard.layout.length * shard.kind[0].itemsize for shard in shards]
         self.homes = [{learnt[member][0] for member in shard.members} for shard in shards]
@@ -111,8 +136,9 @@ class ScatteredBuckets(BothLanes):
                 if kind in "BW":
                     done[stage, number := micro_batch // self.backwards] += 1
                     while self.sent[number] < len(self.sizes) and all(
-                            done[home, number] == self.backwards
-                            for home in self.homes[self.sent[number]]):
+                        done[home, number] == self.backwards
+                        for home in self.homes[self.sent[number]]
+                    ):
                         self.scatter(number)
             updates += len(updated)
             if updates == self.stages:
@@ -123,8 +149,12 @@ class ScatteredBuckets(BothLanes):
         """The next bucket of this gradient."""
         bucket, label = self.sent[number], name([self.sent[number]], number)
         self.sent[number] += 1
-        self.launch(label, [(label, "reduce_scatter", self.sizes[bucket])], whole(number),
-                    last=self.sent[number] == len(self.sizes))
+        self.launch(
+            label,
+            [(label, "reduce_scatter", self.sizes[bucket])],
+            whole(number),
+            last=self.sent[number] == len(self.sizes),
+        )
 
     def finish(self, batch: int) -> None:
         """Before the first update: all of the batch's gradient has arrived."""
@@ -137,8 +167,10 @@ class ScatteredBuckets(BothLanes):
     def gather(self, batch: int) -> None:
         """After the last update: the parameters, of which each rank has stepped its part."""
         label = f"parameters of batch {batch}"
-        calls = [(f"parameters of bucket {bucket} of batch {batch}", "all_gather", size_bytes)
-                 for bucket, size_bytes in enumerate(self.sizes)]
+        calls = [
+            (f"parameters of bucket {bucket} of batch {batch}", "all_gather", size_bytes)
+            for bucket, size_bytes in enumerate(self.sizes)
+        ]
         self.launch(label, calls, f"{label} done")
         self.wait(f"{label} done")
 
@@ -146,8 +178,9 @@ class ScatteredBuckets(BothLanes):
 class Units(BothLanes):
     """Stage 3: one unit is gathered while another is at work."""
 
-    def __init__(self, peers, stages: Mapping[int, nn.Module], inside,
-                 compute_dtype: torch.dtype | None):
+    def __init__(
+        self, peers, stages: Mapping[int, nn.Module], inside, compute_dtype: torch.dtype | None
+    ):
         super().__init__(peers, inside)
         self.sizes = {}
         for stage, module in stages.items():

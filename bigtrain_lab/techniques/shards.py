@@ -28,25 +28,31 @@ class Flat:
         self.part = -(-sum(self.sizes) // size)
         self.length = self.part * size
         first, last = rank * self.part, (rank + 1) * self.part
-        ends = [(max(start, first) - start, min(start + count, last) - start)
-                for start, count in zip(self.starts, self.sizes)]
+        ends = [
+            (max(start, first) - start, min(start + count, last) - start)
+            for start, count in zip(self.starts, self.sizes)
+        ]
         self.own = [(start, stop) if start < stop else (0, 0) for start, stop in ends]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Of `length` elements: each tensor's, in its shape."""
-        return [flat[start:start + count].view(tensor.shape)
-                for tensor, start, count in zip(self.tensors, self.starts, self.sizes)]
+        return [
+            flat[start : start + count].view(tensor.shape)
+            for tensor, start, count in zip(self.tensors, self.starts, self.sizes)
+        ]
 
     def mine(self, flat: Tensor) -> Tensor:
         """This rank's part of `length` elements."""
-        return flat[self.rank * self.part:(self.rank + 1) * self.part]
+        return flat[self.rank * self.part : (self.rank + 1) * self.part]
 
     def pieces(self, part: Tensor) -> list[Tensor]:
         """Of this rank's part: the piece of each tensor, with as many dimensions, by which a script
         may choose what decays."""
         first = self.rank * self.part
-        return [keeping_dim(part[start + begin - first:start + end - first] if end else part[:0], own)
-                for own, start, (begin, end) in zip(self.tensors, self.starts, self.own)]
+        return [
+            keeping_dim(part[start + begin - first : start + end - first] if end else part[:0], own)
+            for own, start, (begin, end) in zip(self.tensors, self.starts, self.own)
+        ]
 
 
 class Owned(NamedTuple):
@@ -65,12 +71,12 @@ class Owned(NamedTuple):
     def whole(self, own: Tensor, group) -> Tensor:
         """The parameter's tensor, of what each rank keeps of it. All ranks of the group ask."""
         found = own.new_zeros(self.shape)
-        found.view(-1)[self.start:self.stop] = own.reshape(-1)
+        found.view(-1)[self.start : self.stop] = own.reshape(-1)
         return group.unrecorded().all_reduce(found)
 
     def part(self, whole: Tensor) -> Tensor:
         """This rank's elements of a tensor of the parameter's shape."""
-        return keeping_dim(whole.reshape(-1)[self.start:self.stop].clone(), whole)
+        return keeping_dim(whole.reshape(-1)[self.start : self.stop].clone(), whole)
 
 
 def keeping_dim(elements: Tensor, whole: Tensor) -> Tensor:
@@ -86,6 +92,8 @@ def assembled(parts: Sequence[tuple[int, int, Tensor]], start: int, stop: int) -
     for first, last, elements in parts:
         low, high = max(start, first), min(stop, last)
         if low < high:
-            found[low - start:high - start] = elements.view(last - first)[low - first:high - first]
+            found[low - start : high - start] = elements.view(last - first)[
+                low - first : high - first
+            ]
             count += high - low
     return found[:count]

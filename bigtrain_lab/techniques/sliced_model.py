@@ -32,15 +32,24 @@ from torch import Tensor, nn
 from ..runtime.group import Group
 from .guards import sliced_model as guard
 from .sequence_parallel import gather_sequence, own_tokens, scatter_sum, sum_duplicates
-from .tensor_parallel import (ColumnParallelLinear, Cut, RowParallelLinear, SharedHeadsLinear,
-                              VocabParallelEmbedding, cut_of, cut_parameter, gather_slices,
-                              split_to_slices)
+from .tensor_parallel import (
+    ColumnParallelLinear,
+    Cut,
+    RowParallelLinear,
+    SharedHeadsLinear,
+    VocabParallelEmbedding,
+    cut_of,
+    cut_parameter,
+    gather_slices,
+    split_to_slices,
+)
 
 __all__ = ["Cut", "cut_of", "load_whole_state_dict", "sliced", "sum_duplicates", "whole_state_dict"]
 
 
-def sliced(module: nn.Module, plan: Mapping[str, str], group=None,
-           sequence: bool = False) -> nn.Module:
+def sliced(
+    module: nn.Module, plan: Mapping[str, str], group=None, sequence: bool = False
+) -> nn.Module:
     """The module, with the submodules that the plan names cut in place; every rank calls it, with
     the same values. `sequence`: what is not cut by the plan is cut along the sequence.
 
@@ -75,8 +84,9 @@ def sliced(module: nn.Module, plan: Mapping[str, str], group=None,
     return module
 
 
-def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool,
-             kv_heads: int) -> nn.Module:
+def layer_of(
+    whole: nn.Module, way: str, path: str, group: Group, sequence: bool, kv_heads: int
+) -> nn.Module:
     """A sliced layer of the whole one's sizes, without values."""
     kind = RowParallelLinear if way.endswith("row") else ColumnParallelLinear
     if way == "kv heads" and kv_heads < group.size:
@@ -85,8 +95,9 @@ def layer_of(whole: nn.Module, way: str, path: str, group: Group, sequence: bool
         if isinstance(whole, nn.Embedding):
             own = VocabParallelEmbedding(*whole.weight.shape, group, name=path)
         else:
-            own = kind(whole.in_features, whole.out_features, group, whole.bias is not None,
-                       name=path)
+            own = kind(
+                whole.in_features, whole.out_features, group, whole.bias is not None, name=path
+            )
     if way.endswith("heads") and kind is ColumnParallelLinear:
         for parameter in own.parameters():
             blocks = 2 if way == "kv heads" else whole.out_features // whole.in_features
@@ -123,8 +134,9 @@ def whole_state_dict(module: nn.Module, group=None) -> dict[str, Tensor]:
     """The state of the model that was sliced, by its names and in its shapes, on every rank: it
     loads at any degree."""
     cut = cuts(module)
-    return {name: whole_of(own, cut.get(name), group, name)
-            for name, own in module.state_dict().items()}
+    return {
+        name: whole_of(own, cut.get(name), group, name) for name, own in module.state_dict().items()
+    }
 
 
 @torch.no_grad()
@@ -141,6 +153,9 @@ def load_whole_state_dict(module: nn.Module, state: Mapping[str, Tensor], group=
     model's."""
     group, cut = Group.of(group), cuts(module)
     guard.refuse_state(module.state_dict(), state, cut, group.size)
-    module.load_state_dict({
-        name: cut[name].part(value, group.rank, group.size) if name in cut else value
-        for name, value in state.items()})
+    module.load_state_dict(
+        {
+            name: cut[name].part(value, group.rank, group.size) if name in cut else value
+            for name, value in state.items()
+        }
+    )

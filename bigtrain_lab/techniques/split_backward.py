@@ -51,9 +51,12 @@ class WeightGradientsLater(TorchFunctionMode):
     def tensors(self) -> dict[str, Tensor]:
         """What the queue keeps alive, numbered as W will take them; ids are the stage's own input,
         which lives anyway."""
-        return {f"{what} {number}": tensor for number, left in enumerate(self.queue)
-                for what, tensor in zip(("output gradient", "input"), left.of)
-                if tensor.is_floating_point()}
+        return {
+            f"{what} {number}": tensor
+            for number, left in enumerate(self.queue)
+            for what, tensor in zip(("output gradient", "input"), left.of)
+            if tensor.is_floating_point()
+        }
 
     def run(self) -> None:
         """W: the products that I left out, a few weights at a time. Weights that were computed from
@@ -66,7 +69,7 @@ class WeightGradientsLater(TorchFunctionMode):
         weights = list(terms)
         together = TOGETHER if all(weight.is_leaf for weight in weights) else len(weights)
         for at in range(0, len(weights), together):
-            lefts = [left for weight in weights[at:at + together] for left in terms.pop(weight)]
+            lefts = [left for weight in weights[at : at + together] for left in terms.pop(weight)]
             with torch.no_grad():
                 gradients = [left.gradient(*left.of).to(left.weight.dtype) for left in lefts]
             torch.autograd.backward([left.weight for left in lefts], gradients)
@@ -105,6 +108,7 @@ class _Embedding(torch.autograd.Function):
 
         def gradient(dy, ids):
             return torch.ops.aten.embedding_dense_backward(dy, ids, len(weight), -1, False)
+
         queue.append(Left(weight, gradient, (dy, ids)))
         return None, None, None
 

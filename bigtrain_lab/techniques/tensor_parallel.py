@@ -61,8 +61,11 @@ def crossing(x: Tensor, group, name: str, there: Callable, back: Callable) -> Te
     group = Group.of(group)
     if group.size == 1:
         return x
-    return _Crossing.apply(x, partial(there, group=group, name=f"{name} forward"),
-                           partial(back, group=group, name=f"{name} backward"))
+    return _Crossing.apply(
+        x,
+        partial(there, group=group, name=f"{name} forward"),
+        partial(back, group=group, name=f"{name} backward"),
+    )
 
 
 class _Crossing(torch.autograd.Function):
@@ -104,8 +107,16 @@ class ColumnParallelLinear(nn.Module):
     `enter` and `leave` are what x and the result go through: gather_slices makes the result whole.
     """
 
-    def __init__(self, in_features: int, out_features: int, group=None, bias: bool = True, *,
-                 seed: int | None = None, name: str = "column"):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group=None,
+        bias: bool = True,
+        *,
+        seed: int | None = None,
+        name: str = "column",
+    ):
         super().__init__()
         self.group, self.name, self.enter, self.leave = Group.of(group), name, copy_to_slices, None
         guard.refuse_uneven(f"{name}: out_features", out_features, self.group.size)
@@ -126,8 +137,16 @@ class RowParallelLinear(nn.Module):
     With split_to_slices as `enter` it takes a whole x.
     """
 
-    def __init__(self, in_features: int, out_features: int, group=None, bias: bool = True, *,
-                 seed: int | None = None, name: str = "row"):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        group=None,
+        bias: bool = True,
+        *,
+        seed: int | None = None,
+        name: str = "row",
+    ):
         super().__init__()
         self.group, self.name, self.enter, self.leave = Group.of(group), name, None, sum_of_slices
         guard.refuse_uneven(f"{name}: in_features", in_features, self.group.size)
@@ -149,8 +168,17 @@ class SharedHeadsLinear(nn.Module):
     ranks, unless `share` is None and sum_duplicates does.
     """
 
-    def __init__(self, heads: int, in_features: int, out_features: int, group=None,
-                 bias: bool = True, *, seed: int | None = None, name: str = "shared heads"):
+    def __init__(
+        self,
+        heads: int,
+        in_features: int,
+        out_features: int,
+        group=None,
+        bias: bool = True,
+        *,
+        seed: int | None = None,
+        name: str = "shared heads",
+    ):
         super().__init__()
         self.group, self.name, self.heads = Group.of(group), name, heads
         self.enter, self.leave, self.share = copy_to_slices, None, copy_to_slices
@@ -181,8 +209,15 @@ class VocabParallelEmbedding(nn.Module):
     A rank looks its own ids up and has zeros for the others; g sums. The backward is local.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, group=None, *,
-                 seed: int | None = None, name: str = "embedding"):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        group=None,
+        *,
+        seed: int | None = None,
+        name: str = "embedding",
+    ):
         super().__init__()
         self.group, self.name, self.leave = Group.of(group), name, sum_of_slices
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -207,8 +242,13 @@ def own_ids(ids: Tensor, rows: int, group: Group) -> tuple[Tensor, Tensor]:
 # -- the loss -------------------------------------------------------------------------------------
 
 
-def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group=None,
-                                 ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    targets: Tensor,
+    group=None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """torch's cross_entropy, the mean over the targets that count, of logits of which each rank has
     the next V/t columns: (..., V/t) and (...).
 
@@ -219,8 +259,9 @@ def vocab_parallel_cross_entropy(logits_shard: Tensor, targets: Tensor, group=No
     """
     guard.refuse_smoothing(label_smoothing)
     group = Group.of(group)
-    guard.refuse_outside("The cross-entropy's targets", targets,
-                         logits_shard.shape[-1] * group.size, ignore_index)
+    guard.refuse_outside(
+        "The cross-entropy's targets", targets, logits_shard.shape[-1] * group.size, ignore_index
+    )
     return _CrossEntropy.apply(logits_shard, targets, group, ignore_index, label_smoothing)
 
 
@@ -300,8 +341,9 @@ def cut_parameter(own: Tensor, cut: Cut | None) -> nn.Parameter:
     return parameter
 
 
-def drawn(shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable, seed: int,
-          name: str) -> nn.Parameter:
+def drawn(
+    shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable, seed: int, name: str
+) -> nn.Parameter:
     """This rank's part of a parameter whose first values do not depend on the number of ranks.
 
     Each ROWS rows of the whole have a generator of their own, seeded by (seed, name, number of the
@@ -317,14 +359,14 @@ def drawn(shape: tuple[int, ...], cut: Cut | None, group: Group, fill: Callable,
         if not block.is_meta:
             each = random.Random(f"{seed} {name} {start // ROWS}").getrandbits(63)
             fill(block, generator=torch.Generator(block.device).manual_seed(each))
-        block = block[max(own_rows.start - start, 0):own_rows.stop - start]
+        block = block[max(own_rows.start - start, 0) : own_rows.stop - start]
         parts.append(block if cut in (None, Cut(0)) else cut.part(block, group.rank, group.size))
     return cut_parameter(torch.cat(parts), cut)
 
 
 def uniform(in_features: int) -> Callable:
     """nn.Linear's: between -1 / sqrt(in_features) and that."""
-    return partial(nn.init.uniform_, a=-in_features**-0.5, b=in_features**-0.5)
+    return partial(nn.init.uniform_, a=-(in_features**-0.5), b=in_features**-0.5)
 
 
 def common(seed: int | None, group: Group) -> int:

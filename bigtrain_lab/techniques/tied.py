@@ -35,8 +35,9 @@ class Copy(NamedTuple):
     way: Send | Recv
 
 
-def exchange(name: str, what: str, ranks: Iterable[int], rank: int, batch: int,
-             sizes: Mapping[str, int] = {}) -> list[Copy]:
+def exchange(
+    name: str, what: str, ranks: Iterable[int], rank: int, batch: int, sizes: Mapping[str, int] = {}
+) -> list[Copy]:
     """What a rank does so that it has the tensors of all copies. `ranks`: of each copy, in order
     of the stages; `sizes`: site -> bytes."""
     ranks, sent, received = list(ranks), [], []
@@ -46,21 +47,31 @@ def exchange(name: str, what: str, ranks: Iterable[int], rank: int, batch: int,
         if home != rank:
             received.append(Copy(number, site, Recv(home, message)))
         else:
-            sent += [Copy(number, site, Send(dst, message)) for dst in dict.fromkeys(ranks)
-                     if dst != rank]
+            sent += [
+                Copy(number, site, Send(dst, message))
+                for dst in dict.fromkeys(ranks)
+                if dst != rank
+            ]
     return sent + received
 
 
-def with_exchanges(schedule: Schedule, steps: int, tied: Mapping[str, Mapping[int, str]],
-                   sizes: Mapping[str, int]) -> Plan:
+def with_exchanges(
+    schedule: Schedule, steps: int, tied: Mapping[str, Mapping[int, str]], sizes: Mapping[str, int]
+) -> Plan:
     """The schedule's plan, with the messages of its tied weights."""
     plan = lower(schedule, steps)
-    ties = {name: [schedule.rank_of(stage, 0) for stage in sorted(places)]
-            for name, places in tied.items()}
+    ties = {
+        name: [schedule.rank_of(stage, 0) for stage in sorted(places)]
+        for name, places in tied.items()
+    }
 
     def exchanges(rank, what, batch):
-        return (copy.way for name, ranks in ties.items() if rank in ranks
-                for copy in exchange(name, what, ranks, rank, batch, sizes))
+        return (
+            copy.way
+            for name, ranks in ties.items()
+            if rank in ranks
+            for copy in exchange(name, what, ranks, rank, batch, sizes)
+        )
 
     def lane(rank, ops):
         begun = summed = 0  # batches
@@ -82,8 +93,9 @@ class TiedWeight:
     """`ranks`: stage -> rank, of every stage with a copy; `own`: stage -> copy, of those on this
     rank: the parameter whose `.grad` the optimizer reads."""
 
-    def __init__(self, group: Group, name: str, ranks: Mapping[int, int],
-                 own: Mapping[int, nn.Parameter]):
+    def __init__(
+        self, group: Group, name: str, ranks: Mapping[int, int], own: Mapping[int, nn.Parameter]
+    ):
         self.group, self.name = group, name
         self.ranks, self.own = dict(sorted(ranks.items())), own
         self.aside: dict[int, Tensor | None] = {}
@@ -108,8 +120,10 @@ class TiedWeight:
                 copy.grad = self.aside[stage]
             return
         if any(copy.grad is None for copy in self.own.values()):
-            raise Impossible(f"Tied weight {self.name!r} got no gradient on rank "
-                             f"{self.group.rank}: let its stage use it, or do not tie it.")
+            raise Impossible(
+                f"Tied weight {self.name!r} got no gradient on rank "
+                f"{self.group.rank}: let its stage use it, or do not tie it."
+            )
         parts = self._exchange("gradient", {stage: copy.grad for stage, copy in self.own.items()})
         for stage, copy in self.own.items():
             total = sum(parts[1:], parts[0])
@@ -121,8 +135,9 @@ class TiedWeight:
         """Every stage's tensor, in order of stage."""
         parts = [own.get(stage) for stage in self.ranks]
         like, group = next(iter(own.values())), self.group
-        for number, site, way in exchange(self.name, what, self.ranks.values(), group.rank,
-                                          self.batch):
+        for number, site, way in exchange(
+            self.name, what, self.ranks.values(), group.rank, self.batch
+        ):
             if isinstance(way, Send):
                 group.isend(parts[number], way.dst, way.message.name, site)
             else:
@@ -134,9 +149,11 @@ class TiedWeight:
         """Impossible where the copies differ, or only some learn."""
         looks = self._exchange("copy", {stage: look(copy) for stage, copy in self.own.items()})
         if any(bool((looks[0] != other).any()) for other in looks[1:]):
-            raise Impossible(f"The copies of tied weight {self.name!r} on stages "
-                             f"{list(self.ranks)} differ: start all from the same values, let all "
-                             "learn or none, and update all by the same rule.")
+            raise Impossible(
+                f"The copies of tied weight {self.name!r} on stages "
+                f"{list(self.ranks)} differ: start all from the same values, let all "
+                "learn or none, and update all by the same rule."
+            )
 
 
 def is_copy(parameter: Tensor) -> bool:

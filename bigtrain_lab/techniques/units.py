@@ -26,8 +26,11 @@ def units_of(module: nn.Module, named: Sequence[nn.Module] = ()) -> list[tuple[l
 
     def walk(part: nn.Module, around: nn.Module, unit: nn.Module | None) -> None:
         layer = isinstance(around, LISTS) and len([*around.children()]) > 1
-        if part in named or unit is None and (
-                isinstance(part, WHOLE) or layer and not isinstance(part, UNCALLED)):
+        if (
+            part in named
+            or unit is None
+            and (isinstance(part, WHOLE) or layer and not isinstance(part, UNCALLED))
+        ):
             unit = part
         owner = unit or (around if isinstance(part, PARAMETERS) else part)
         for p in part.parameters(recurse=False):

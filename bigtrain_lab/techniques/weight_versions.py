@@ -44,14 +44,19 @@ class WeightVersions:
         self.parameters = dict(self.module.named_parameters())
         self.held[self.newest] = values(self.parameters)
         names = {parameter: name for name, parameter in self.parameters.items()}
-        self.places = [(owner._parameters, key, names[parameter])  # a tied one has several
-                       for owner in self.module.modules()
-                       for key, parameter in owner._parameters.items() if parameter is not None]
+        self.places = [
+            (owner._parameters, key, names[parameter])  # a tied one has several
+            for owner in self.module.modules()
+            for key, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
 
     def __getitem__(self, version: int) -> dict[str, Tensor]:
         """The weights of a version by name, for `call`."""
-        return {name: AtVersion.apply(self.parameters[name], value)
-                for name, value in self.held[version].items()}
+        return {
+            name: AtVersion.apply(self.parameters[name], value)
+            for name, value in self.held[version].items()
+        }
 
     def call(self, weights: dict[str, Tensor], *arguments) -> Tensor:
         """The stage's output as a function of its weights: torch.func.functional_call, whose search
@@ -88,8 +93,12 @@ class WeightVersions:
 
     def stashed(self) -> dict[str, Tensor]:
         """The tensors of all versions but the newest, by name and version."""
-        return {f"{name}, version {version}": tensor for version, weights in self.held.items()
-                if version != self.newest for name, tensor in weights.items()}
+        return {
+            f"{name}, version {version}": tensor
+            for version, weights in self.held.items()
+            if version != self.newest
+            for name, tensor in weights.items()
+        }
 
 
 def values(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -62,12 +62,22 @@ class ZeroOptimizer(Optimizer):
     element_wise = True  # `shared` has tried the optimizer inside
     _step_supports_amp_scaling = True  # lets torch's GradScaler call `step`, which refuses it
 
-    def __init__(self, params: Iterable, optimizer_class, stage: int = 1, group=None, *,
-                 bucket_bytes: int = 25 * 2**20, allow_unused: bool = False, **kwargs):
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_class,
+        stage: int = 1,
+        group=None,
+        *,
+        bucket_bytes: int = 25 * 2**20,
+        allow_unused: bool = False,
+        **kwargs,
+    ):
         groups = guard.groups_of(params)
         every = [p for each in groups for p in each["params"]]
-        self.shards = ShardedGradients(nn.ParameterList(every), group, stage, bucket_bytes,
-                                       allow_unused=allow_unused)
+        self.shards = ShardedGradients(
+            nn.ParameterList(every), group, stage, bucket_bytes, allow_unused=allow_unused
+        )
         pieces = self.shards.pieces
         groups = [each | {"params": [pieces.get(p, p) for p in each["params"]]} for each in groups]
         self.inner = shared(optimizer_class(groups, **kwargs), self.shards.group)
@@ -164,17 +174,35 @@ class ShardedGradients(DistributedDataParallel):
     parameter leaves a stand-in there, which refuses every use.
     """
 
-    def __init__(self, module: nn.Module, group=None, stage: int = 1,
-                 bucket_bytes: int = 25 * 2**20, *, backwards: int = 1, overlap: bool = True,
-                 allow_unused: bool = False, alike: bool = False, masters: bool = True,
-                 originals: Mapping[Tensor, Tensor] = {}, apart: Collection[Tensor] = ()):
+    def __init__(
+        self,
+        module: nn.Module,
+        group=None,
+        stage: int = 1,
+        bucket_bytes: int = 25 * 2**20,
+        *,
+        backwards: int = 1,
+        overlap: bool = True,
+        allow_unused: bool = False,
+        alike: bool = False,
+        masters: bool = True,
+        originals: Mapping[Tensor, Tensor] = {},
+        apart: Collection[Tensor] = (),
+    ):
         guard.refuse_stage(stage)
         self.stage, self.originals, self.apart = stage, originals, apart
         self.masters = masters
         self.handles, self.away, self.updates, self.used_before = [], None, 0, set()
         self.pieces: dict[Tensor, nn.Parameter] = {}
-        super().__init__(module, group, bucket_bytes, backwards=backwards, overlap=overlap,
-                         allow_unused=allow_unused, alike=alike)
+        super().__init__(
+            module,
+            group,
+            bucket_bytes,
+            backwards=backwards,
+            overlap=overlap,
+            allow_unused=allow_unused,
+            alike=alike,
+        )
         for each in self.gradients:
             each.gone = each.home.detach().as_subclass(guard.Gone)
             each.gone.what = f"{each.name} on {guard.who(self)}"
@@ -194,9 +222,11 @@ class ShardedGradients(DistributedDataParallel):
         """The tensors that this rank holds now beside the module's, by kind and name."""
         held = {"gradients": {}, "master": {}}
         for number, shard in enumerate(self.buckets):
-            for kind, name, tensor in (("gradients", "bucket", shard.flat),
-                                       ("gradients", "gradients of part", shard.gradient),
-                                       ("master", "part", shard.master)):
+            for kind, name, tensor in (
+                ("gradients", "bucket", shard.flat),
+                ("gradients", "gradients of part", shard.gradient),
+                ("master", "part", shard.master),
+            ):
                 if tensor is not None:
                     held[kind][f"{name} {number}"] = tensor
         return held
@@ -206,8 +236,9 @@ class ShardedGradients(DistributedDataParallel):
     @torch.no_grad()
     def _place(self) -> None:
         homes = [each.home for each in self.gradients]
-        self.buckets = shards_of(homes, self.bucket_bytes, self.group.size, self.group.rank,
-                                 self.apart)
+        self.buckets = shards_of(
+            homes, self.bucket_bytes, self.group.size, self.group.rank, self.apart
+        )
         for shard in self.buckets:
             own, layout = [homes[n] for n in shard.members], shard.layout
             shard.weights = torch.zeros(layout.length, dtype=own[0].dtype, device=own[0].device)
@@ -248,8 +279,11 @@ class ShardedGradients(DistributedDataParallel):
 
     def _gather(self, group: Group) -> None:
         for number, shard in enumerate(self.buckets):
-            group.all_gather(shard.layout.mine(shard.weights), shard.weights,
-                             f"parameters of bucket {number} of batch {self.updates}")
+            group.all_gather(
+                shard.layout.mine(shard.weights),
+                shard.weights,
+                f"parameters of bucket {number} of batch {self.updates}",
+            )
 
     @torch.no_grad()
     def whole_values(self) -> dict[Tensor, Tensor]:
@@ -265,10 +299,15 @@ class ShardedGradients(DistributedDataParallel):
 
     def owned(self) -> list[Owned]:
         """What this rank keeps of each parameter, named as in the module."""
-        found = ((self.gradients[number], own) for shard in self.buckets
-                 for number, own in zip(shard.members, shard.layout.own))
-        return [Owned(each.name, tuple(each.home.shape), *own, self.pieces[each.home])
-                for each, own in found]
+        found = (
+            (self.gradients[number], own)
+            for shard in self.buckets
+            for number, own in zip(shard.members, shard.layout.own)
+        )
+        return [
+            Owned(each.name, tuple(each.home.shape), *own, self.pieces[each.home])
+            for each, own in found
+        ]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -287,7 +326,7 @@ class ShardedGradients(DistributedDataParallel):
             self._free()
         if shard.flat is None:
             shard.flat = torch.empty_like(shard.weights)
-            shard.flat[sum(shard.layout.sizes):] = 0
+            shard.flat[sum(shard.layout.sizes) :] = 0
             for number, view in zip(shard.members, shard.layout.views(shard.flat)):
                 self.gradients[number].view = view.data  # with a count of its own of its writes
         if self.stage == 2 and shard.gradient is None:
@@ -317,7 +356,7 @@ class ShardedGradients(DistributedDataParallel):
 
     def _complete(self) -> None:
         """Gradients that did not come count as zeros."""
-        for shard in self.buckets[self.ready:]:
+        for shard in self.buckets[self.ready :]:
             self._make_room(shard)
         for each in self.gradients:
             each.keep(1 if each.divided else self.group.size)
@@ -394,8 +433,13 @@ class ShardedGradients(DistributedDataParallel):
         return super().no_sync()
 
 
-def shards_of(parameters: Sequence[Tensor], bucket_bytes: int, size: int, rank: int,
-              apart: Collection[Tensor] = ()) -> list[Shard]:
+def shards_of(
+    parameters: Sequence[Tensor],
+    bucket_bytes: int,
+    size: int,
+    rank: int,
+    apart: Collection[Tensor] = (),
+) -> list[Shard]:
     """Buckets of these parameters, given in the order in which gradients come; in the order in
     which they fill."""
     found, own = [], {id(parameter) for parameter in apart}

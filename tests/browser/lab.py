@@ -10,12 +10,26 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 LAPTOP = {"width": 1366, "height": 768}
 PATIENCE_S = 180  # for whatever a test waits for: a loaded machine is slow, and not wrong
-OWN_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
-               "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
+OWN_FOLDERS = (
+    "JUPYTER_CONFIG_DIR",
+    "JUPYTER_DATA_DIR",
+    "JUPYTER_RUNTIME_DIR",
+    "JUPYTERLAB_SETTINGS_DIR",
+    "JUPYTERLAB_WORKSPACES_DIR",
+    "IPYTHONDIR",
+    "HOME",
+)
 
 
 @contextmanager
@@ -26,29 +40,60 @@ def lab_server(folder: Path):
     token = secrets.token_hex(8)
     root = str(Path(__file__).resolve().parents[2])
     own = {name: str(folder / name.lower()) for name in OWN_FOLDERS}
-    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    quiet = folder / "jupyterlab_settings_dir/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    environment = {
+        **os.environ,
+        **own,
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    }
+    quiet = (
+        folder
+        / "jupyterlab_settings_dir/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    )
     quiet.parent.mkdir(parents=True)
     quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     with open(folder / "server.log", "w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
-             f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}", "--LabApp.expose_app_in_browser=True"],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            [
+                sys.executable,
+                "-m",
+                "jupyter",
+                "lab",
+                "--no-browser",
+                "--allow-root",
+                "--ip=127.0.0.1",
+                "--port=0",
+                f"--IdentityProvider.token={token}",
+                f"--ServerApp.root_dir={notebooks}",
+                "--LabApp.expose_app_in_browser=True",
+            ],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
     about = folder / f"jupyter_runtime_dir/jpserver-{server.pid}.json"
     try:
         until = time.monotonic() + 2 * PATIENCE_S
         while time.monotonic() < until:
             if server.poll() is not None:
-                raise RuntimeError("JupyterLab ended: " + (folder / "server.log").read_text()[-2000:])
+                raise RuntimeError(
+                    "JupyterLab ended: " + (folder / "server.log").read_text()[-2000:]
+                )
             try:
                 address = f"http://127.0.0.1:{json.loads(about.read_text())['port']}"
-                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=PATIENCE_S).close()
+                urllib.request.urlopen(
+                    f"{address}/api/status?token={token}", timeout=PATIENCE_S
+                ).close()
                 break
-            except (OSError, ValueError):  # it has not said its port yet, or not all of it, or does not answer
+            except (
+                OSError,
+                ValueError,
+            ):  # it has not said its port yet, or not all of it, or does not answer
                 time.sleep(0.2)
         else:
-            raise RuntimeError("JupyterLab did not answer: " + (folder / "server.log").read_text()[-2000:])
+            raise RuntimeError(
+                "JupyterLab did not answer: " + (folder / "server.log").read_text()[-2000:]
+            )
         yield address, token, notebooks
     finally:
         server.terminate()
@@ -61,10 +106,23 @@ def lab_server(folder: Path):
 
 def write_notebook(path: Path, cells: list[str]) -> Path:
     """A notebook of code cells."""
-    code = [{"cell_type": "code", "id": f"cell-{i}", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
-            for i, text in enumerate(cells)]
+    code = [
+        {
+            "cell_type": "code",
+            "id": f"cell-{i}",
+            "metadata": {},
+            "source": text,
+            "outputs": [],
+            "execution_count": None,
+        }
+        for i, text in enumerate(cells)
+    ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    path.write_text(json.dumps({"cells": code, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(
+        json.dumps(
+            {"cells": code, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+        )
+    )
     return path
 
 
@@ -78,7 +136,10 @@ class SharedKernel:
         """Let JupyterLab find the kernel where it would start one for the notebook."""
         if self._id is None:
             self._id = self._ask("kernels", {"name": "python3", "path": notebook})["id"]
-        self._ask("sessions", {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"id": self._id}})
+        self._ask(
+            "sessions",
+            {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"id": self._id}},
+        )
 
     def end(self) -> None:
         """The next notebook gets another."""
@@ -87,8 +148,12 @@ class SharedKernel:
             self._id = None
 
     def _ask(self, what: str, model: dict | None = None, method: str = "POST") -> dict:
-        request = urllib.request.Request(f"{self._address}/api/{what}", json.dumps(model or {}).encode(), method=method,
-                                         headers={"Authorization": f"token {self._token}", "Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{self._address}/api/{what}",
+            json.dumps(model or {}).encode(),
+            method=method,
+            headers={"Authorization": f"token {self._token}", "Content-Type": "application/json"},
+        )
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.loads(answer.read() or "{}")
 
@@ -99,17 +164,29 @@ class Lab:
     `kernel`: the notebook's, where not one of its own is asked for; without it, each notebook has its own.
     """
 
-    def __init__(self, browser, address: str, token: str, notebooks: Path, viewport=None, kernel: SharedKernel | None = None):
+    def __init__(
+        self,
+        browser,
+        address: str,
+        token: str,
+        notebooks: Path,
+        viewport=None,
+        kernel: SharedKernel | None = None,
+    ):
         self.address, self.token, self.notebooks, self.kernel = address, token, notebooks, kernel
         self.page = browser.new_page(viewport=viewport or LAPTOP)
         self.outside: list[str] = []
         self.complaints: list[str] = []
         self.page.on("request", self._request)
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on(
+            "console", lambda m: self.complaints.append(m.text) if m.type == "error" else None
+        )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def _request(self, request) -> None:
-        if not request.url.startswith((self.address, self.address.replace("http", "ws"), "data:", "blob:")):
+        if not request.url.startswith(
+            (self.address, self.address.replace("http", "ws"), "data:", "blob:")
+        ):
             self.outside.append(request.url)
 
     def open(self, name: str, cells: list[str], run: bool = True, own_kernel: bool = False):
@@ -121,17 +198,30 @@ class Lab:
             self.kernel.attach(name)
         self.page.goto(f"{self.address}/doc/tree/{name}?token={self.token}&reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady")
+        self.page.wait_for_function(
+            "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.isReady"
+        )
         if run:
             self.command("notebook:run-all-cells")
         return self.page
 
     def command(self, name: str, **arguments) -> None:
-        self.page.evaluate("([name, arguments]) => { window.jupyterapp.commands.execute(name, arguments); }", [name, arguments])
+        self.page.evaluate(
+            "([name, arguments]) => { window.jupyterapp.commands.execute(name, arguments); }",
+            [name, arguments],
+        )
 
-    def panel(self, name: str, *cells: str, call: str = 'panel = show("pipeline")\npanel', own_kernel: bool = False):
+    def panel(
+        self,
+        name: str,
+        *cells: str,
+        call: str = 'panel = show("pipeline")\npanel',
+        own_kernel: bool = False,
+    ):
         """Open a notebook that shows the pipeline panel, then the other cells; returns the page once the panel is drawn."""
-        self.open(name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel)
+        self.open(
+            name, [f"from bigtrain_lab.panel import show\n{call}", *cells], own_kernel=own_kernel
+        )
         self.page.wait_for_selector(".btl-player[data-revision]")
         return self.page
 
@@ -147,16 +237,21 @@ class Lab:
         """Wait until the player's data-<name>, as `value`, meets a condition in JavaScript; returns it."""
         self.page.wait_for_function(
             f"name => {{ const value = document.querySelector('.btl-player')?.getAttribute('data-' + name); return {condition}; }}",
-            arg=name)
+            arg=name,
+        )
         return self.data(name)
 
     def slider(self, setting: str):
         """The handle of a setting's slider."""
-        return self.page.locator(".widget-slider", has=self.page.locator(f".widget-label:text-is('{setting}')")).locator(".noUi-handle")
+        return self.page.locator(
+            ".widget-slider", has=self.page.locator(f".widget-label:text-is('{setting}')")
+        ).locator(".noUi-handle")
 
     def row(self, quantity: str) -> list[str]:
         """The texts of a row of the table: predicted, modelled, measured, difference."""
-        cells = self.page.locator(".btl-results tr", has=self.page.locator(f"td:text-is('{quantity}')")).locator("td")
+        cells = self.page.locator(
+            ".btl-results tr", has=self.page.locator(f"td:text-is('{quantity}')")
+        ).locator("td")
         cells.first.wait_for()  # the player may be drawn before the table
         return cells.all_text_contents()[1:]
 
@@ -167,11 +262,16 @@ class Lab:
     def close(self, failed: bool = False) -> None:
         """End what the notebook left in the kernel, or the kernel itself, then the page."""
         if self.kernel and not failed:
-            self.page.evaluate("""code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code }).done""", CLEAN)
+            self.page.evaluate(
+                """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code }).done""",
+                CLEAN,
+            )
         elif self.kernel:
             self.kernel.end()
         else:
-            self.page.evaluate("() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.shutdown()")
+            self.page.evaluate(
+                "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.shutdown()"
+            )
         self.page.close()
 
 
@@ -199,7 +299,9 @@ def chromium(executable: str):
 
     expect.set_options(timeout=1000 * PATIENCE_S)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS), timeout=1000 * PATIENCE_S)
+        browser = playwright.chromium.launch(
+            executable_path=executable, args=list(FLAGS), timeout=1000 * PATIENCE_S
+        )
         browser.on("context", lambda context: context.set_default_timeout(1000 * PATIENCE_S))
         try:
             yield browser

@@ -19,7 +19,11 @@ def until_row(lab, quantity, wanted):
 
 def test_it_opens_drawn_and_no_wider_than_its_cell(lab):
     page = lab.panel("opens.ipynb")
-    assert (lab.data("clock"), lab.data("end"), lab.data("playing")) == ("predicted", "99", "false")  # three steps of 33 slots
+    assert (lab.data("clock"), lab.data("end"), lab.data("playing")) == (
+        "predicted",
+        "99",
+        "false",
+    )  # three steps of 33 slots
     assert lab.row("step time") == ["33 slots", "–", "–", ""]
     assert "Which schedule wastes the least time" in page.locator(".btl-question").text_content()
     wide = page.evaluate("""() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output *')]
@@ -44,7 +48,10 @@ def test_a_slider_redraws_the_prediction_by_keyboard_and_mouse(lab):
     page.keyboard.press("ArrowRight")
     lab.until("end", "value === '108'")
     assert until_row(lab, "step time", "36 slots")[0] == "36 slots"
-    handle, track = lab.slider("ranks").bounding_box(), page.locator(".widget-slider .noUi-target").first.bounding_box()
+    handle, track = (
+        lab.slider("ranks").bounding_box(),
+        page.locator(".widget-slider .noUi-target").first.bounding_box(),
+    )
     page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
     page.mouse.down()
     page.mouse.move(track["x"] + track["width"] + 30, handle["y"], steps=6)
@@ -56,7 +63,10 @@ def test_a_slider_redraws_the_prediction_by_keyboard_and_mouse(lab):
 
 def test_opening_a_panel_changes_no_setting(lab):
     """A slider in a browser rounds what it is given to its own steps, and would say so to the kernel."""
-    page = lab.panel("exact.ipynb", call='from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"), show("accumulate")])')
+    page = lab.panel(
+        "exact.ipynb",
+        call='from ipywidgets import VBox\nVBox([show("precision"), show("checkpoint"), show("accumulate")])',
+    )
     expect(page.locator(".btl-player[data-revision]")).to_have_count(3)
     for at, name in enumerate(("precision", "checkpoint", "accumulate")):
         panel = page.locator(".btl-panel").nth(at)
@@ -64,13 +74,19 @@ def test_opening_a_panel_changes_no_setting(lab):
         panel.get_by_role("button", name="Copy command").click()
         expect(panel.locator(".btl-command code").first).to_have_text(f"bigtrain run {name}")
     panel = page.locator(".btl-panel").first
-    scale = panel.locator(".btl-graded", has=page.locator(".widget-label:text-is('loss-scale')")).locator("input")
+    scale = panel.locator(
+        ".btl-graded", has=page.locator(".widget-label:text-is('loss-scale')")
+    ).locator("input")
     scale.fill("1073741824")
     scale.press("Enter")
-    expect(panel.locator(".btl-command code").first).to_have_text(re.compile(r"--loss-scale 1073741824(\.0)?$"))
+    expect(panel.locator(".btl-command code").first).to_have_text(
+        re.compile(r"--loss-scale 1073741824(\.0)?$")
+    )
     lab.slider("loss-scale").focus()
     page.keyboard.press("ArrowLeft")
-    expect(panel.locator(".btl-command code").first).to_have_text(re.compile(r"--loss-scale 536870912(\.0)?$"))
+    expect(panel.locator(".btl-command code").first).to_have_text(
+        re.compile(r"--loss-scale 536870912(\.0)?$")
+    )
 
 
 SLOW = """import time
@@ -91,7 +107,9 @@ def test_run_takes_the_last_move(lab):
     expect(page.locator(".btl-status")).not_to_contain_text("other settings")
     expect(page.locator(".btl-results")).not_to_contain_text("settings changed")
     page.get_by_role("button", name="Copy command").click()
-    expect(page.locator(".btl-command code").first).to_have_text("bigtrain run pipeline --ranks 2 --micro-batches 11")
+    expect(page.locator(".btl-command code").first).to_have_text(
+        "bigtrain run pipeline --ranks 2 --micro-batches 11"
+    )
 
 
 def test_run_fills_modelled_and_measured_and_the_player_moves(lab):
@@ -100,7 +118,11 @@ def test_run_fills_modelled_and_measured_and_the_player_moves(lab):
     step = until_row(lab, "step time", "equal")
     assert step[:2] == ["33 slots", "33 slots"] and step[2] != "–" and "✓ modelled" in step[3]
     memory = lab.row("peak memory, rank 0")
-    assert memory[0] == memory[1] == memory[2] and "✓ modelled" in memory[3] and "measured equal" in memory[3]
+    assert (
+        memory[0] == memory[1] == memory[2]
+        and "✓ modelled" in memory[3]
+        and "measured equal" in memory[3]
+    )
     assert lab.data("clock") == "modelled"
     page.locator(".btl-player canvas").focus()
     page.keyboard.press("Home")  # all of it is still to be played
@@ -132,7 +154,9 @@ def test_of_one_device_the_storages_of_the_peak_are_listed(lab):
         peak = page.get_by_role("region", name="what a rank holds at its peak")
         expect(peak.locator("b")).to_contain_text("Peak of rank 0: 31.9 MB in B1: ")
         expect(peak.locator("tbody tr").first).to_contain_text("8 × 64 × 4096 float32")
-        expect(peak.locator("tbody tr", has_text="layers.0.token.weight exp_avg").first).to_contain_text("optimizer")
+        expect(
+            peak.locator("tbody tr", has_text="layers.0.token.weight exp_avg").first
+        ).to_contain_text("optimizer")
     peak.get_by_role("button", name="close (Escape)").click()
     page.get_by_role("button", name="what is held at the peak of memory").click()
     at, first, last = (float(lab.data(name)) for name in ("time", "from", "to"))
@@ -161,8 +185,7 @@ print('awake')"""
 
 
 def test_a_blocking_cell_does_not_freeze_a_run(lab):
-    page = lab.panel("blocked.ipynb", BLOCKED,
-                     call='panel = show("pipeline", steps=50)\npanel')
+    page = lab.panel("blocked.ipynb", BLOCKED, call='panel = show("pipeline", steps=50)\npanel')
     lab.until("clock", "value === 'modelled'")
     lab.until("end", "value > 99")
     assert "awake" not in "".join(page.locator(".jp-OutputArea-output").all_text_contents())
@@ -214,7 +237,9 @@ class Mine(GPipe):
 
 def test_a_schedule_typed_in_a_cell_joins_the_menu(lab):
     page = lab.panel("typed.ipynb", TYPED, own_kernel=True)
-    menu = page.locator(".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")).locator("select")
+    menu = page.locator(
+        ".widget-dropdown", has=page.locator(".widget-label:text-is('schedule')")
+    ).locator("select")
     expect(menu.locator("option", has_text="mine")).to_have_count(1)
     menu.select_option("mine")
     expect(page.locator(".btl-results")).to_contain_text("27.3%")
@@ -228,7 +253,11 @@ CUT = """() => [...document.querySelectorAll('.btl-controls .widget-readout, .bt
 
 def test_pin_history_and_commands(lab):
     page = lab.panel("keeps.ipynb")
-    run, pin, history = page.get_by_role("button", name="Run on"), page.locator("button.btl-pin"), page.get_by_role("button", name="History")
+    run, pin, history = (
+        page.get_by_role("button", name="Run on"),
+        page.locator("button.btl-pin"),
+        page.get_by_role("button", name="History"),
+    )
     run.click()
     until_row(lab, "step time", "✓ modelled")
     pin.focus()
@@ -284,20 +313,55 @@ def test_of_many_steps_those_asked_for_are_drawn(lab):
 def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
     """Tags in all of its texts, opened by a program, by History and as an exported page: each is shown as it is written."""
     source, runs = tmp_path / "run", lab.notebooks / "runs"
-    assert main(["run", "pipeline", "--ranks", "2", "--micro-batches", "2", "--steps", "2", "--layers", "2", "--width", "16", "--heads", "2",
-                 "--sequence", "8", "--directory", str(source)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "pipeline",
+                "--ranks",
+                "2",
+                "--micro-batches",
+                "2",
+                "--steps",
+                "2",
+                "--layers",
+                "2",
+                "--width",
+                "16",
+                "--heads",
+                "2",
+                "--sequence",
+                "8",
+                "--directory",
+                str(source),
+            ]
+        )
+        == 0
+    )
     runs.mkdir(exist_ok=True)
     failed, done, refused = (runs / f"2026010{day}T120000Z-pipeline-{TAG}" for day in (1, 3, 5))
     for directory, state in ((failed, "failed"), (done, "done"), (refused, "done")):
-        change_json(tagged(source, directory, state) / "settings.json", ["started"], f"2026-01-0{directory.name[7]}T12:00:00+00:00")
-    change_json(refused / "settings.json", ["settings", TAG], TAG)  # a setting that no experiment has
-    page = lab.panel("stranger.ipynb", call=f"panel = show('pipeline')\npanel.reopen('runs/{failed.name}')\npanel")
+        change_json(
+            tagged(source, directory, state) / "settings.json",
+            ["started"],
+            f"2026-01-0{directory.name[7]}T12:00:00+00:00",
+        )
+    change_json(
+        refused / "settings.json", ["settings", TAG], TAG
+    )  # a setting that no experiment has
+    page = lab.panel(
+        "stranger.ipynb",
+        call=f"panel = show('pipeline')\npanel.reopen('runs/{failed.name}')\npanel",
+    )
     panel = page.locator(".btl-panel")
     expect(panel.locator(".btl-trouble")).to_contain_text(TAG)
     expect(panel.locator(".btl-waits")).to_contain_text("<img src=x onerror")
     panel.get_by_role("button", name="History").click()
     listed = panel.locator(".btl-history select")
-    for day, where, told in ((3, ".btl-status", f"done on {when('2026-01-03T12:00:00+00:00')}"), (5, ".btl-trouble", f"pipeline has no setting '{TAG}'")):
+    for day, where, told in (
+        (3, ".btl-status", f"done on {when('2026-01-03T12:00:00+00:00')}"),
+        (5, ".btl-trouble", f"pipeline has no setting '{TAG}'"),
+    ):
         option = listed.locator("option", has_text=when(f"2026-01-0{day}T12:00:00+00:00"))
         expect(option).to_contain_text(TAG)
         listed.select_option(label=option.text_content())
@@ -315,8 +379,14 @@ def test_nothing_of_a_stranger_s_run_is_executed(lab, browser, tmp_path):
             for key in ("p", "End", "v", "Home"):
                 shown.keyboard.press(key)
             assert not shown.evaluate("'hacked' in window") and shown.locator("img").count() == 0
-            shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')")
-            shown.wait_for_function("() => document.images.length === 1 && document.images[0].complete")
-            assert not shown.evaluate("'hacked' in window")  # not even then: the page's policy lets no such script run
+            shown.evaluate(
+                "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')"
+            )
+            shown.wait_for_function(
+                "() => document.images.length === 1 && document.images[0].complete"
+            )
+            assert not shown.evaluate(
+                "'hacked' in window"
+            )  # not even then: the page's policy lets no such script run
         finally:
             shown.close()

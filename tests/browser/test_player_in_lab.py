@@ -27,8 +27,14 @@ def press(lab, *keys):
 
 def test_it_shows_the_whole_trace_and_says_so_in_words(player):
     canvas = player.player.locator("canvas")
-    assert player.data("spans") == str(4 * 8 * 3) and player.data("clock") == "predicted" and player.data("time") == player.data("end")
-    assert canvas.get_attribute("role") == "img" and "predicted schedule" in canvas.get_attribute("aria-label")
+    assert (
+        player.data("spans") == str(4 * 8 * 3)
+        and player.data("clock") == "predicted"
+        and player.data("time") == player.data("end")
+    )
+    assert canvas.get_attribute("role") == "img" and "predicted schedule" in canvas.get_attribute(
+        "aria-label"
+    )
     expect(player.player.locator(".btl-badge")).to_have_text("predicted")
     expect(player.player.locator(".btl-now")).to_contain_text("96 boxes, 48 messages, 4 ranks")
 
@@ -38,7 +44,9 @@ def test_keyboard(player):
     player.until("time", "value === '0'")
     press(player, "ArrowRight")
     player.until("time", "value === '1'")
-    expect(player.player.locator(".btl-now")).to_contain_text("Now: rank 0 F1, rank 1 F0, rank 2 idle, rank 3 idle")
+    expect(player.player.locator(".btl-now")).to_contain_text(
+        "Now: rank 0 F1, rank 1 F0, rank 2 idle, rank 3 idle"
+    )
     press(player, "ArrowRight", "ArrowRight", "ArrowLeft")
     player.until("time", "value === '2'")
     press(player, "End")
@@ -78,7 +86,9 @@ def test_mouse(player):
     end = float(player.data("end"))
     assert 0.3 * end < float(player.until("time", f"value < {end}")) < 0.7 * end
     for _ in range(3):
-        player.player.get_by_role("button", name="slower").click()  # it still plays when the next button is pressed
+        player.player.get_by_role(
+            "button", name="slower"
+        ).click()  # it still plays when the next button is pressed
     player.player.get_by_role("button", name="play (space)").click()
     player.until("playing", "value === 'true'")
     player.player.get_by_role("button", name="pause (space)").click()

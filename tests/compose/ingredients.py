@@ -21,19 +21,27 @@ KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 SYNCHRONOUS = tuple(name for name in KINDS["pipeline"] if not Schedule.named(name).asynchronous)
 
 UNITS = {"bf16": 2**-8, "fp16 with scaler": 2**-11}
-REORDERED = {"clipping", "tied weights", *KINDS["replicas"], "tensor slicing"}  # their sums run in another order than in one process, and so round otherwise
+REORDERED = {
+    "clipping",
+    "tied weights",
+    *KINDS["replicas"],
+    "tensor slicing",
+}  # their sums run in another order than in one process, and so round otherwise
 REFUSED = {
     "bf16": "pipedream updates while other micro-batches run, when no loss scale and no master weight may change: take a synchronous schedule, "
-            "or train in full precision.",
+    "or train in full precision.",
     "tied weights": "pipedream updates its stages at different times, so copies of a tied weight would part: take a synchronous schedule.",
     "data parallel": "pipedream updates each stage at times of its own, with no gradient of a whole window for replicas: leave replicas out, or "
-                     "take a synchronous schedule.",
+    "take a synchronous schedule.",
     "tensor slicing": "pipedream updates each stage at times of its own, with no gradient of a whole window for slices: leave slices out, or "
-                      "take a synchronous schedule.",
+    "take a synchronous schedule.",
     "accumulation": "pipedream updates after each micro-batch: pass optimizer=, such as lambda p: torch.optim.SGD(p, 0.1).",
 }
-REFUSED |= {"fp16 with scaler": REFUSED["bf16"], "clipping": REFUSED["accumulation"],  # both work between step() and the update
-            "zero-1": REFUSED["data parallel"]}
+REFUSED |= {
+    "fp16 with scaler": REFUSED["bf16"],
+    "clipping": REFUSED["accumulation"],  # both work between step() and the update
+    "zero-1": REFUSED["data parallel"],
+}
 ONE_RANK = "one rank"  # of each replica, which runs all stages: no pipeline
 
 
@@ -43,11 +51,61 @@ def pairs() -> list[tuple[str, str]]:
 
 def shown() -> list[tuple[str, ...]]:
     """What is trained: all pairs, and many ingredients at once."""
-    return [*pairs(), ("1f1b", "bf16", "sqrt", "accumulation", "clipping", "tied weights", "Adam", "user's hooks", "data parallel"),
-            ("1f1b", "sqrt", "accumulation", "clipping", "tied weights", "LAMB", "data parallel", "tensor slicing"),
-            ("1f1b", "bf16", "sqrt", "accumulation", "clipping", "tied weights", "frozen parameters", "Adam", "user's hooks", "zero-1"),
-            ("interleaved", "accumulation", "clipping", "tied weights", "LAMB", "zero-1", "tensor slicing"),
-            ("bf16", "sqrt", "accumulation", "clipping", "frozen parameters", "Adam", "user's hooks", "zero-3")]
+    return [
+        *pairs(),
+        (
+            "1f1b",
+            "bf16",
+            "sqrt",
+            "accumulation",
+            "clipping",
+            "tied weights",
+            "Adam",
+            "user's hooks",
+            "data parallel",
+        ),
+        (
+            "1f1b",
+            "sqrt",
+            "accumulation",
+            "clipping",
+            "tied weights",
+            "LAMB",
+            "data parallel",
+            "tensor slicing",
+        ),
+        (
+            "1f1b",
+            "bf16",
+            "sqrt",
+            "accumulation",
+            "clipping",
+            "tied weights",
+            "frozen parameters",
+            "Adam",
+            "user's hooks",
+            "zero-1",
+        ),
+        (
+            "interleaved",
+            "accumulation",
+            "clipping",
+            "tied weights",
+            "LAMB",
+            "zero-1",
+            "tensor slicing",
+        ),
+        (
+            "bf16",
+            "sqrt",
+            "accumulation",
+            "clipping",
+            "frozen parameters",
+            "Adam",
+            "user's hooks",
+            "zero-3",
+        ),
+    ]
 
 
 def training(pair: tuple[str, ...]) -> dict[str, str]:
@@ -57,8 +115,10 @@ def training(pair: tuple[str, ...]) -> dict[str, str]:
     return {"pipeline": ONE_RANK if "zero-3" in pair else turn} | chosen
 
 
-ZERO_3 = ("Stage 3 of ZeRO sends gradients in every backward, which a pipeline or slices would multiply: take zero=1 with them, or replicas of one "
-          "rank.")
+ZERO_3 = (
+    "Stage 3 of ZeRO sends gradients in every backward, which a pipeline or slices would multiply: take zero=1 with them, or replicas of one "
+    "rank."
+)
 HOOKS = "A parameter that the plan cuts has hooks, which its slices would not have: register hooks on the sliced model."
 
 
@@ -72,13 +132,28 @@ def refusal(pair: tuple[str, ...]) -> str | None:
 
 def tolerance(pair: tuple[str, ...]) -> float:
     """How far the pair's training may be off one process: 0 means bit for bit."""
-    unit = next((UNITS[name] * (3 if {"tensor slicing", "zero-1", "zero-3"} & set(pair) else 1) for name in pair if name in UNITS), 1e-12)
+    unit = next(
+        (
+            UNITS[name] * (3 if {"tensor slicing", "zero-1", "zero-3"} & set(pair) else 1)
+            for name in pair
+            if name in UNITS
+        ),
+        1e-12,
+    )
     return unit if REORDERED & set(pair) or pair[0] == "pipedream" else 0.0
 
 
 def verdict(pair: tuple[str, str]) -> str:
     off = tolerance(pair)
-    return "refused" if refusal(pair) else "equal" if not off else "1e-12" if off == 1e-12 else f"{'3 x ' * (off not in UNITS.values())}2^{(off if off in UNITS.values() else off / 3).hex().partition('p')[2]}"
+    return (
+        "refused"
+        if refusal(pair)
+        else "equal"
+        if not off
+        else "1e-12"
+        if off == 1e-12
+        else f"{'3 x ' * (off not in UNITS.values())}2^{(off if off in UNITS.values() else off / 3).hex().partition('p')[2]}"
+    )
 
 
 def table() -> str:
@@ -87,9 +162,13 @@ def table() -> str:
     cells = {pair: verdict(pair) for pair in pairs()}
     rows = [f"| {' | '.join(['', *names[1:]])} |", "|---" * len(names) + "|"]
     for at, a in enumerate(names[:-1]):
-        rows.append(f"| {' | '.join([a, *('' if b in names[:at + 1] else cells.get((a, b), '–') for b in names[1:])])} |")
+        rows.append(
+            f"| {' | '.join([a, *('' if b in names[: at + 1] else cells.get((a, b), '–') for b in names[1:])])} |"
+        )
     sentences = [f"* pipedream with {name}: {sentence}" for name, sentence in REFUSED.items()] + [
-        f"* zero-3 with a pipeline, and with tensor slicing: {ZERO_3}", f"* user's hooks with tensor slicing: {HOOKS}"]
+        f"* zero-3 with a pipeline, and with tensor slicing: {ZERO_3}",
+        f"* user's hooks with tensor slicing: {HOOKS}",
+    ]
     return "\n".join([TITLE, *rows, "", "Refused when the pipeline is made:", "", *sentences, ""])
 
 

@@ -16,7 +16,11 @@ def trained(directory) -> dict[tuple[str, ...], dict[str, np.ndarray]]:
     results, sizes = {}, {pair: mesh_of(training(pair)).size for pair in shown()}
     for ranks in sorted(set(sizes.values())):
         own = [pair for pair, size in sizes.items() if size == ranks]
-        run = launch(partial(all_trained, trainings=list(map(training, own))), ranks, directory=directory / f"{ranks} ranks")
+        run = launch(
+            partial(all_trained, trainings=list(map(training, own))),
+            ranks,
+            directory=directory / f"{ranks} ranks",
+        )
         run.wait()
         results |= {pair: {} for pair in own}
         for key, array in run.result.items():
@@ -33,12 +37,18 @@ def differences(results) -> list[str]:
     for pair, result in results.items():
         what, chosen = " with ".join(pair), training(pair)
         if sentence := refusal(pair):
-            if any(str(found) != sentence for found in result.values()) or len(result) != mesh_of(chosen).size:
+            if (
+                any(str(found) != sentence for found in result.values())
+                or len(result) != mesh_of(chosen).size
+            ):
                 wrong.append(f"{what}: must be refused by {sentence!r}, and gave {result}")
             continue
-        matters = {kind: name for kind, name in chosen.items()
-                   if kind not in ("recompute", "replicas", "slices") and (kind != "pipeline" or name == "pipedream"
-                                               or "frozen" in chosen)}  # its first stage is
+        matters = {
+            kind: name
+            for kind, name in chosen.items()
+            if kind not in ("recompute", "replicas", "slices")
+            and (kind != "pipeline" or name == "pipedream" or "frozen" in chosen)
+        }  # its first stage is
         key = tuple(sorted(matters.items()))
         if key not in references:
             references[key] = alone(chosen)

@@ -54,8 +54,14 @@ class Shared(nn.Module):
         return self.linear(checkpoint(lambda x: self.linear(self.norm(x)).tanh(), x))
 
 
-MODULES = {"reversible": Reversible, "attention": Attention, "shared": Shared, "batch norm": lambda: nn.Sequential(Flat(), nn.BatchNorm1d(8), Flat(6)),
-           "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)), "frozen bias": lambda: frozen_bias(nn.Linear(8, 8))}
+MODULES = {
+    "reversible": Reversible,
+    "attention": Attention,
+    "shared": Shared,
+    "batch norm": lambda: nn.Sequential(Flat(), nn.BatchNorm1d(8), Flat(6)),
+    "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
+    "frozen bias": lambda: frozen_bias(nn.Linear(8, 8)),
+}
 
 
 class Flat(nn.Module):
@@ -80,15 +86,26 @@ def stages(make) -> list[nn.Module]:
 def hooked(module, fired: Counter, stage: int) -> None:
     for name, weight in module.named_parameters():
         if weight.requires_grad:
-            weight.register_post_accumulate_grad_hook(lambda _, name=name: fired.update([f"{stage} {name}"]))
+            weight.register_post_accumulate_grad_hook(
+                lambda _, name=name: fired.update([f"{stage} {name}"])
+            )
 
 
 X = torch.linspace(-1, 1, 8 * 6 * 8, dtype=torch.float64).reshape(8, 6, 8).sin()
 
 
 def results(pair, fired) -> dict:
-    found = {f"{stage} {name}": p.grad.numpy() for stage, module in pair for name, p in module.named_parameters() if p.grad is not None}
-    found |= {f"{stage} {name}": b.double().numpy() for stage, module in pair for name, b in module.named_buffers()}
+    found = {
+        f"{stage} {name}": p.grad.numpy()
+        for stage, module in pair
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    }
+    found |= {
+        f"{stage} {name}": b.double().numpy()
+        for stage, module in pair
+        for name, b in module.named_buffers()
+    }
     return found | {f"calls for {name}": np.array(float(calls)) for name, calls in fired.items()}
 
 
@@ -99,7 +116,10 @@ def every_module(rank) -> dict:
             module, fired = stages(make)[rank.index], Counter()
             hooked(module, fired, rank.index)
             Pipeline(module, Schedule.named(schedule)(2, 4), mse_loss, Group()).step(X, X.cos())
-            found |= {f"{schedule}, {what}: {name}": array for name, array in results([(rank.index, module)], fired).items()}
+            found |= {
+                f"{schedule}, {what}: {name}": array
+                for name, array in results([(rank.index, module)], fired).items()
+            }
     return found
 
 
@@ -111,9 +131,15 @@ def test_modules_of_other_kinds_train_inside_a_stage_as_in_one_process(tmp_path)
             hooked(module, fired, stage)
         for x in X.chunk(4):
             (mse_loss(pair[1](pair[0](x)), x.cos()) / 4).backward()
-        expected |= {f"{schedule}, {what}: {name}": array for schedule in ("1f1b", "zb-h1") for name, array in results(list(enumerate(pair)), fired).items()}
+        expected |= {
+            f"{schedule}, {what}: {name}": array
+            for schedule in ("1f1b", "zb-h1")
+            for name, array in results(list(enumerate(pair)), fired).items()
+        }
     assert result.keys() == expected.keys()
-    assert {name: off for name, off in relative_errors(result, expected).items() if not off <= 1e-12} == {}
+    assert {
+        name: off for name, off in relative_errors(result, expected).items() if not off <= 1e-12
+    } == {}
 
 
 # -- ranks that must agree ------------------------------------------------------------------------------------------------
@@ -131,7 +157,9 @@ def agreeing(rank) -> dict:
     group, found = Group(), {}
     weight = nn.Parameter(torch.ones(2))
     optimizer, scaler = torch.optim.SGD([weight], 1.0), DynamicLossScaler(8.0, group=group)
-    scaler.scale((weight * (torch.inf if rank.index else 1.0)).sum()).backward()  # only rank 1 overflows
+    scaler.scale(
+        (weight * (torch.inf if rank.index else 1.0)).sum()
+    ).backward()  # only rank 1 overflows
     scaler.step(optimizer)
     late = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0)
     found["late"] = refused(scaler.unscale_, late)
@@ -150,18 +178,32 @@ def agreeing(rank) -> dict:
     found["frozen scale"] = mp.scaler.get_scale()
 
     weight.grad = torch.full((2,), 3.0) if rank.index else None
-    found["norm"], found["clipped"] = clip_grad_norm([weight], 1.0, group), float(weight.grad.norm()) if rank.index else 1.0
+    found["norm"], found["clipped"] = (
+        clip_grad_norm([weight], 1.0, group),
+        float(weight.grad.norm()) if rank.index else 1.0,
+    )
     return {f"{name} on rank {rank.index}": np.array(value) for name, value in found.items()}
 
 
 def test_all_ranks_skip_where_one_must_and_clip_by_one_norm(tmp_path):
     result = launch(agreeing, 2, directory=tmp_path / "run").result
     for rank in range(2):
-        found = {name.removesuffix(f" on rank {rank}"): value for name, value in result.items() if name.endswith(str(rank))}
+        found = {
+            name.removesuffix(f" on rank {rank}"): value
+            for name, value in result.items()
+            if name.endswith(str(rank))
+        }
         assert "have agreed" in str(found.pop("late"))
-        assert found.pop("norm") == pytest.approx(18**0.5) and found.pop("clipped") == pytest.approx(1, abs=1e-5)
+        assert found.pop("norm") == pytest.approx(18**0.5) and found.pop(
+            "clipped"
+        ) == pytest.approx(1, abs=1e-5)
         assert {name: float(value) for name, value in found.items()} == {
-            "scale": 4, "moved": 0, "stepped inf": False, "stepped 1.0": True, "frozen scale": 32768}
+            "scale": 4,
+            "moved": 0,
+            "stepped inf": False,
+            "stepped 1.0": True,
+            "frozen scale": 32768,
+        }
 
 
 class Table(nn.Module):
@@ -177,28 +219,46 @@ class Table(nn.Module):
 
 def tied(rank) -> dict:
     torch.manual_seed(0)
-    start, x, found = torch.randn(4, 4, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64), {}
+    start, x, found = (
+        torch.randn(4, 4, dtype=torch.float64),
+        torch.randn(8, 4, dtype=torch.float64),
+        {},
+    )
     tie = {"table": {0: "table", 1: "table"}}
 
     def made(module, **more):
         return Pipeline(module, Schedule.named("gpipe")(2, 2), mse_loss, Group(), tied=tie, **more)
 
-    part = made(Table(start.clone()), optimizer=lambda p: torch.optim.SGD(p, 0.1 * (1 + rank.index)))
+    part = made(
+        Table(start.clone()), optimizer=lambda p: torch.optim.SGD(p, 0.1 * (1 + rank.index))
+    )
     part.step(x, x)
-    for what, pipeline in {"differ": made(Table(start + rank.index)), "one is frozen": made(Table(start.clone()).requires_grad_(rank.index == 0)),
-                           "unused": made(Table(start.clone(), used=False)), "other rates": part}.items():
+    for what, pipeline in {
+        "differ": made(Table(start + rank.index)),
+        "one is frozen": made(Table(start.clone()).requires_grad_(rank.index == 0)),
+        "unused": made(Table(start.clone(), used=False)),
+        "other rates": part,
+    }.items():
         found[what] = refused(pipeline.step, x, x)
         pipeline.group.finish()  # what it sent is still wanted
 
     torch.manual_seed(1)
     modules = [Table(start.clone()) for _ in range(2)]
     alone = [torch.distributed.new_group([each]) for each in range(2)]
-    pipelines = [Pipeline(modules[rank.index], Schedule.named("gpipe")(2, 2), mse_loss, Group(), tied=tie),
-                 Pipeline(modules, Schedule.named("interleaved")(1, 2), mse_loss, alone[rank.index], tied=tie)]
+    pipelines = [
+        Pipeline(modules[rank.index], Schedule.named("gpipe")(2, 2), mse_loss, Group(), tied=tie),
+        Pipeline(
+            modules, Schedule.named("interleaved")(1, 2), mse_loss, alone[rank.index], tied=tie
+        ),
+    ]
     for pipeline in pipelines:
         for number, _ in enumerate(range(2)):
             pipeline.step(x + number, x)
-        found |= {f"gradient by {pipeline.schedule.name}, {number}": module.table.grad.clone().numpy() for number, module in enumerate(modules) if module.table.grad is not None}
+        found |= {
+            f"gradient by {pipeline.schedule.name}, {number}": module.table.grad.clone().numpy()
+            for number, module in enumerate(modules)
+            if module.table.grad is not None
+        }
         for module in modules:
             module.zero_grad()
     return {f"{name} on rank {rank.index}": np.array(value) for name, value in found.items()}
@@ -216,9 +276,14 @@ def test_copies_of_a_tied_weight_sum_their_gradients_and_may_not_part(tmp_path):
             (mse_loss(modules[1](modules[0](part)), target) / 2).backward()
     expected = modules[0].table.grad.numpy()
     gradients = {name: value for name, value in result.items() if name.startswith("gradient")}
-    assert len(gradients) == 6 and max(np.linalg.norm(value - expected) for value in gradients.values()) <= 1e-12 * np.linalg.norm(expected)
+    assert len(gradients) == 6 and max(
+        np.linalg.norm(value - expected) for value in gradients.values()
+    ) <= 1e-12 * np.linalg.norm(expected)
     for rank in range(2):
-        assert all("differ" in str(result[f"{what} on rank {rank}"]) for what in ("differ", "one is frozen", "other rates"))
+        assert all(
+            "differ" in str(result[f"{what} on rank {rank}"])
+            for what in ("differ", "one is frozen", "other rates")
+        )
         assert "got no gradient" in str(result[f"unused on rank {rank}"])
 
 
@@ -230,7 +295,13 @@ def scaled(level="fp16", prepared=None, **options):
     return mp, mp.prepare(prepared or nn.Linear(2, 2))
 
 
-BOTH = SimpleNamespace(name="both ways", asynchronous=False, stages=2, micro_batches=2, rank_of=lambda stage, micro_batch: (stage + micro_batch) % 2)
+BOTH = SimpleNamespace(
+    name="both ways",
+    asynchronous=False,
+    stages=2,
+    micro_batches=2,
+    rank_of=lambda stage, micro_batch: (stage + micro_batch) % 2,
+)
 
 
 def sgd(parameters):
@@ -241,22 +312,61 @@ SHARED = nn.Linear(2, 2)
 TIE = {"table": {0: "weight", 1: "weight"}}
 LATE = [(Action("B", 0, 0),), U(0, 1), (Action("B", 0, 1),)]
 REFUSALS = {
-    "two devices": (dict(modules={0: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))}), "weights on cpu and meta: move"),
+    "two devices": (
+        dict(modules={0: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))}),
+        "weights on cpu and meta: move",
+    ),
     "no module": (dict(modules={0: torch.tanh}), "Stage 0 is a builtin_function"),
     "a stage on two ranks": (dict(schedule=BOTH), r"stage 0 on ranks \[0, 1\]"),
-    "no optimizer": (dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=None), "pass optimizer="),
-    "shared by two stages": (dict(modules={0: SHARED, 2: SHARED}, optimizer=sgd), "in stages 0 and 2, which would update it twice"),
-    "late weights, masters": (dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, modules={0: scaled("bf16")[1]}), "no master weight may change"),
-    "late weights, scale": (dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, scale=lambda loss: 8 * loss), "no loss scale"),
-    "late weights, tied": (dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, tied=TIE), "copies of a tied weight would part"),
-    "two precisions": (dict(modules={0: scaled("bf16")[1], 2: scaled("bf16")[1]}), "prepared by several"),
-    "scaled gradients": (dict(optimizer=sgd, scale=lambda loss: 8 * loss), "step on scaled gradients"),
+    "no optimizer": (
+        dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=None),
+        "pass optimizer=",
+    ),
+    "shared by two stages": (
+        dict(modules={0: SHARED, 2: SHARED}, optimizer=sgd),
+        "in stages 0 and 2, which would update it twice",
+    ),
+    "late weights, masters": (
+        dict(
+            schedule=Schedule.named("pipedream")(2, 2),
+            optimizer=sgd,
+            modules={0: scaled("bf16")[1]},
+        ),
+        "no master weight may change",
+    ),
+    "late weights, scale": (
+        dict(
+            schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, scale=lambda loss: 8 * loss
+        ),
+        "no loss scale",
+    ),
+    "late weights, tied": (
+        dict(schedule=Schedule.named("pipedream")(2, 2), optimizer=sgd, tied=TIE),
+        "copies of a tied weight would part",
+    ),
+    "two precisions": (
+        dict(modules={0: scaled("bf16")[1], 2: scaled("bf16")[1]}),
+        "prepared by several",
+    ),
+    "scaled gradients": (
+        dict(optimizer=sgd, scale=lambda loss: 8 * loss),
+        "step on scaled gradients",
+    ),
     "scale forgotten": (dict(modules={0: scaled()[1]}), "pass scale=mp.scale"),
     "no agreement": (dict(scale=scaled()[0].scale), "skip steps each for itself"),
-    "no agreement, torch's": (dict(scale=torch.amp.GradScaler("cpu").scale), "skip steps each for itself"),
+    "no agreement, torch's": (
+        dict(scale=torch.amp.GradScaler("cpu").scale),
+        "skip steps each for itself",
+    ),
     "tied, no such stage": (dict(tied={"table": {5: "weight"}}), "names stage 5"),
-    "tied, no such weight": (dict(tied={"table": {0: "bias.weight", 1: "weight"}}), "no such parameter"),
-    "tied, one parameter": (dict(tied={"table": {0: "weight", 2: "weight"}}, modules={0: SHARED, 2: SHARED}), "name one of them"),
+    "tied, no such weight": (
+        dict(tied={"table": {0: "bias.weight", 1: "weight"}}),
+        "no such parameter",
+    ),
+    "tied, one parameter": (
+        dict(tied={"table": {0: "weight", 2: "weight"}}, modules={0: SHARED, 2: SHARED}),
+        "name one of them",
+    ),
     "tied, update too early": (dict(tied=TIE, order=LATE), "before the last backward"),
 }
 
@@ -264,7 +374,17 @@ REFUSALS = {
 @pytest.mark.parametrize("what", REFUSALS)
 def test_what_cannot_compose_is_refused_when_it_is_put_together(what):
     given, sentence = REFUSALS[what]
-    chosen = dict(schedule=Schedule.named("interleaved")(2, 2), order=[], modules={0: nn.Linear(2, 2)}, optimizer=None, scale=None, tied={}) | given
+    chosen = (
+        dict(
+            schedule=Schedule.named("interleaved")(2, 2),
+            order=[],
+            modules={0: nn.Linear(2, 2)},
+            optimizer=None,
+            scale=None,
+            tied={},
+        )
+        | given
+    )
     with pytest.raises(Impossible, match=sentence):
         guard.refuse(SimpleNamespace(rank=0, size=2), **chosen)
 
@@ -277,14 +397,19 @@ def test_an_optimizer_that_would_train_nothing_is_refused():
         guard.refuse_optimizers({0: torch.optim.LBFGS(SHARED.parameters())}, {0: SHARED})
 
 
-@pytest.mark.parametrize("y, sentence", [((1, 2), "returned a tuple"), (torch.ones(2), "has no graph")])
+@pytest.mark.parametrize(
+    "y, sentence", [((1, 2), "returned a tuple"), (torch.ones(2), "has no graph")]
+)
 def test_an_output_that_carries_no_gradient_back_is_refused(y, sentence):
     with pytest.raises(Impossible, match=sentence):
         guard.refuse_output(Action("F", 1, 0), y, SHARED, {})
     guard.refuse_output(Action("F", 0, 0), torch.ones(2), nn.Linear(2, 2).requires_grad_(False), {})
 
 
-@pytest.mark.parametrize("loss, sentence", [(1.0, "a float"), (torch.ones(2), r"shape \(2,\)"), (torch.ones(()), "without a graph")])
+@pytest.mark.parametrize(
+    "loss, sentence",
+    [(1.0, "a float"), (torch.ones(2), r"shape \(2,\)"), (torch.ones(()), "without a graph")],
+)
 def test_a_loss_without_a_gradient_is_refused(loss, sentence):
     with pytest.raises(Impossible, match=sentence):
         guard.refuse_loss(0, loss)
@@ -294,7 +419,11 @@ def test_a_loss_without_a_gradient_is_refused(loss, sentence):
 
 def test_a_weight_that_is_used_beside_its_linear_too_is_refused_where_the_backward_is_split():
     linear, later = nn.Linear(2, 2), WeightGradientsLater()
-    for use, both in ((lambda x: linear(linear(x)), False), (lambda x: linear(x) @ linear.weight, True), (lambda x: linear(x @ linear.weight), True)):
+    for use, both in (
+        (lambda x: linear(linear(x)), False),
+        (lambda x: linear(x) @ linear.weight, True),
+        (lambda x: linear(x @ linear.weight), True),
+    ):
         with later:
             y = use(torch.ones(1, 2))
         check = partial(guard.refuse_used_twice, 0, y, later.postponed)
@@ -314,16 +443,27 @@ def two_tied() -> list[nn.Linear]:
 
 def replicated(rank) -> dict:
     """Two batches without an update between them, each averaged; then a gradient that somebody replaced."""
-    pair, group = two_tied(), Group(torch.distributed.new_group([rank.index], use_local_synchronization=True))
+    pair, group = (
+        two_tied(),
+        Group(torch.distributed.new_group([rank.index], use_local_synchronization=True)),
+    )
     model = DistributedDataParallel(nn.ModuleList(pair), bucket_bytes=600)
-    pipeline = Pipeline(pair, Schedule.of("0F0 1F0 1B0 0B0"), mse_loss, group, whole=model.finish_gradient_synchronization,
-                        tied={"w": {0: "weight", 1: "weight"}})
-    for x in X[rank.index::2].chunk(2):
+    pipeline = Pipeline(
+        pair,
+        Schedule.of("0F0 1F0 1B0 0B0"),
+        mse_loss,
+        group,
+        whole=model.finish_gradient_synchronization,
+        tied={"w": {0: "weight", 1: "weight"}},
+    )
+    for x in X[rank.index :: 2].chunk(2):
         pipeline.step(x, x.cos())
     found = {f"{stage} weight": module.weight.grad.clone() for stage, module in enumerate(pair)}
     pair[0].weight.sum().backward()
     pair[0].weight.grad = pair[0].weight.grad.clone()
-    return found | {f"refused on rank {rank.index}": np.array(refused(model.finish_gradient_synchronization))}
+    return found | {
+        f"refused on rank {rank.index}": np.array(refused(model.finish_gradient_synchronization))
+    }
 
 
 def test_tied_copies_and_earlier_gradients_are_averaged_over_replicas_too(tmp_path):
@@ -332,5 +472,15 @@ def test_tied_copies_and_earlier_gradients_are_averaged_over_replicas_too(tmp_pa
     for rank in range(2):
         for x in X[rank::2].chunk(2):
             (mse_loss(x @ weight.T @ weight.T, x.cos()) / 2).backward()
-    assert run.replicas == [] and all("was replaced after its backward" in str(result.pop(f"refused on rank {rank}")) for rank in range(2))
-    assert max(relative_errors(result, {f"{stage} weight": weight.grad.numpy() for stage in range(2)}).values()) <= 1e-12
+    assert run.replicas == [] and all(
+        "was replaced after its backward" in str(result.pop(f"refused on rank {rank}"))
+        for rank in range(2)
+    )
+    assert (
+        max(
+            relative_errors(
+                result, {f"{stage} weight": weight.grad.numpy() for stage in range(2)}
+            ).values()
+        )
+        <= 1e-12
+    )

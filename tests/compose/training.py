@@ -33,10 +33,12 @@ LEVELS = {"bf16": "bf16", "fp16 with scaler": "fp16"}
 # The first step overflows, later ones let the scale grow.
 SCALER = {"init_scale": 2.0**40, "backoff_factor": 2.0**-26, "growth_interval": 2}
 CLIP = 0.05  # below every norm that was seen
-OPTIMIZERS = {None: lambda p: torch.optim.SGD(p, 0.1),
-              "SGD momentum": lambda p: torch.optim.SGD(p, 0.2, momentum=0.9),
-              "Adam": lambda p: torch.optim.Adam(p, 1e-2, eps=1e-4),
-              "LAMB": lambda p: LAMB(p, 1e-2, eps=1e-4, clip_norm=1.0)}
+OPTIMIZERS = {
+    None: lambda p: torch.optim.SGD(p, 0.1),
+    "SGD momentum": lambda p: torch.optim.SGD(p, 0.2, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2, eps=1e-4),
+    "LAMB": lambda p: LAMB(p, 1e-2, eps=1e-4, clip_norm=1.0),
+}
 
 
 class Stage(GPTStage):
@@ -56,13 +58,21 @@ class Setting:
     def __init__(self, chosen: Mapping[str, str]):
         self.chosen = chosen
         whole = "1f1b" if "weights" in chosen else "interleaved"  # of one stage, or of two
-        self.schedule = (Schedule.named(whole)(1, MICRO_BATCHES)
-                         if chosen["pipeline"] == ONE_RANK else
-                         Schedule.named(chosen["pipeline"])(RANKS, MICRO_BATCHES))
+        self.schedule = (
+            Schedule.named(whole)(1, MICRO_BATCHES)
+            if chosen["pipeline"] == ONE_RANK
+            else Schedule.named(chosen["pipeline"])(RANKS, MICRO_BATCHES)
+        )
         self.level = LEVELS.get(chosen.get("precision"))
-        self.config = GPTConfig(layers=4, width=16, heads=2, sequence=6, vocabulary=12,
-                                tied="weights" in chosen,
-                                dtype=torch.float32 if self.level else torch.float64)
+        self.config = GPTConfig(
+            layers=4,
+            width=16,
+            heads=2,
+            sequence=6,
+            vocabulary=12,
+            tied="weights" in chosen,
+            dtype=torch.float32 if self.level else torch.float64,
+        )
         self.slices = split(self.config, self.schedule.stages)
         self.optimizer = OPTIMIZERS[chosen.get("optimizer")]
         # Windows of two calls and a short last one; where the scaler skips one, more updates.
@@ -104,7 +114,8 @@ class Setting:
             if "hooks" in self.chosen and weight.requires_grad:
                 weight.register_hook(lambda gradient: gradient * 0.5)
                 weight.register_post_accumulate_grad_hook(
-                    lambda _, name=named(name): fired.update([name]))
+                    lambda _, name=named(name): fired.update([name])
+                )
 
     def scaler(self, group=None):
         return DynamicLossScaler(**SCALER, group=group) if self.level == "fp16" else None
@@ -177,14 +188,18 @@ def alone(chosen: Mapping[str, str]) -> dict[str, np.ndarray]:
 
 def alone_and_late(setting: Setting) -> dict[str, np.ndarray]:
     """PipeDream's published recurrence. A hook that halves each gradient is half the rate."""
-    samples = [one_process.Sample(*sample) for (call,) in setting.windows
-               for sample in zip(*(part.chunk(MICRO_BATCHES) for part in setting.samples(call)))]
+    samples = [
+        one_process.Sample(*sample)
+        for (call,) in setting.windows
+        for sample in zip(*(part.chunk(MICRO_BATCHES) for part in setting.samples(call)))
+    ]
 
     def optimizer(parameters):
         learnt = [p for p in parameters if p.requires_grad]
         if "hooks" in setting.chosen:
             return torch.optim.SGD(learnt, 0.05)
         return setting.optimizer(learnt or [torch.zeros(0)])
+
     stages = [GPTStage(setting.config, *each) for each in setting.slices]
     for stage in stages:
         for name, weight in stage.named_parameters():
@@ -210,10 +225,15 @@ def piped(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]
     policy, mp, fired = setting.prepare(model, group)
     # Clipping and accumulation: the update is the user's own, after step()
     inside = schedule.asynchronous and not {"accumulation", "clipping"} & set(chosen)
-    pipeline = Pipeline(list(model), schedule, setting.loss_fn, group,
-                        optimizer=setting.optimizer if inside else None,
-                        scale=mp.scale if mp else None,
-                        tied=tied_weights(setting.config, schedule.stages))
+    pipeline = Pipeline(
+        list(model),
+        schedule,
+        setting.loss_fn,
+        group,
+        optimizer=setting.optimizer if inside else None,
+        scale=mp.scale if mp else None,
+        tied=tied_weights(setting.config, schedule.stages),
+    )
 
     def train_late():
         pipeline.step(*(torch.cat(parts) for parts in zip(*map(setting.samples, calls))))
@@ -228,7 +248,7 @@ def piped(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndarray]
             for at in range(0, len(window) * MICRO_BATCHES, MICRO_BATCHES):
                 batch = setting.samples(window[at // MICRO_BATCHES])
                 with policy:
-                    loss = pipeline.step(*batch, weights and weights[at:at + MICRO_BATCHES])
+                    loss = pipeline.step(*batch, weights and weights[at : at + MICRO_BATCHES])
                 losses += [] if loss is None else [loss.item()]
             for optimizer in optimizers if mp else ():
                 mp.unscale_(optimizer)
@@ -250,7 +270,10 @@ def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndar
     """The same by a Recipe: replicas, of two stages each, whose layers may be sliced."""
     setting, fired, accumulates = Setting(chosen), Counter(), "accumulation" in chosen
     mesh = mesh_of(chosen)
-    replicas, rank = dict(mesh.axes)["dp"], Rank(rank.index, mesh, rank.device)  # its groups are its own
+    replicas, rank = (
+        dict(mesh.axes)["dp"],
+        Rank(rank.index, mesh, rank.device),
+    )  # its groups are its own
     calls = [call for window in setting.windows for call in window]
 
     def model(stage):
@@ -271,15 +294,27 @@ def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndar
         return mean * (targets != IGNORED).sum() if accumulates else mean
 
     recipe = Recipe(
-        model=model, data=data, loss=setting.loss_fn, optimizer=setting.optimizer,
-        schedule=replace(setting.schedule, micro_batches=MICRO_BATCHES // replicas * (1 + accumulates)),
-        steps=len(setting.windows), samples=MICRO_BATCHES * len(calls) if accumulates else None,
-        weights=weights if accumulates else None, replicas=replicas, bucket_bytes=1000,
+        model=model,
+        data=data,
+        loss=setting.loss_fn,
+        optimizer=setting.optimizer,
+        schedule=replace(
+            setting.schedule, micro_batches=MICRO_BATCHES // replicas * (1 + accumulates)
+        ),
+        steps=len(setting.windows),
+        samples=MICRO_BATCHES * len(calls) if accumulates else None,
+        weights=weights if accumulates else None,
+        replicas=replicas,
+        bucket_bytes=1000,
         zero=ZERO.get(chosen.get("replicas"), 0),
-        slices=dict(mesh.axes)["tp"], slicing=gpt_slices(setting.config), sliced_loss=sliced_loss,
-        precision=setting.level, scaler=setting.scaler(rank.group(("pp", "tp"))),
+        slices=dict(mesh.axes)["tp"],
+        slicing=gpt_slices(setting.config),
+        sliced_loss=sliced_loss,
+        precision=setting.level,
+        scaler=setting.scaler(rank.group(("pp", "tp"))),
         clip=CLIP if "clipping" in chosen else None,
-        tied=tied_weights(setting.config, setting.schedule.stages))
+        tied=tied_weights(setting.config, setting.schedule.stages),
+    )
 
     def run():
         trained = train(recipe, rank)
@@ -287,21 +322,36 @@ def by_recipe(chosen: Mapping[str, str], rank) -> Callable[[], dict[str, np.ndar
         losses = rank.group("dp").all_gather(own).view(replicas, -1).T.reshape(-1, MICRO_BATCHES)
         shares = torch.full_like(losses, 1 / MICRO_BATCHES)
         if accumulates and len(own):
-            shares = torch.tensor([each for window in setting.windows
-                                   for each in setting.weights(window)], dtype=shares.dtype).view_as(shares)
-        whole = {name: weight for stage in trained.weights.values() for name, weight in stage.items()}
+            shares = torch.tensor(
+                [each for window in setting.windows for each in setting.weights(window)],
+                dtype=shares.dtype,
+            ).view_as(shares)
+        whole = {
+            name: weight for stage in trained.weights.values() for name, weight in stage.items()
+        }
         rank.finish()
         stages = torch.nn.ModuleList(trained.stages.values())
-        both = Counter({name: replicas * count for name, count in fired.items()})  # each replica has its share
-        return found(setting, stages, setting.level and trained.precision,
-                     (losses * shares).sum(1).tolist() if len(own) else [], both, whole)
+        both = Counter(
+            {name: replicas * count for name, count in fired.items()}
+        )  # each replica has its share
+        return found(
+            setting,
+            stages,
+            setting.level and trained.precision,
+            (losses * shares).sum(1).tolist() if len(own) else [],
+            both,
+            whole,
+        )
 
     return run
 
 
 def mesh_of(chosen: Mapping[str, str]) -> Mesh:
-    return Mesh(dp=1 + ("replicas" in chosen), pp=1 if chosen["pipeline"] == ONE_RANK else RANKS,
-                tp=1 + ("slices" in chosen))
+    return Mesh(
+        dp=1 + ("replicas" in chosen),
+        pp=1 if chosen["pipeline"] == ONE_RANK else RANKS,
+        tp=1 + ("slices" in chosen),
+    )
 
 
 def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarray]:
@@ -315,7 +365,10 @@ def all_trained(rank, trainings: list[Mapping[str, str]]) -> dict[str, np.ndarra
         except Impossible as refused:
             results[f"{number} refused on rank {rank.index}"] = np.array(str(refused))
             continue
-        results |= {f"{number} {name}": array for name, array in own.items()
-                    if name != "scale" or rank.index == 0}
+        results |= {
+            f"{number} {name}": array
+            for name, array in own.items()
+            if name != "scale" or rank.index == 0
+        }
     Group().barrier()  # a rank that ends would break a group that others still make
     return results

@@ -4,7 +4,14 @@ import re
 
 import pytest
 
-from tests.notebooks.test_notebooks import NOTEBOOKS, both_sides, executed, read, script_prints, solved
+from tests.notebooks.test_notebooks import (
+    NOTEBOOKS,
+    both_sides,
+    executed,
+    read,
+    script_prints,
+    solved,
+)
 
 LESSON = NOTEBOOKS / "01_accumulation.ipynb"
 SOLUTION = """
@@ -29,10 +36,14 @@ def my_accumulate(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scal
 @pytest.mark.slow
 def test_the_exercise_can_be_solved(tmp_path, monkeypatch):
     chosen = {"fit": False, "weights": True, "equal": False, "hidden": False} | dict.fromkeys(
-        ("scaler", "exercise", "exercise-check", "exercise-run"), True)
+        ("scaler", "exercise", "exercise-check", "exercise-run"), True
+    )
     printed = executed(solved(LESSON, {"exercise": SOLUTION}), chosen, tmp_path, monkeypatch)
     assert printed["exercise-check"] == "right.\n"
-    assert float(re.fullmatch(r"largest difference of a weight: (\S+)\n", printed["exercise-run"])[1]) < 1e-5
+    assert (
+        float(re.fullmatch(r"largest difference of a weight: (\S+)\n", printed["exercise-run"])[1])
+        < 1e-5
+    )
 
 
 def test_what_is_said_of_the_source_stands_in_it():
@@ -48,4 +59,6 @@ def test_my_script_changed_prints_the_same_losses(tmp_path):
     assert added <= 10
     printed = [[float(line) for line in script_prints(script).split()] for script in scripts]
     assert len(printed[0]) == 10 and printed[0][-1] < printed[0][0]
-    assert printed[1] == pytest.approx(printed[0], rel=1e-4)  # float32, another order of sums; the last window is short
+    assert printed[1] == pytest.approx(
+        printed[0], rel=1e-4
+    )  # float32, another order of sums; the last window is short

@@ -25,7 +25,11 @@ def test_the_exercise_can_be_solved():
 
 
 def test_its_first_answer_is_told_what_it_is():
-    assert LESSON["exercise-check"].outputs[0].text.startswith("You counted the weights alone: add the gradients")
+    assert (
+        LESSON["exercise-check"]
+        .outputs[0]
+        .text.startswith("You counted the weights alone: add the gradients")
+    )
 
 
 @pytest.mark.slow
@@ -35,4 +39,8 @@ def test_my_script_changed_trains_as_before_and_tells_its_memory(tmp_path):
     told = {script.stem: script_prints(script).splitlines() for script in scripts}
     losses = {name: [float(line.split()[1]) for line in lines[:2]] for name, lines in told.items()}
     assert losses["before"] == pytest.approx(losses["after"])
-    assert len(told["before"]) == 20 and "MB at the peak" in told["after"][2] and any("optimizer" in line for line in told["after"])
+    assert (
+        len(told["before"]) == 20
+        and "MB at the peak" in told["after"][2]
+        and any("optimizer" in line for line in told["after"])
+    )

@@ -37,6 +37,11 @@ def test_the_exercise_can_be_solved(capsys):
 def test_my_script_changed_trains_as_before(tmp_path):
     added, *scripts = both_sides(LESSON, tmp_path)
     assert added <= 10
-    printed = [[float(line.split()[1]) for line in script_prints(script).splitlines()] for script in scripts]
+    printed = [
+        [float(line.split()[1]) for line in script_prints(script).splitlines()]
+        for script in scripts
+    ]
     assert len(printed[0]) == 20 and printed[0][-1] < printed[0][0]
-    assert printed[1] == pytest.approx(printed[0], rel=0.02) and printed[1] != printed[0]  # bf16 has 8 bits
+    assert (
+        printed[1] == pytest.approx(printed[0], rel=0.02) and printed[1] != printed[0]
+    )  # bf16 has 8 bits

@@ -14,11 +14,22 @@ PLAN = next(iter(Topic.named("best-plan").right.values())) + "\nmy_best_plan = a
 
 @pytest.mark.slow
 def test_the_exercises_can_be_solved(tmp_path, monkeypatch):
-    chosen = dict.fromkeys(("fit", "run", "count", "segments", "source-planned"), False) | dict.fromkeys(
-        ("exercise", "exercise-check", "exercise-plan", "exercise-plan-check", "exercise-run"), True)
-    printed = executed(solved(LESSON, {"exercise": CHECKPOINT, "exercise-plan": PLAN}), chosen, tmp_path, monkeypatch)
+    chosen = dict.fromkeys(
+        ("fit", "run", "count", "segments", "source-planned"), False
+    ) | dict.fromkeys(
+        ("exercise", "exercise-check", "exercise-plan", "exercise-plan-check", "exercise-run"), True
+    )
+    printed = executed(
+        solved(LESSON, {"exercise": CHECKPOINT, "exercise-plan": PLAN}),
+        chosen,
+        tmp_path,
+        monkeypatch,
+    )
     assert printed["exercise-check"] == printed["exercise-plan-check"] == "right.\n"
-    mine, none = map(int, re.findall(r"(\d+) advances with 3 slots; keep-none has (\d+)", printed["exercise-run"])[0])
+    mine, none = map(
+        int,
+        re.findall(r"(\d+) advances with 3 slots; keep-none has (\d+)", printed["exercise-run"])[0],
+    )
     assert mine < none == 45
 
 

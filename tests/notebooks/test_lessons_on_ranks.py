@@ -6,17 +6,34 @@ from bigtrain_lab.grading import Topic
 from tests.notebooks.test_notebooks import NOTEBOOKS, executed, solved
 
 LESSONS = {
-    "05_ring_all_reduce": ("ring-all-reduce", "my_ring", "sums of four ranks: [ 6. 10. 14. 18.], ranks that differ: 0\n"),
-    "06_data_parallel": ("data-parallel", "MyDataParallel", "gradient [1. 1. 1. 1.], ranks that differ: 0\n"),
+    "05_ring_all_reduce": (
+        "ring-all-reduce",
+        "my_ring",
+        "sums of four ranks: [ 6. 10. 14. 18.], ranks that differ: 0\n",
+    ),
+    "06_data_parallel": (
+        "data-parallel",
+        "MyDataParallel",
+        "gradient [1. 1. 1. 1.], ranks that differ: 0\n",
+    ),
     "07_parameter_server": ("bounded-staleness", "MyServer", "[1300, 409, 400]\n"),
     "08_large_batches": ("sliced-lamb", "SlicedLAMB", "the layer moved by 0.1 of its length\n"),
     "09_zero": ("zero-1", "MyZero", "weights [0.9 0.9 0.9 0.9 0.9], ranks that differ: 0\n"),
-    "09_zero exercise-3": ("zero-3", "MyLayers", f"gradient [{'13.5 ' * 9} 0. ], ranks that differ: 0\n"),
-    "10_train_a_translator": ("spread-evaluation", "spread_evaluation", "BLEU [44.44 44.44 44.44], ranks that differ: 0\n"),
+    "09_zero exercise-3": (
+        "zero-3",
+        "MyLayers",
+        f"gradient [{'13.5 ' * 9} 0. ], ranks that differ: 0\n",
+    ),
+    "10_train_a_translator": (
+        "spread-evaluation",
+        "spread_evaluation",
+        "BLEU [44.44 44.44 44.44], ranks that differ: 0\n",
+    ),
     "12_tensor_slicing": ("tensor-slicing", "MySlices", "off by 0.0, ranks that differ: 0\n"),
     "13_layouts": ("layouts", "my_collectives", "n 234.9 MB\nf 7.3 MB\nd 234.9 MB\n\n"),
     "14_all_together": ("all-together", "my_clip", "norm 6.0, ranks that differ: 0\n"),
-    "15_compilers": ("fusion", "my_groups", "3216 bytes; ['de']\n\n")}
+    "15_compilers": ("fusion", "my_groups", "3216 bytes; ['de']\n\n"),
+}
 
 
 @pytest.mark.slow

@@ -32,7 +32,16 @@ from tests.unit.ranks import warm_up
 ROOT = Path(bigtrain_lab.__file__).parents[1]
 pytestmark = pytest.mark.slow
 # Small, with dropout, in times whose links matter; ranks and settings differ from the defaults.
-LAB = PipelineExperiment(ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink", dropout=0.1)
+LAB = PipelineExperiment(
+    ranks=4,
+    micro_batches=4,
+    steps=2,
+    layers=4,
+    width=32,
+    sequence=16,
+    hardware="a100-nvlink",
+    dropout=0.1,
+)
 
 
 HELD = []
@@ -52,7 +61,9 @@ def ended(*processes) -> list[tuple[int, str]]:
     ended, as torchrun asks a moment later than a process ends: others may see it meanwhile."""
     try:
         printed = [process.stdout.read() for process in processes]
-        return [(process.wait(), output) for process, output in zip(processes, printed, strict=True)]
+        return [
+            (process.wait(), output) for process, output in zip(processes, printed, strict=True)
+        ]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -64,15 +75,23 @@ def ended(*processes) -> list[tuple[int, str]]:
 
 def typed(line: str, directory, where, *prefix, **more) -> subprocess.Popen:
     """A command line as somebody types it in a shell, its run kept in that directory."""
-    return subprocess.Popen([*prefix, "bash", "-c", f"{line} --directory {directory}"], cwd=where, env=environment(**more), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        [*prefix, "bash", "-c", f"{line} --directory {directory}"],
+        cwd=where,
+        env=environment(**more),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def assert_same(run: Run, other: Run) -> None:
     assert run.state == other.state == "done"
     assert run.trace("modelled").events == other.trace("modelled").events  # the losses too
     for ours, theirs in zip(run.results, other.results, strict=True):
-        assert set(ours) == set(theirs) and all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+        assert set(ours) == set(theirs) and all(
+            ours[name].tobytes() == theirs[name].tobytes() for name in ours
+        )
 
 
 def panels_run(directory, lab=LAB) -> Run:
@@ -81,7 +100,9 @@ def panels_run(directory, lab=LAB) -> Run:
     return panel.run
 
 
-def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp_path, capsys, monkeypatch):
+def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(
+    tmp_path, capsys, monkeypatch
+):
     """On two ranks; on four, and on two machines, below."""
     warm_up()
     lab = LAB.replace(ranks=2)
@@ -90,11 +111,16 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp
     lines, head = report.commands(lab), f"127.0.0.1:{free_port()}"
     assert list(lines) == ["shell", "torchrun, one node", "torchrun, two nodes"]
     monkeypatch.chdir(tmp_path)
-    assert main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0 and "✓ modelled" in capsys.readouterr().out
+    assert (
+        main([*lines["shell"].split()[1:], "--directory", "shell"]) == 0
+        and "✓ modelled" in capsys.readouterr().out
+    )
     [(code, output)] = ended(typed(lines["torchrun, one node"], "one", tmp_path))
     assert code == 0 and output.count("The run is kept in") == 1
     two = lines["torchrun, two nodes"].replace("$HEAD_NODE:29400", head)
-    (code, output), (other_code, other_output) = ended(*(typed(two, "two", tmp_path, OMP_NUM_THREADS="3") for _ in range(2)))
+    (code, output), (other_code, other_output) = ended(
+        *(typed(two, "two", tmp_path, OMP_NUM_THREADS="3") for _ in range(2))
+    )
     assert code == other_code == 0 and (output + other_output).count("The run is kept in") == 1
     for name in ("shell", "one", "two"):
         run = Run.open(tmp_path / name)
@@ -104,10 +130,23 @@ def test_the_panel_the_shell_and_torchrun_on_one_and_two_agents_run_the_same(tmp
 
 def test_replicas_of_a_pipeline_run_on_two_agents_as_here(tmp_path):
     """Each agent has one replica, so gradients travel between them."""
-    lab = DataParallel(replicas=2, pipeline=2, micro_batches=2, steps=2, layers=2, width=16, vocabulary=256, sequence=8, ring=True, bucket_mb=0.02)
+    lab = DataParallel(
+        replicas=2,
+        pipeline=2,
+        micro_batches=2,
+        steps=2,
+        layers=2,
+        width=16,
+        vocabulary=256,
+        sequence=8,
+        ring=True,
+        bucket_mb=0.02,
+    )
     here = lab.run(directory=tmp_path / "here")
     assert clocks_differ(lab.predict(), here.wait()) == []
-    line = report.commands(lab)["torchrun, two nodes"].replace("$HEAD_NODE:29400", f"127.0.0.1:{free_port()}")
+    line = report.commands(lab)["torchrun, two nodes"].replace(
+        "$HEAD_NODE:29400", f"127.0.0.1:{free_port()}"
+    )
     done = ended(*(typed(line, "two", tmp_path) for _ in range(2)))
     assert [code for code, _ in done] == [0, 0], done
     assert_same(here, Run.open(tmp_path / "two"))
@@ -127,8 +166,14 @@ def may_make_namespaces() -> bool:
     if not (shutil.which("ip") and shutil.which("unshare")) or os.geteuid():
         return False
     name = f"bt{os.getpid()}"
-    made = [subprocess.run(words, capture_output=True).returncode == 0
-            for words in (["ip", "netns", "add", name], ["ip", "netns", "exec", name, *LATER, "true"], ["ip", "netns", "del", name])]
+    made = [
+        subprocess.run(words, capture_output=True).returncode == 0
+        for words in (
+            ["ip", "netns", "add", name],
+            ["ip", "netns", "exec", name, *LATER, "true"],
+            ["ip", "netns", "del", name],
+        )
+    ]
     return all(made)
 
 
@@ -139,9 +184,30 @@ def machines():
     try:
         for name in names:
             subprocess.run(["ip", "netns", "add", name], check=True)
-        subprocess.run(["ip", "link", "add", "va", "netns", names[0], "type", "veth", "peer", "name", "vb", "netns", names[1]], check=True)
+        subprocess.run(
+            [
+                "ip",
+                "link",
+                "add",
+                "va",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "vb",
+                "netns",
+                names[1],
+            ],
+            check=True,
+        )
         for number, (name, link) in enumerate(zip(names, ("va", "vb")), start=1):
-            for words in (["addr", "add", f"10.77.0.{number}/24", "dev", link], ["link", "set", link, "up"], ["link", "set", "lo", "up"]):
+            for words in (
+                ["addr", "add", f"10.77.0.{number}/24", "dev", link],
+                ["link", "set", link, "up"],
+                ["link", "set", "lo", "up"],
+            ):
                 subprocess.run(["ip", "-n", name, *words], check=True)
         yield [["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1], *LATER]]
     finally:
@@ -150,24 +216,43 @@ def machines():
 
 
 if may_make_namespaces():
+
     def test_two_machines_run_the_same_and_know_their_clocks(machines, tmp_path):
         warm_up()
         rest = report.commands(LAB)["torchrun, two nodes"].partition("-m ")[2]
-        nodes = [f"torchrun --nnodes=2 --nproc-per-node=2 --master-addr=10.77.0.1 --master-port=29400 --node-rank={i} -m {rest}" for i in (0, 1)]
-        (code, output), (other_code, _) = ended(*(typed(line, "run", tmp_path, *on) for line, on in zip(nodes, machines)))
+        nodes = [
+            f"torchrun --nnodes=2 --nproc-per-node=2 --master-addr=10.77.0.1 --master-port=29400 --node-rank={i} -m {rest}"
+            for i in (0, 1)
+        ]
+        (code, output), (other_code, _) = ended(
+            *(typed(line, "run", tmp_path, *on) for line, on in zip(nodes, machines))
+        )
         assert code == other_code == 0, output
-        told = re.search(r"Clocks of 2 machines: that of rank 2 .* rank 0's.* to \S+ .?s\. Measured times are corrected", " ".join(output.split()))
+        told = re.search(
+            r"Clocks of 2 machines: that of rank 2 .* rank 0's.* to \S+ .?s\. Measured times are corrected",
+            " ".join(output.split()),
+        )
         assert told, output
         run = Run.open(tmp_path / "run")
         assert_same(panels_run(tmp_path / "here"), run)
         here, there = run.settings["hosts"]
         assert (here["ranks"], there["ranks"], here["offset_ns"]) == ([0, 1], [2, 3], 0)
         assert abs(there["offset_ns"] - APART_S * 10**9) <= 1e9 * there["error_s"]
-        assert here["moved_s"] < there["error_s"] < there["moved_s"]  # both readings of one clock are right, each to its error
+        assert (
+            here["moved_s"] < there["error_s"] < there["moved_s"]
+        )  # both readings of one clock are right, each to its error
         assert "By the end they had moved apart by" in " ".join(output.split())
-        crossing = [t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}]
+        crossing = [
+            t for t in run.trace("measured").transfers() if {t.src // 2, t.rank // 2} == {0, 1}
+        ]
         assert crossing and all(t.start <= t.end for t in crossing)
-        shown = subprocess.run(["bigtrain", "show", str(tmp_path / "run")], env=environment(), capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            ["bigtrain", "show", str(tmp_path / "run")],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert "Clocks of 2 machines" in shown.stdout
 
 
@@ -177,8 +262,20 @@ if may_make_namespaces():
 def ranks_by_hand(where, words, ranks: int, each=lambda rank: {}) -> list[tuple[int, str]]:
     """The ranks of a job as torchrun would start them, without it: (exit code, output) of each."""
     port = str(free_port())
-    return forked(where, words, [{"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **each(rank)}
-                                 for rank in range(ranks)])
+    return forked(
+        where,
+        words,
+        [
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                **each(rank),
+            }
+            for rank in range(ranks)
+        ],
+    )
 
 
 def script(where: Path, text: str) -> list[str]:
@@ -188,26 +285,43 @@ def script(where: Path, text: str) -> list[str]:
 
 def keep_profile(cache: Path, speed: float) -> None:
     from bigtrain_lab.runtime import calibrate
-    found = {**calibrate.key(), "when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34,
-             "memory_bytes_per_s": 1e10, "launch_s": 2e-6, "alpha_s": 2e-5, "bytes_per_s": 3e9, "flops_per_s": {"float32": speed, "float64": speed}}
+
+    found = {
+        **calibrate.key(),
+        "when": "2026-01-01T00:00+00:00",
+        "memory_bytes": 2**34,
+        "memory_bytes_per_s": 1e10,
+        "launch_s": 2e-6,
+        "alpha_s": 2e-5,
+        "bytes_per_s": 3e9,
+        "flops_per_s": {"float32": speed, "float64": speed},
+    }
     (cache / "bigtrain_lab").mkdir(parents=True)
     (cache / "bigtrain_lab" / "this-machine.json").write_text(json.dumps(found))
 
 
-def test_the_cost_is_rank_0_s_whatever_another_machine_has_measured_of_itself(tmp_path, monkeypatch):
+def test_the_cost_is_rank_0_s_whatever_another_machine_has_measured_of_itself(
+    tmp_path, monkeypatch
+):
     """Rank 1's machine has kept another profile, rank 2's none."""
     keep_profile(tmp_path / "cache0", 5e10)
     keep_profile(tmp_path / "cache1", 1e9)
-    lab = PipelineExperiment(ranks=3, micro_batches=3, steps=1, layers=3, width=16, sequence=8, hardware="this-machine")
+    lab = PipelineExperiment(
+        ranks=3, micro_batches=3, steps=1, layers=3, width=16, sequence=8, hardware="this-machine"
+    )
     words = ["-m", "bigtrain_lab", *report.command(lab).split()[1:], "--directory", "run"]
-    done = ranks_by_hand(tmp_path, words, 3, lambda rank: {"XDG_CACHE_HOME": str(tmp_path / f"cache{rank}")})
+    done = ranks_by_hand(
+        tmp_path, words, 3, lambda rank: {"XDG_CACHE_HOME": str(tmp_path / f"cache{rank}")}
+    )
     assert [code for code, _ in done] == [0, 0, 0], done
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache0"))
     assert clocks_differ(lab.predict(), Run.open(tmp_path / "run").trace()) == []
 
 
 def test_ranks_that_were_asked_for_different_things_are_refused(tmp_path):
-    words = script(tmp_path, """
+    words = script(
+        tmp_path,
+        """
         import os, sys
         from bigtrain_lab.core import Impossible
         from bigtrain_lab.runtime import launch
@@ -215,14 +329,19 @@ def test_ranks_that_were_asked_for_different_things_are_refused(tmp_path):
             launch(lambda rank: None, 2, steps=3 + int(os.environ["RANK"]), directory="run")
         except Impossible as error:
             sys.exit(f"refused: {error}")
-    """)
+    """,
+    )
     sentence = "refused: Rank 1 was started with steps 4 and rank 0 with 3: give every node the same command and the same versions."
-    assert [(code, output.splitlines()[-1]) for code, output in ranks_by_hand(tmp_path, words, 2)] == [(1, sentence)] * 2
+    assert [
+        (code, output.splitlines()[-1]) for code, output in ranks_by_hand(tmp_path, words, 2)
+    ] == [(1, sentence)] * 2
     assert not (tmp_path / "run").exists()
 
 
 def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
-    words = script(tmp_path, """
+    words = script(
+        tmp_path,
+        """
         import os, sys
         from bigtrain_lab.core import Impossible
         from bigtrain_lab.runtime import launch, torchrun
@@ -233,19 +352,36 @@ def test_a_node_that_does_not_see_the_directory_is_one_sentence(tmp_path):
             launch(lambda rank: None, 2, directory="run")
         except Impossible as error:
             sys.exit(f"refused: {error}")
-    """)
+    """,
+    )
     for code, output in ranks_by_hand(tmp_path, words, 2):
         last = output.splitlines()[-1]
-        assert code == 1 and last.startswith("refused: Rank 1 on ") and "does not see the run directory" in last
+        assert (
+            code == 1
+            and last.startswith("refused: Rank 1 on ")
+            and "does not see the run directory" in last
+        )
         assert last.endswith("choose a --directory on a disk that all nodes share.")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("fault, told", [
-    ("os.kill(os.getpid(), 9)", r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed"),
-    ("raise RuntimeError('no such interface')", r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\): let the nodes")])
+@pytest.mark.parametrize(
+    "fault, told",
+    [
+        (
+            "os.kill(os.getpid(), 9)",
+            r"Rank 1 \(process \d+ on .*\) ended before the run began: see what it printed",
+        ),
+        (
+            "raise RuntimeError('no such interface')",
+            r"Rank 1 on .* cannot connect to the other ranks over .* \(no such interface\): let the nodes",
+        ),
+    ],
+)
 def test_who_keeps_all_from_connecting_is_told_by_the_other_rank(fault, told, tmp_path):
-    words = script(tmp_path, f"""
+    words = script(
+        tmp_path,
+        f"""
         import os, sys
         import torch.distributed as dist
         from bigtrain_lab.core import Impossible
@@ -258,26 +394,33 @@ def test_who_keeps_all_from_connecting_is_told_by_the_other_rank(fault, told, tm
             launch(lambda rank: None, 2, directory="run")
         except Impossible as error:
             sys.exit(f"refused: {{error}}")
-    """)
+    """,
+    )
     (code, output), _ = ranks_by_hand(tmp_path, words, 2)
     assert code == 1 and re.search(f"^refused: .*{told}", output, flags=re.M), output
     assert not (tmp_path / "run").exists()
 
 
 def test_every_launcher_gives_a_rank_one_thread_and_the_script_its_own_back(tmp_path):
-    words = script(tmp_path, """
+    words = script(
+        tmp_path,
+        """
         import torch
         from bigtrain_lab.runtime import launch
         torch.set_num_threads(2)
         run = launch(lambda rank: {f"threads{rank.index}": torch.get_num_threads()}, 2, directory="run")
         again = launch(lambda rank: {"second": rank.index}, 2, directory="again")
         print([int(n) for n in run.result.values()], [int(n) for n in again.result.values()], torch.get_num_threads())
-    """)
-    for code, out in ranks_by_hand(tmp_path, words, 2):  # torch may have the last word, on a store that is gone
+    """,
+    )
+    for code, out in ranks_by_hand(
+        tmp_path, words, 2
+    ):  # torch may have the last word, on a store that is gone
         assert code == 0 and "[1, 1] [0] 2" in out.splitlines(), out
 
     def threads(rank):
         import torch
+
         return {"threads": torch.get_num_threads()}
 
     assert launch(threads, 1, directory=tmp_path / "here").result["threads"] == 1
@@ -304,30 +447,55 @@ FAILING = """
 """
 FAULTS = {
     # the rank that fails, what it does (and what the others do), how the diagnosis begins
-    "a victim waits, another rank has finished": ('''
+    "a victim waits, another rank has finished": (
+        """
         if rank.index == 2: raise ValueError("the loss is bad")
-        if rank.index == 1: group.recv(2, name="x")''', "Rank 2 failed: ValueError: the loss is bad"),
-    "killed": ('''
+        if rank.index == 1: group.recv(2, name="x")""",
+        "Rank 2 failed: ValueError: the loss is bad",
+    ),
+    "killed": (
+        """
         if rank.index == 1: os.kill(os.getpid(), 9)
-        group.barrier()''', "Rank 1 was killed by signal 9 (SIGKILL; out of memory?); rank 1 had done work."),
-    "rank 0 killed, and with it the store": ('''
+        group.barrier()""",
+        "Rank 1 was killed by signal 9 (SIGKILL; out of memory?); rank 1 had done work.",
+    ),
+    "rank 0 killed, and with it the store": (
+        """
         if rank.index == 0: os.kill(os.getpid(), 9)
-        group.barrier()''', "Rank 0 was killed by signal 9 (SIGKILL; out of memory?); rank 0 had done work."),
-    "left": ('''
+        group.barrier()""",
+        "Rank 0 was killed by signal 9 (SIGKILL; out of memory?); rank 0 had done work.",
+    ),
+    "left": (
+        """
         if rank.index == 2: os._exit(0)
-        group.barrier()''', "Rank 2 exited with code 0 before its program returned (os._exit?); rank 2 had done work."),
-    "deadlock": ('''
-        if rank.index: group.recv(3 - rank.index, name="x")''', "Deadlock: rank 1 waits for x from rank 2; rank 2 waits for x from rank 1"),
-    "hang": ('''
+        group.barrier()""",
+        "Rank 2 exited with code 0 before its program returned (os._exit?); rank 2 had done work.",
+    ),
+    "deadlock": (
+        """
+        if rank.index: group.recv(3 - rank.index, name="x")""",
+        "Deadlock: rank 1 waits for x from rank 2; rank 2 waits for x from rank 1",
+    ),
+    "hang": (
+        """
         if rank.index == 1: time.sleep(1000)
-        group.barrier()''', "Rank 1 hangs: no progress for 5 s at "),
+        group.barrier()""",
+        "Rank 1 hangs: no progress for 5 s at ",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_under_torchrun_a_failure_is_told_once_and_ends_all(tmp_path, fault):
     doing, words = FAULTS[fault]
-    done = ranks_by_hand(tmp_path, script(tmp_path, textwrap.dedent(FAILING).format(fault=textwrap.indent(textwrap.dedent(doing), "    "))), 3)
+    done = ranks_by_hand(
+        tmp_path,
+        script(
+            tmp_path,
+            textwrap.dedent(FAILING).format(fault=textwrap.indent(textwrap.dedent(doing), "    ")),
+        ),
+        3,
+    )
     run = Run.open(tmp_path / "run")
     assert run.state == "failed" and run.diagnosis.startswith(words)
     assert [each.rank for each in run.waits] == [0, 1, 2] and any(each.line for each in run.waits)
@@ -337,22 +505,34 @@ def test_under_torchrun_a_failure_is_told_once_and_ends_all(tmp_path, fault):
         if rank == silent:
             continue
         said = re.split("^(?:told|bigtrain): ", output, flags=re.M)
-        assert code == 1 and len(said) == 2 and said[1].startswith(words) and "Traceback" not in output, output
+        assert (
+            code == 1 and len(said) == 2 and said[1].startswith(words) and "Traceback" not in output
+        ), output
         whole.append(f"What the ranks wrote is kept in {tmp_path / 'run'}." in said[1])
     assert whole.count(True) == 1  # one rank tells all of it
 
 
 def test_under_two_agents_of_torchrun_a_failure_ends_both(tmp_path):
     """The last rank fails, on the other agent than rank 0; one rank waits for it, two have finished."""
-    (name,) = script(tmp_path, textwrap.dedent(FAILING).format(fault=textwrap.indent(textwrap.dedent('''
+    (name,) = script(
+        tmp_path,
+        textwrap.dedent(FAILING).format(
+            fault=textwrap.indent(
+                textwrap.dedent("""
         if rank.index == 3: raise ValueError("the loss is bad")
-        if rank.index == 0: group.recv(3, name="x")'''), "    ")))
-    line = f'torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}'
+        if rank.index == 0: group.recv(3, name="x")"""),
+                "    ",
+            )
+        ),
+    )
+    line = f"torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}"
     done = ended(*(typed(line, "unused", tmp_path) for _ in range(2)))
     assert all(code for code, _ in done)
     said = re.findall("^told: .*", "\n".join(output for _, output in done), flags=re.M)
     assert 1 <= len(said) <= 4 and set(said) == {"told: Rank 3 failed: ValueError: the loss is bad"}
-    assert Run.open(tmp_path / "run").diagnosis.startswith("Rank 3 failed: ValueError: the loss is bad")
+    assert Run.open(tmp_path / "run").diagnosis.startswith(
+        "Rank 3 failed: ValueError: the loss is bad"
+    )
     assert at_work_in(tmp_path) == []
 
 
@@ -362,9 +542,13 @@ def at_work_in(folder: Path) -> list[psutil.Process]:
 
 def test_a_torchrun_that_is_killed_leaves_no_rank_on_either_machine(tmp_path):
     """Nobody ends its ranks then but their lookouts. The other agent ends by itself."""
-    (name,) = script(tmp_path, textwrap.dedent(FAILING).format(fault="    group.recv(rank.index ^ 1) if rank.index < 2 else time.sleep(1000)")
-                     .replace("stall_s=5", "stall_s=1000"))
-    line = f'exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}'
+    (name,) = script(
+        tmp_path,
+        textwrap.dedent(FAILING)
+        .format(fault="    group.recv(rank.index ^ 1) if rank.index < 2 else time.sleep(1000)")
+        .replace("stall_s=5", "stall_s=1000"),
+    )
+    line = f"exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{free_port()} {name}"
     agents = [typed(line, "unused", tmp_path) for _ in range(2)]
     logs = [tmp_path / "run" / f"events-{rank}.jsonl" for rank in range(4)]
     while not all(log.exists() and '"work"' in log.read_text() for log in logs):
@@ -390,22 +574,40 @@ def test_the_slurm_script_is_bash_and_starts_what_the_panel_copies():
 
 def test_the_kubernetes_job_is_whole_and_starts_what_the_panel_copies():
     service, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
-    assert (service["kind"], job["kind"], service["spec"]["clusterIP"]) == ("Service", "Job", "None")
+    assert (service["kind"], job["kind"], service["spec"]["clusterIP"]) == (
+        "Service",
+        "Job",
+        "None",
+    )
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
-    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert container["env"] == [{"name": "HEAD_NODE", "value": f"{job['metadata']['name']}-0.{service['metadata']['name']}"}]
+    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {
+        "job-name": job["metadata"]["name"]
+    }
+    assert container["env"] == [
+        {"name": "HEAD_NODE", "value": f"{job['metadata']['name']}-0.{service['metadata']['name']}"}
+    ]
     (text,) = container["args"]
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert container["command"] == ["bash", "-c"] and text.splitlines()[-1] == SHOWN
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
     assert container["workingDir"] in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
 def test_what_one_node_is_refused_ends_both_with_its_reason(tmp_path):
-    line = report.commands(LAB)["torchrun, two nodes"].replace("$HEAD_NODE:29400", f"127.0.0.1:{free_port()}")
-    (code, output), (other_code, other_output) = ended(typed(line, "run", tmp_path), typed(f"{line} --no-such-setting 1", "run", tmp_path))
+    line = report.commands(LAB)["torchrun, two nodes"].replace(
+        "$HEAD_NODE:29400", f"127.0.0.1:{free_port()}"
+    )
+    (code, output), (other_code, other_output) = ended(
+        typed(line, "run", tmp_path), typed(f"{line} --no-such-setting 1", "run", tmp_path)
+    )
     assert code and other_code and not (tmp_path / "run").exists()
-    assert re.search(r"^bigtrain: Rank \d on .* cannot take part\. .*no-such-setting", output, flags=re.M), output
-    assert len(re.findall("^bigtrain: .*no-such-setting", other_output, flags=re.M)) == 1, other_output
+    assert re.search(
+        r"^bigtrain: Rank \d on .* cannot take part\. .*no-such-setting", output, flags=re.M
+    ), output
+    assert len(re.findall("^bigtrain: .*no-such-setting", other_output, flags=re.M)) == 1, (
+        other_output
+    )

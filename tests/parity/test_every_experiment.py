@@ -30,21 +30,32 @@ def test_a_run_is_as_predicted_and_as_one_process(name, tmp_path):
     assert run.result and not findings, "\n".join(findings)
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert predicted.where(Memory).events == modelled.where(Memory).events  # inside actions too
-    assert [peak(predicted, rank) for rank in range(asked.ranks)] == [peak(modelled, rank) for rank in range(asked.ranks)]
+    assert [peak(predicted, rank) for rank in range(asked.ranks)] == [
+        peak(modelled, rank) for rank in range(asked.ranks)
+    ]
     for trace in run.traces().values():
-        assert trace.shares() == pytest.approx(recomputed(trace), abs=1e-12) and sum(trace.shares()) == pytest.approx(1, abs=1e-12)
-    assert "compute {:.1%}, waits {:.1%}, idle {:.1%}".format(*recomputed(modelled)) in summary(run.summary())
+        assert trace.shares() == pytest.approx(recomputed(trace), abs=1e-12) and sum(
+            trace.shares()
+        ) == pytest.approx(1, abs=1e-12)
+    assert "compute {:.1%}, waits {:.1%}, idle {:.1%}".format(*recomputed(modelled)) in summary(
+        run.summary()
+    )
 
 
 @pytest.mark.parametrize("name", Experiment.all())
 def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(name):
     """In the last three rows of its table; a rank alone waits for nobody."""
     panel, names = show(name), ["compute share", "waits share", "idle share"]
-    shares, rows = recomputed(panel.traces["predicted"]), [row for row in panel.rows if row.quantity in names]
+    shares, rows = (
+        recomputed(panel.traces["predicted"]),
+        [row for row in panel.rows if row.quantity in names],
+    )
     if panel.experiment.ranks == 1:
         assert shares == (1, 0, 0) and not rows
     else:
-        assert [row.quantity for row in panel.rows[-3:]] == names and all(f"<td>{name}</td>" in panel.children[-1].value for name in names)
+        assert [row.quantity for row in panel.rows[-3:]] == names and all(
+            f"<td>{name}</td>" in panel.children[-1].value for name in names
+        )
         assert [row.predicted.value / 100 for row in rows] == pytest.approx(shares, abs=1e-12)
 
 
@@ -55,15 +66,26 @@ def recomputed(trace: Trace) -> tuple[float, float, float]:
     spent = np.zeros(3)
     for rank in range(trace.ranks):
         spans, free = trace.spans(rank), {}
-        messages = sorted((e for e in trace.transfers() if e.rank == rank and e.kind not in COLLECTIVES), key=lambda e: (e.end, -e.start))
-        edges = np.unique([begin, end, *(at for e in (*spans, *messages) for at in (e.start, e.end))])
+        messages = sorted(
+            (e for e in trace.transfers() if e.rank == rank and e.kind not in COLLECTIVES),
+            key=lambda e: (e.end, -e.start),
+        )
+        edges = np.unique(
+            [begin, end, *(at for e in (*spans, *messages) for at in (e.start, e.end))]
+        )
         works, stands, going = np.zeros((3, len(edges) - 1), bool)
         for span in spans:
             inside = slice(*np.searchsorted(edges, (span.start, span.end)))
             collective = span.kind in COLLECTIVES and span.lane in ("compute", f"comm:{SLICES}")
             (stands if collective else works if span.lane == "compute" else going)[inside] = True
         for message in messages:  # behind the one before at its port
-            going[slice(*np.searchsorted(edges, (max(message.start, free.get(message.lane, 0)), message.end)))] = True
+            going[
+                slice(
+                    *np.searchsorted(
+                        edges, (max(message.start, free.get(message.lane, 0)), message.end)
+                    )
+                )
+            ] = True
             free[message.lane] = message.end
         long, computes, waits = np.diff(edges), works & ~stands, stands | going & ~works
         spent += (long * computes).sum(), (long * waits).sum(), (long * ~(computes | waits)).sum()
@@ -117,7 +139,11 @@ class WrongPrediction(Replicated):
 class WrongBytes(Replicated):
     def stage_run(self, number, rehearsal):
         part = super().stage_run(number, rehearsal)
-        return part._replace(acted={like: acted._replace(after=more(acted.after)) for like, acted in part.acted.items()})
+        return part._replace(
+            acted={
+                like: acted._replace(after=more(acted.after)) for like, acted in part.acted.items()
+            }
+        )
 
 
 def more(held):
@@ -130,23 +156,35 @@ SMALL = dict(schedule="1f1b", ranks=2, micro_batches=4, steps=2, width=8, rows=4
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run of the right program, and of that whose replicas differ."""
-    runs = {cls: cls(**SMALL).run(directory=tmp_path_factory.mktemp("run") / "run") for cls in (Replicated, WrongReplica)}
+    runs = {
+        cls: cls(**SMALL).run(directory=tmp_path_factory.mktemp("run") / "run")
+        for cls in (Replicated, WrongReplica)
+    }
     for run in runs.values():
         run.wait()
     return runs
 
 
-@pytest.mark.parametrize("wrong, told", [
-    (WrongReference, ["rank 1: layers.1.weight is off by 1.00e-11, allowed 1e-12"]),
-    (MissingReference, ["rank 1: loss should not be there"]),
-    (MissingResult, ["accuracy is missing on every rank"]),
-    (WrongReplica, ["rank 1: all is off by 1.00e-09, allowed 1e-12"]),
-    (Replicated, []),
-])
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        (WrongReference, ["rank 1: layers.1.weight is off by 1.00e-11, allowed 1e-12"]),
+        (MissingReference, ["rank 1: loss should not be there"]),
+        (MissingResult, ["accuracy is missing on every rank"]),
+        (WrongReplica, ["rank 1: all is off by 1.00e-09, allowed 1e-12"]),
+        (Replicated, []),
+    ],
+)
 def test_wrong_numbers_are_told_by_rank_and_name(finished, wrong, told):
     assert run_differs(wrong(**SMALL), finished.get(wrong, finished[Replicated])) == told
 
 
-@pytest.mark.parametrize("wrong, where", [(WrongPrediction, "lane compute, event"), (WrongBytes, "activations: predicted")])
+@pytest.mark.parametrize(
+    "wrong, where",
+    [(WrongPrediction, "lane compute, event"), (WrongBytes, "activations: predicted")],
+)
 def test_a_wrong_prediction_is_told(finished, wrong, where):
-    assert {f"rank {rank}, {where}" in "\n".join(run_differs(wrong(**SMALL), finished[Replicated])) for rank in (0, 1)} == {True}
+    assert {
+        f"rank {rank}, {where}" in "\n".join(run_differs(wrong(**SMALL), finished[Replicated]))
+        for rank in (0, 1)
+    } == {True}

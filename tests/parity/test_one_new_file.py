@@ -35,7 +35,7 @@ class Chain(Collective):
         there = [[Move(rank, rank + 1, 0, reduce=True)] for rank in range(self.ranks - 1)]
         return there + [[Move(move.dst, move.src, 0) for move in moves] for moves in reversed(there)]
 '''
-PROOF = '''
+PROOF = """
 import pytest
 from bigtrain_lab import Schedule, figures
 from bigtrain_lab.checks import run_differs
@@ -55,7 +55,7 @@ print({"idle": [predicted.idle(r) for r in range(2)], "differs": run_differs(ask
        "listed": "last-first" in Schedule.all() and "last-first" in asked.knobs()["schedule"].menu() and "chain" in summed.knobs()["collective"].menu()})
 main(["list"])
 pytest.main(["-q", "-p", "no:cacheprovider", "test_every_experiment.py", "-k", "right-sum or wrong-sum", "-rA"])
-'''
+"""
 RIGHT = str({"idle": [6.0, 6.0], "differs": [], "drawn": True, "listed": True})
 EXPERIMENT = '''"""What is the sum of a run's steps?"""
 
@@ -95,22 +95,37 @@ class Sum(Experiment):
 @pytest.mark.slow
 def test_a_schedule_a_collective_and_two_experiments_in_new_files(tmp_path):
     """A copy of the library with four files more, and the parity test as it is: the experiment whose reference is wrong fails."""
-    shutil.copytree(ROOT / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "bigtrain_lab",
+        tmp_path / "bigtrain_lab",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     shutil.copy(ROOT / "tests/parity/test_every_experiment.py", tmp_path)
     (tmp_path / "bigtrain_lab/schedules/last_first.py").write_text(
-        '"""GPipe, backwards."""\n\nfrom ..schedule import B, F, Schedule\n\n' + CLASS)
+        '"""GPipe, backwards."""\n\nfrom ..schedule import B, F, Schedule\n\n' + CLASS
+    )
     (tmp_path / "bigtrain_lab/collectives/chain.py").write_text(CHAIN)
     for name, reference in (("right-sum", 1), ("wrong-sum", 2)):
-        (tmp_path / f"bigtrain_lab/experiments/{name.replace('-', '_')}.py").write_text(EXPERIMENT.format(name=name, reference=reference))
+        (tmp_path / f"bigtrain_lab/experiments/{name.replace('-', '_')}.py").write_text(
+            EXPERIMENT.format(name=name, reference=reference)
+        )
     (tmp_path / "prove.py").write_text(PROOF)
-    done = subprocess.run([sys.executable, "prove.py"], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, "prove.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     printed = done.stdout.splitlines()
     assert printed[:1] == [RIGHT], done.stdout + done.stderr
     assert all(name in done.stdout for name in ("last-first", "right-sum", "wrong-sum"))
-    assert "rank 1: sum is off by" in done.stdout and printed[-1].startswith("1 failed, 3 passed"), done.stdout
+    assert "rank 1: sum is off by" in done.stdout and printed[-1].startswith(
+        "1 failed, 3 passed"
+    ), done.stdout
 
 
-SCRIPT = '''
+SCRIPT = """
 import json, sys, torch, torch.distributed as dist
 from bigtrain_lab import Schedule
 from bigtrain_lab.techniques.pipeline import Pipeline
@@ -128,7 +143,7 @@ for _ in range(3):
 if rank == size - 1:
     print(json.dumps(loss.item()))
 dist.destroy_process_group()
-'''
+"""
 
 
 @pytest.mark.slow
@@ -138,7 +153,11 @@ def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
     with socket.socket() as held:  # given to nobody else until rank 0 listens there
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
+        given = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(held.getsockname()[1]),
+        }
         done = forked(tmp_path, ["mine.py"], [{**given, "RANK": str(rank)} for rank in range(2)])
     assert [code for code, _ in done] == [0, 0], done
     stages = []
@@ -147,7 +166,7 @@ def test_the_pipeline_alone_in_a_script_of_one_s_own(tmp_path):
         stages.append(torch.nn.Linear(4, 4).double())
     model = torch.nn.Sequential(*stages)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.arange(32., dtype=torch.float64).reshape(8, 4) / 32
+    x = torch.arange(32.0, dtype=torch.float64).reshape(8, 4) / 32
     for _ in range(3):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), x.sin())

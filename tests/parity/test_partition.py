@@ -15,7 +15,9 @@ SMALL = dict(layers=8, width=16, heads=2, sequence=8, rows=1, steps=2)
 EXACT = dict(dtype="float64", optimizer="sgd", learning_rate=0.5, **SMALL)
 RUNS = {  # cut -> schedule, profile and what else is not as in the other runs
     "equal": dict(schedule="pipedream"),
-    "balanced": dict(schedule="1f1b", hardware="a100-nvlink", optimizer="momentum", learning_rate=0.1),
+    "balanced": dict(
+        schedule="1f1b", hardware="a100-nvlink", optimizer="momentum", learning_rate=0.1
+    ),
     "worst": dict(schedule="zb-h1", hardware="rtx3090-pcie"),
     "mine": dict(schedule="interleaved", cut="1 1 2 1 1 1 2 1"),
 }
@@ -34,12 +36,19 @@ def test_every_cut(partition, tmp_path):
     assert run_differs(asked, run) == []
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert stage_times(predicted) == stage_times(modelled)
-    assert modelled.settings["facts"] == predicted.settings["facts"] == json.loads(json.dumps(asked.facts))
+    assert (
+        modelled.settings["facts"]
+        == predicted.settings["facts"]
+        == json.loads(json.dumps(asked.facts))
+    )
 
 
 def test_the_cut_changes_no_weight():
     """The same training, cut differently, in one process and in four."""
-    equal, balanced = (PipelineExperiment(partition=cut, hardware="rtx3090-pcie", **{**EXACT, "sequence": 64}) for cut in ("equal", "balanced"))
+    equal, balanced = (
+        PipelineExperiment(partition=cut, hardware="rtx3090-pcie", **{**EXACT, "sequence": 64})
+        for cut in ("equal", "balanced")
+    )
     worst = Partition(partition="worst", vocabulary=256, **{**EXACT, "sequence": 64})
     expected = equal.reference()
     for other in (balanced, worst):
@@ -65,4 +74,9 @@ def test_a_run_from_before_there_were_cuts_opens(tmp_path):
     assert about["settings"].pop("partition") == "equal"
     (run.directory / "settings.json").write_text(json.dumps(about))
     settings = Run.open(run.directory).settings["settings"]
-    assert PipelineExperiment(**{name: value for name, value in settings.items() if name != "experiment"}) == asked
+    assert (
+        PipelineExperiment(
+            **{name: value for name, value in settings.items() if name != "experiment"}
+        )
+        == asked
+    )

@@ -20,8 +20,15 @@ def test_without_stashing_the_gradient_is_another():
     assert max(Staleness(stashing=False, steps=2).recipe.alone().gradient_errors) > 1e-3
 
 
-@pytest.mark.parametrize("schedule,delays", [
-    ("1f1b", "0, 0, 0, 0"), ("pipedream", "3, 2, 1, 0"), ("pipedream-vertical-sync", "3, 3, 3, 3"), ("pipedream-2bw", "1, 1, 1, 1")])
+@pytest.mark.parametrize(
+    "schedule,delays",
+    [
+        ("1f1b", "0, 0, 0, 0"),
+        ("pipedream", "3, 2, 1, 0"),
+        ("pipedream-vertical-sync", "3, 3, 3, 3"),
+        ("pipedream-2bw", "1, 1, 1, 1"),
+    ],
+)
 def test_each_stage_s_delay(schedule, delays):
     assert Staleness(schedule=schedule).describe().endswith(delays)
 

@@ -15,12 +15,19 @@ from bigtrain_lab.simulate import simulate
 
 def needed(halved, stages, micro_batches):
     """Action -> what it needs, written anew: backwards whole or halved at random, and their updates."""
+
     def back(s, m, half):
         return f"{s}{half if (s, m) in halved else 'B'}{m}"
-    needs = {f"{s}F{m}": [f"{s - 1}F{m}"] * (s > 0) for s in range(stages) for m in range(micro_batches)}
+
+    needs = {
+        f"{s}F{m}": [f"{s - 1}F{m}"] * (s > 0) for s in range(stages) for m in range(micro_batches)
+    }
     for s in range(stages):
         for m in range(micro_batches):
-            needs[back(s, m, "I")] = [f"{s}F{m}", *([back(s + 1, m, "I")] if s + 1 < stages else [])]
+            needs[back(s, m, "I")] = [
+                f"{s}F{m}",
+                *([back(s + 1, m, "I")] if s + 1 < stages else []),
+            ]
             if (s, m) in halved:
                 needs[f"{s}W{m}"] = [f"{s}I{m}"]
         needs[f"{s}U{micro_batches - 1}"] = [back(s, m, "W") for m in range(micro_batches)]
@@ -47,28 +54,48 @@ def drawn(seed, ranks, stages, micro_batches):
 
 
 @pytest.mark.parametrize("ranks,stages,micro_batches", [(1, 3, 2), (2, 2, 5), (3, 7, 4), (4, 5, 6)])
-def test_a_drawn_order_is_simulated_each_action_once_and_after_what_it_needs(ranks, stages, micro_batches):
+def test_a_drawn_order_is_simulated_each_action_once_and_after_what_it_needs(
+    ranks, stages, micro_batches
+):
     links = {(a, b): Link(10 * a + b, 7, 3) for a in range(ranks) for b in range(ranks)}
-    cost = Cost({"F": tuple(range(1, stages + 1)), "B": 3, "I": 2, "W": 1, "F+B": 3}, dict.fromkeys("FBI", 100), links=links)
+    cost = Cost(
+        {"F": tuple(range(1, stages + 1)), "B": 3, "I": 2, "W": 1, "F+B": 3},
+        dict.fromkeys("FBI", 100),
+        links=links,
+    )
     for seed in range(60):
         texts, needs = drawn(seed, ranks, stages, micro_batches)
         order = Schedule.of(*texts)
         trace = simulate(order, cost, steps=2)
         first = {a: span for span in trace.spans() for a in span.name.split("+")}
         assert len([a for span in trace.spans() for a in span.name.split("+")]) == 2 * len(needs)
-        assert all(first[need].end <= first[a].start or first[need] is first[a] for a in needs for need in needs[a])
-        assert all(full.startswith(text) for full, text in zip(in_text(order), texts))  # and updates, where none are written
+        assert all(
+            first[need].end <= first[a].start or first[need] is first[a]
+            for a in needs
+            for need in needs[a]
+        )
+        assert all(
+            full.startswith(text) for full, text in zip(in_text(order), texts)
+        )  # and updates, where none are written
 
 
 def in_text(schedule):
     return [" ".join(map(name_of, steps)) for steps in schedule.over(1)]
 
 
-@pytest.mark.parametrize("name", [name for name, cls in Schedule.all().items() if not cls.asynchronous])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in Schedule.all().items() if not cls.asynchronous]
+)
 def test_a_schedule_written_down_is_that_schedule(name):
     schedule = Schedule.named(name)(3, 6)
     written = pickle.loads(pickle.dumps(Schedule.of(*in_text(schedule), name="mine")))
-    assert (written.ranks, written.micro_batches, written.stages, written.chunks, written.name) == (3, 6, schedule.stages, schedule.chunks, "mine")
+    assert (written.ranks, written.micro_batches, written.stages, written.chunks, written.name) == (
+        3,
+        6,
+        schedule.stages,
+        schedule.chunks,
+        "mine",
+    )
     assert lower(written, 2) == lower(schedule, 2)
 
 
@@ -76,8 +103,13 @@ class Title(PipelineExperiment):
     """A name that is inherited makes no member of the family."""
 
 
-@pytest.mark.parametrize("seed,ranks,stages,micro_batches,hardware", [(1, 3, 5, 4, "unit"), (2, 2, 4, 3, "rtx3090-pcie"), (4, 4, 8, 5, "unit")])
-def test_a_drawn_order_on_real_ranks_is_as_predicted_and_as_one_process(seed, ranks, stages, micro_batches, hardware, tmp_path):
+@pytest.mark.parametrize(
+    "seed,ranks,stages,micro_batches,hardware",
+    [(1, 3, 5, 4, "unit"), (2, 2, 4, 3, "rtx3090-pcie"), (4, 4, 8, 5, "unit")],
+)
+def test_a_drawn_order_on_real_ranks_is_as_predicted_and_as_one_process(
+    seed, ranks, stages, micro_batches, hardware, tmp_path
+):
     order = Schedule.of(*drawn(seed, ranks, stages, micro_batches)[0])
     assert 0 < len(order.halved) < stages * micro_batches
 
@@ -85,8 +117,21 @@ def test_a_drawn_order_on_real_ranks_is_as_predicted_and_as_one_process(seed, ra
         pass
 
     Drawn.order = property(lambda self: order)
-    asked = Drawn(ranks=ranks, micro_batches=micro_batches, hardware=hardware, layers=8, width=16, heads=2, sequence=8, rows=1, steps=2,
-                  dtype="float64", optimizer="sgd", learning_rate=0.5, schedule="gpipe")
+    asked = Drawn(
+        ranks=ranks,
+        micro_batches=micro_batches,
+        hardware=hardware,
+        layers=8,
+        width=16,
+        heads=2,
+        sequence=8,
+        rows=1,
+        steps=2,
+        dtype="float64",
+        optimizer="sgd",
+        learning_rate=0.5,
+        schedule="gpipe",
+    )
     run = asked.run(directory=tmp_path / "run", jitter_s=0.003)
     run.wait()
     assert run_differs(asked, run) == []
@@ -98,8 +143,14 @@ WRONG = {
     "no text at all": ([["0F0"]], "The order of rank 0 is .'0F0'."),
     "an unknown letter": (["0F0 0X0 0B0"], "In the order of rank 0, '0X0' is not an action"),
     "half a pair": (["0F0+ 0B0"], "In the order of rank 0, '' is not an action"),
-    "a stage on two ranks": (["0F0 1B0", "1F0 0B0"], "Rank 0 runs 1B0 and rank 1 1F0: write all actions of a stage on one rank"),
-    "both directions": (["0F0 1F1 1B1 0B0", "1F0 0F1 0B1 1B0"], "write all actions of a stage on one rank"),
+    "a stage on two ranks": (
+        ["0F0 1B0", "1F0 0B0"],
+        "Rank 0 runs 1B0 and rank 1 1F0: write all actions of a stage on one rank",
+    ),
+    "both directions": (
+        ["0F0 1F1 1B1 0B0", "1F0 0F1 0B1 1B0"],
+        "write all actions of a stage on one rank",
+    ),
     "a stage left out": (["0F0 2F0 2B0 0B0"], "No rank runs stage 1, and there is a stage 2"),
     "repeated": (["0F0 0F0 0B0"], "Rank 0 runs 0F0 twice"),
     "forgotten": (["0F0 0F1 0B1"], "0B0 is missing on rank 0"),
@@ -107,10 +158,19 @@ WRONG = {
     "whole and half": (["0F0 0B0 0I0 0W0"], "0B0 and a half of it too"),
     "too early": (["0B0 0F0"], "Rank 0 runs 0B0 before 0F0"),
     "updated early": (["0F0 0F1 0B0 0U1 0B1"], "Rank 0 runs 0U1 before 0B1"),
-    "updated by another name": (["0F0 0F1 0B0 0B1 0U0"], "Rank 0 runs 0U0, and this schedule updates after every 2"),
-    "updated each time": (["0F0 0B0 0U0 0F1 0B1 0U1"], "Rank 0 updates stage 0 2 times in 2 micro-batches; this schedule makes 1"),
+    "updated by another name": (
+        ["0F0 0F1 0B0 0B1 0U0"],
+        "Rank 0 runs 0U0, and this schedule updates after every 2",
+    ),
+    "updated each time": (
+        ["0F0 0B0 0U0 0F1 0B1 0U1"],
+        "Rank 0 updates stage 0 2 times in 2 micro-batches; this schedule makes 1",
+    ),
     "one stage updated": (["0F0 0B0 0U0", "1F0 1B0"], "Rank 1 updates stage 1 0 times"),
-    "a deadlock": (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "rank 0 waits for 1B0 from rank 1; rank 1 waits for 0F1 from rank 0"),
+    "a deadlock": (
+        ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"],
+        "rank 0 waits for 1B0 from rank 1; rank 1 waits for 0F1 from rank 0",
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """Ranks of a job as torchrun starts them, without it, and without each importing torch: one process does, and forks them.
 
-    ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])    # (exit code, what was printed) of each
+ended = forked(where, ["script.py"], [{"RANK": "0", ...}, {"RANK": "1", ...}])    # (exit code, what was printed) of each
 """
 
 import json
@@ -18,13 +18,24 @@ OF_THE_SHELL = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # a rank is started wi
 def environment(**more) -> dict[str, str]:
     """Of a shell in which this library is installed."""
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_SHELL}
-    return {**inherited, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **more}
+    return {
+        **inherited,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
 
 
 @cache
 def forker() -> subprocess.Popen:
     """The process that forks ranks; it ends with this one, since its input does."""
-    return subprocess.Popen([sys.executable, __file__], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, __file__],
+        env=environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 def forked(where: Path, words: list[str], each: list[dict[str, str]]) -> list[tuple[int, str]]:
@@ -50,7 +61,10 @@ def serve() -> None:
         for pid in ranks:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-        print(json.dumps([(code, output.read_text()) for code, output in zip(codes, outputs)]), flush=True)
+        print(
+            json.dumps([(code, output.read_text()) for code, output in zip(codes, outputs)]),
+            flush=True,
+        )
 
 
 def fork(where: str, words: list[str], variables: dict[str, str], output: Path) -> int:
@@ -59,7 +73,10 @@ def fork(where: str, words: list[str], variables: dict[str, str], output: Path) 
         return pid
     os.chdir(where)
     os.environ.update(variables)
-    written, nothing = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+    written, nothing = (
+        os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND),
+        os.open(os.devnull, os.O_RDONLY),
+    )
     for ours, theirs in ((nothing, 0), (written, 1), (written, 2)):
         os.dup2(ours, theirs)
     module = words[0] == "-m"

@@ -26,7 +26,11 @@ def ranks_alive() -> list:
     server = forkserver._forkserver._forkserver_pid
     if server is None or not psutil.pid_exists(server):
         return []
-    return [p for p in psutil.Process(server).children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [
+        p
+        for p in psutil.Process(server).children(recursive=True)
+        if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def fails(program, ranks=3, marks=None, **options) -> Run:
@@ -35,7 +39,11 @@ def fails(program, ranks=3, marks=None, **options) -> Run:
     `marks`: no stall is counted before the ranks' logs end with these.
     """
     run = launch(program, ranks, directory=tempfile.mkdtemp(), **options)
-    while marks and run.state == "running" and [last_mark(run.directory, rank) for rank in range(ranks)] != marks:
+    while (
+        marks
+        and run.state == "running"
+        and [last_mark(run.directory, rank) for rank in range(ranks)] != marks
+    ):
         with open(run.directory / "rank-0.log", "a") as log:
             log.write("\n")  # a log that grows is no stall
         time.sleep(0.05)

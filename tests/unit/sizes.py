@@ -32,12 +32,22 @@ class Sizes(NamedTuple):
             case "F":
                 return kept | {"activations": self.activations}
             case "W":
-                return {"queued": -self.queued, "gradients": 0 if like.found else self.gradients - self.early}
+                return {
+                    "queued": -self.queued,
+                    "gradients": 0 if like.found else self.gradients - self.early,
+                }
             case "U":
-                return kept | {"gradients": -self.gradients, "optimizer": 0 if like.found else self.optimizer}
+                return kept | {
+                    "gradients": -self.gradients,
+                    "optimizer": 0 if like.found else self.optimizer,
+                }
         made = self.early if like.kind == "I" else self.gradients
         there = {"": 0, "I": self.early}.get(like.found, self.gradients)
-        return kept | {"activations": -self.activations, "gradients": max(0, made - there), "queued": self.queued * (like.kind == "I")}
+        return kept | {
+            "activations": -self.activations,
+            "gradients": max(0, made - there),
+            "queued": self.queued * (like.kind == "I"),
+        }
 
 
 class ByHand(defaultdict):
@@ -55,4 +65,8 @@ def traced(schedule, steps=2, sizes=Sizes()):
     stage = Part({"weights": sizes.weights}, 1, ByHand(sizes), defaultdict(dict))
     rehearsed = Rehearsed(schedule, steps, [stage] * schedule.stages)
     resident = {rank: tuple(rehearsed.resident(rank).items()) for rank in range(schedule.ranks)}
-    return simulate(schedule, Cost({"F": 1, "B": 2, "I": 1, "W": 1}, changes=rehearsed.changes(), resident=resident), steps)
+    return simulate(
+        schedule,
+        Cost({"F": 1, "B": 2, "I": 1, "W": 1}, changes=rehearsed.changes(), resident=resident),
+        steps,
+    )

@@ -18,13 +18,55 @@ import numpy as np
 
 TAG = "<img src=x onerror=window.hacked=1>"
 CONTROL = "\x1b]0;owned\x07\x1b[2Jname"
-HOSTILE = (None, True, -1, 0, 2, 7, 400_000, 2**63, 10**30, -10**30, 0.5, 1e308, float("nan"), float("inf"), "", "5", TAG, CONTROL, "a\0b", "a\nb",
-           "\ud800", "x" * 300, "é" * 200, "../../../../etc/passwd", "</script><script>window.hacked=1</script>", [], {}, [[]], [1, 2], [None], {"a": 1},
-           {"__class__": "os.system"}, ["x", -5, 1.0], [["rank", 10**9]])
+HOSTILE = (
+    None,
+    True,
+    -1,
+    0,
+    2,
+    7,
+    400_000,
+    2**63,
+    10**30,
+    -(10**30),
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "5",
+    TAG,
+    CONTROL,
+    "a\0b",
+    "a\nb",
+    "\ud800",
+    "x" * 300,
+    "é" * 200,
+    "../../../../etc/passwd",
+    "</script><script>window.hacked=1</script>",
+    [],
+    {},
+    [[]],
+    [1, 2],
+    [None],
+    {"a": 1},
+    {"__class__": "os.system"},
+    ["x", -5, 1.0],
+    [["rank", 10**9]],
+)
 RAW = {
-    "deep": b"[" * 200_000, "deep objects": b'{"a":' * 100_000, "long number": b'{"bigtrain-run": ' + b"9" * 10_000 + b"}", "nothing": b"", "a list": b"[]",
-    "text": b"hello\n", "NUL": b"\0" * 10_000, "not UTF-8": b'{"state": "\xff\xfe"}\n', "a long line": b"[" + b"1," * 2_000_000 + b"1]\n",
-    "lone surrogate": b'{"state": "\\ud800"}\n', "pickle": b"cos\nsystem\n(S'touch hacked'\ntR.", "many lines": b"[1]\n" * 300_000,
+    "deep": b"[" * 200_000,
+    "deep objects": b'{"a":' * 100_000,
+    "long number": b'{"bigtrain-run": ' + b"9" * 10_000 + b"}",
+    "nothing": b"",
+    "a list": b"[]",
+    "text": b"hello\n",
+    "NUL": b"\0" * 10_000,
+    "not UTF-8": b'{"state": "\xff\xfe"}\n',
+    "a long line": b"[" + b"1," * 2_000_000 + b"1]\n",
+    "lone surrogate": b'{"state": "\\ud800"}\n',
+    "pickle": b"cos\nsystem\n(S'touch hacked'\ntR.",
+    "many lines": b"[1]\n" * 300_000,
 }
 
 
@@ -38,8 +80,15 @@ def sparse(path: Path) -> None:
         file.truncate(2**40)
 
 
-SPECIAL = {"a FIFO": fifo, "/dev/zero": lambda path: path.symlink_to("/dev/zero"), "/dev/tty": lambda path: path.symlink_to("/dev/tty"),
-           "a directory": Path.mkdir, "a link to itself": lambda path: path.symlink_to(path.name), "a TiB of nothing": sparse, "gone": lambda path: None}
+SPECIAL = {
+    "a FIFO": fifo,
+    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "/dev/tty": lambda path: path.symlink_to("/dev/tty"),
+    "a directory": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a TiB of nothing": sparse,
+    "gone": lambda path: None,
+}
 
 
 def claimed(path: Path) -> None:
@@ -56,7 +105,10 @@ def objects(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file, file.open("a.npy", "w") as member:
+    with (
+        ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as file,
+        file.open("a.npy", "w") as member,
+    ):
         header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (67108864,), }"
         header += b" " * (-(len(header) + 11) % 64) + b"\n"
         member.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
@@ -76,18 +128,30 @@ def odd(path: Path) -> None:
 
 def other_arrays(path: Path) -> None:
     with open(path, "wb") as file:
-        np.savez(file, **{TAG: np.zeros(3), "b": np.array(["x", "y"]), "c": np.array([np.nan, np.inf])})
+        np.savez(
+            file, **{TAG: np.zeros(3), "b": np.array(["x", "y"]), "c": np.array([np.nan, np.inf])}
+        )
 
 
-RESULTS = {"an npy": plain, "373 GiB": claimed, "objects": objects, "a zip bomb": bomb, "another zip": odd, "other arrays": other_arrays,
-           **SPECIAL, **{name: (lambda path, raw=raw: path.write_bytes(raw)) for name, raw in RAW.items()}}
+RESULTS = {
+    "an npy": plain,
+    "373 GiB": claimed,
+    "objects": objects,
+    "a zip bomb": bomb,
+    "another zip": odd,
+    "other arrays": other_arrays,
+    **SPECIAL,
+    **{name: (lambda path, raw=raw: path.write_bytes(raw)) for name, raw in RAW.items()},
+}
 
 
 def copied(source: Path, place: Path) -> Path:
     """A copy, opened later by somebody else: whatever launched it is not here."""
     shutil.copytree(source, place)
     settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
-    (place / "settings.json").write_text(json.dumps(settings | {"launcher": None}), encoding="utf-8")
+    (place / "settings.json").write_text(
+        json.dumps(settings | {"launcher": None}), encoding="utf-8"
+    )
     return place
 
 
@@ -110,7 +174,9 @@ def change_json(path: Path, keys: list, value) -> None:
 def change_event(path: Path, choose: random.Random, value) -> str:
     lines = path.read_text(encoding="utf-8").splitlines()
     kind = choose.choice(sorted({json.loads(line)[0] for line in lines[:-1]}))
-    at = choose.choice([number for number, line in enumerate(lines[:-1]) if line.startswith(f'["{kind}"')])
+    at = choose.choice(
+        [number for number, line in enumerate(lines[:-1]) if line.startswith(f'["{kind}"')]
+    )
     fields = json.loads(lines[at])
     column = choose.randrange(len(fields))
     fields[column] = value
@@ -145,7 +211,9 @@ def crafted(number: int, source: Path, place: Path) -> str:
         case 3:
             name = choose.choice(list(WAIT))
             waits = [{**WAIT, name: value}, {**WAIT, "rank": 1, "on": [0]}]
-            (place / "end.json").write_text(json.dumps({"state": "failed", "diagnosis": TAG, "waits": waits}), encoding="utf-8")
+            (place / "end.json").write_text(
+                json.dumps({"state": "failed", "diagnosis": TAG, "waits": waits}), encoding="utf-8"
+            )
             return f"end.json: {name} of a wait is {about}"
         case 4 | 5:
             return f"{change_event(place / f'events-{rank}.jsonl', choose, value)} {about}"
@@ -155,7 +223,16 @@ def crafted(number: int, source: Path, place: Path) -> str:
             path.unlink()
             RESULTS[how](path)
             return f"{path.name} is {how}"
-    path = place / choose.choice(["settings.json", "end.json", "environment.json", "status-0.json", "rank-0.log", f"events-{rank}.jsonl"])
+    path = place / choose.choice(
+        [
+            "settings.json",
+            "end.json",
+            "environment.json",
+            "status-0.json",
+            "rank-0.log",
+            f"events-{rank}.jsonl",
+        ]
+    )
     how = choose.choice([*RAW, *SPECIAL])
     path.unlink()
     SPECIAL[how](path) if how in SPECIAL else path.write_bytes(RAW[how])
@@ -182,7 +259,7 @@ def damaged(number: int, source: Path, place: Path) -> str:
             return f"{path.name} has flipped bits"
         case 2:
             at = choose.randrange(len(whole))
-            path.write_bytes(whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512:])
+            path.write_bytes(whole[:at] + bytes(min(512, len(whole) - at)) + whole[at + 512 :])
             return f"{path.name} lost a block at {at}"
         case 3:
             path.unlink()
@@ -193,7 +270,7 @@ def damaged(number: int, source: Path, place: Path) -> str:
             path.write_bytes(kept)
             return f"{path.name} and {other.name} are swapped"
     at, length = choose.randrange(len(whole)), choose.randrange(1, 2000)
-    path.write_bytes(whole[:at] + whole[at:at + length] * 2 + whole[at + length:])
+    path.write_bytes(whole[:at] + whole[at : at + length] * 2 + whole[at + length :])
     return f"{path.name} has a part twice at {at}"
 
 
@@ -202,8 +279,12 @@ def opened(place: Path, source: Path, written: Path) -> list[str]:
     from bigtrain_lab.cli import main
 
     wrong = []
-    for words in (["show", place], ["compare", source, place], ["export", place, "--html", written / "page.html"],
-                  ["export", place, "--chrome", written / "trace.json"]):
+    for words in (
+        ["show", place],
+        ["compare", source, place],
+        ["export", place, "--html", written / "page.html"],
+        ["export", place, "--chrome", written / "trace.json"],
+    ):
         out, err = io.StringIO(), io.StringIO()
         try:
             with redirect_stdout(out), redirect_stderr(err):
@@ -212,7 +293,11 @@ def opened(place: Path, source: Path, written: Path) -> list[str]:
             wrong.append(f"{words[0]}: {type(error).__name__}: {str(error)[:200]}")
             continue
         said = err.getvalue()
-        if code not in (0, 2) or (code == 2) != bool(re.fullmatch(r"bigtrain: [^\n]+[.]\n", said)) or re.search(r"Traceback|[\x00-\x08\x0b-\x1f\x7f]", out.getvalue() + said):
+        if (
+            code not in (0, 2)
+            or (code == 2) != bool(re.fullmatch(r"bigtrain: [^\n]+[.]\n", said))
+            or re.search(r"Traceback|[\x00-\x08\x0b-\x1f\x7f]", out.getvalue() + said)
+        ):
             wrong.append(f"{words[0]}: code {code}, {said[:300]!a}")
     page = written / "page.html"
     if page.exists():
@@ -226,19 +311,38 @@ def opened(place: Path, source: Path, written: Path) -> list[str]:
 def tagged(source: Path, place: Path, state: str = "done") -> Path:
     """A run whose every text is a tag that would run a script, and which can be opened all the same."""
     copied(source, place)
-    hosts = [{"name": TAG, "ranks": [rank], "ahead_s": 0.5 * rank, "error_s": 0.1 * rank} for rank in range(2)]
+    hosts = [
+        {"name": TAG, "ranks": [rank], "ahead_s": 0.5 * rank, "error_s": 0.1 * rank}
+        for rank in range(2)
+    ]
     settings = json.loads((place / "settings.json").read_text(encoding="utf-8"))
-    (place / "settings.json").write_text(json.dumps({**settings, "name": TAG, "unit": TAG, "hosts": hosts}), encoding="utf-8")
-    waits = [{**WAIT, "what": TAG, "line": TAG, "rank": rank, "on": [1 - rank]} for rank in range(2)]
-    (place / "end.json").write_text(json.dumps({"state": state, "diagnosis": TAG, "waits": waits}), encoding="utf-8")
+    (place / "settings.json").write_text(
+        json.dumps({**settings, "name": TAG, "unit": TAG, "hosts": hosts}), encoding="utf-8"
+    )
+    waits = [
+        {**WAIT, "what": TAG, "line": TAG, "rank": rank, "on": [1 - rank]} for rank in range(2)
+    ]
+    (place / "end.json").write_text(
+        json.dumps({"state": state, "diagnosis": TAG, "waits": waits}), encoding="utf-8"
+    )
     for rank in range(2):
         path = place / f"events-{rank}.jsonl"
         *lines, last = path.read_text(encoding="utf-8").splitlines()
         wall = json.loads(last)[1]
-        more = [["span", wall, wall + 9, rank, lane, TAG, TAG, 20_000, 21_000, None] for lane in ("compute", TAG)]
-        more += [["transfer", wall, wall + 9, 8, rank, TAG, TAG, TAG, 20_000, 21_000, 1 - rank, 8], ["memory", wall, rank, TAG, TAG, TAG, 21_000, 64],
-                 ["scalar", wall, rank, TAG, "scalar", TAG, 21_000, 1.5], ["scalar", wall, rank, TAG, "not finite", TAG, 21_000, float("nan")],
-                 ["histogram", wall, rank, TAG, TAG, TAG, 21_000, [0, 1], [2]],
-                 ["alive", wall, rank, TAG, 21_000, [["weights", TAG, 64, [8], TAG, TAG, TAG]]]]
-        path.write_text(vouched([*lines, *(json.dumps(line, separators=(",", ":")) for line in more), last]), encoding="utf-8")
+        more = [
+            ["span", wall, wall + 9, rank, lane, TAG, TAG, 20_000, 21_000, None]
+            for lane in ("compute", TAG)
+        ]
+        more += [
+            ["transfer", wall, wall + 9, 8, rank, TAG, TAG, TAG, 20_000, 21_000, 1 - rank, 8],
+            ["memory", wall, rank, TAG, TAG, TAG, 21_000, 64],
+            ["scalar", wall, rank, TAG, "scalar", TAG, 21_000, 1.5],
+            ["scalar", wall, rank, TAG, "not finite", TAG, 21_000, float("nan")],
+            ["histogram", wall, rank, TAG, TAG, TAG, 21_000, [0, 1], [2]],
+            ["alive", wall, rank, TAG, 21_000, [["weights", TAG, 64, [8], TAG, TAG, TAG]]],
+        ]
+        path.write_text(
+            vouched([*lines, *(json.dumps(line, separators=(",", ":")) for line in more), last]),
+            encoding="utf-8",
+        )
     return place

@@ -14,8 +14,18 @@ from bigtrain_lab.checks import tensors_differ
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.models import GPT, GPTConfig
 from bigtrain_lab.runtime.meter import Meter
-from bigtrain_lab.techniques.accumulate import (RULES, accumulate, batch_norm_momentum, mean_of_means, noise_error,
-                                                parameters, token_counts, token_weighted, update, windows)
+from bigtrain_lab.techniques.accumulate import (
+    RULES,
+    accumulate,
+    batch_norm_momentum,
+    mean_of_means,
+    noise_error,
+    parameters,
+    token_counts,
+    token_weighted,
+    update,
+    windows,
+)
 from bigtrain_lab.techniques.guards.accumulate import counted
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 
@@ -32,7 +42,9 @@ def padded(number: int):
 
 
 def loss_sum_of(model):
-    return lambda batch: cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten(), reduction="sum")
+    return lambda batch: cross_entropy(
+        model(batch[0]).flatten(0, -2), batch[1].flatten(), reduction="sum"
+    )
 
 
 def tokens(batch):
@@ -46,17 +58,26 @@ class Training:
         self.model = model or GPT(CONFIG, seed=1)
         self.optimizer = make(self.model.parameters())
         self.gradients = []
-        self.optimizer.register_step_pre_hook(lambda *_: self.gradients.append(
-            {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}))
+        self.optimizer.register_step_pre_hook(
+            lambda *_: self.gradients.append(
+                {
+                    name: p.grad.clone()
+                    for name, p in self.model.named_parameters()
+                    if p.grad is not None
+                }
+            )
+        )
 
     def accumulated(self, micro_batches, k, **options):
-        self.losses = accumulate(micro_batches, k, loss_sum_of(self.model), tokens, self.optimizer, **options)
+        self.losses = accumulate(
+            micro_batches, k, loss_sum_of(self.model), tokens, self.optimizer, **options
+        )
         return self
 
     def at_once(self, micro_batches, k, clip=None):
         self.losses = []
         for start in range(0, len(micro_batches), k):
-            batch = [torch.cat(parts) for parts in zip(*micro_batches[start:start + k])]
+            batch = [torch.cat(parts) for parts in zip(*micro_batches[start : start + k])]
             loss = loss_sum_of(self.model)(batch) / tokens(batch)
             loss.backward()
             if clip:
@@ -67,8 +88,18 @@ class Training:
         return self
 
     def differs_from(self, other):
-        weights = ({name: p.detach() for name, p in each.model.named_parameters()} for each in (self, other))
-        return [found for pair in (*zip_longest(self.gradients, other.gradients, fillvalue={}), tuple(weights)) for found in tensors_differ(*pair)]
+        weights = (
+            {name: p.detach() for name, p in each.model.named_parameters()}
+            for each in (self, other)
+        )
+        return [
+            found
+            for pair in (
+                *zip_longest(self.gradients, other.gradients, fillvalue={}),
+                tuple(weights),
+            )
+            for found in tensors_differ(*pair)
+        ]
 
 
 TEN = [padded(number) for number in range(10)]
@@ -79,7 +110,10 @@ TEN = [padded(number) for number in range(10)]
 @pytest.mark.parametrize("k", range(1, 8))
 def test_equals_the_large_batch(k, clip, scaled):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
-    found, expected = Training().accumulated(TEN, k, clip=clip, scaler=scaler), Training().at_once(TEN, k, clip=clip)
+    found, expected = (
+        Training().accumulated(TEN, k, clip=clip, scaler=scaler),
+        Training().at_once(TEN, k, clip=clip),
+    )
     assert len(found.losses) == math.ceil(10 / k)
     assert found.differs_from(expected) == []
     assert found.losses == pytest.approx(expected.losses, rel=1e-12)
@@ -87,41 +121,73 @@ def test_equals_the_large_batch(k, clip, scaled):
 
 def test_the_gradients_that_are_compared_are_not_the_same_by_chance():
     clipped, plain = Training().at_once(TEN, 4, clip=0.25), Training().at_once(TEN, 4)
-    norms = [math.sqrt(sum(float(g.square().sum()) for g in each.values())) for each in plain.gradients]
+    norms = [
+        math.sqrt(sum(float(g.square().sum()) for g in each.values())) for each in plain.gradients
+    ]
     assert min(norms) > 0.3 and clipped.differs_from(plain)
     assert Training().accumulated(TEN, 4, rule=mean_of_means).differs_from(plain)
 
 
 def ragged(length, seed=0):
-    return tuple(torch.randint(11, (2, length), generator=torch.Generator().manual_seed(seed + length)))
+    return tuple(
+        torch.randint(11, (2, length), generator=torch.Generator().manual_seed(seed + length))
+    )
 
 
 def test_sentences_of_any_shape_need_no_padding():
     """The large batch is then all their tokens, one after the other."""
-    make = lambda: nn.Sequential(nn.Embedding(11, 6, dtype=torch.float64), nn.Linear(6, 11, dtype=torch.float64))  # noqa: E731
+    make = lambda: nn.Sequential(
+        nn.Embedding(11, 6, dtype=torch.float64), nn.Linear(6, 11, dtype=torch.float64)
+    )  # noqa: E731
     models = make(), make()
     models[1].load_state_dict(models[0].state_dict())
     batch = [ragged(length) for length in LENGTHS]
-    found, expected = Training(models[0]).accumulated(batch, 3), Training(models[1]).at_once(batch, 3)
+    found, expected = (
+        Training(models[0]).accumulated(batch, 3),
+        Training(models[1]).at_once(batch, 3),
+    )
     assert found.differs_from(expected) == [] and len(found.losses) == 2
 
 
-@pytest.mark.parametrize("scaler", [DynamicLossScaler, lambda: torch.amp.GradScaler("cpu")], ids=["ours", "torch"])
+@pytest.mark.parametrize(
+    "scaler", [DynamicLossScaler, lambda: torch.amp.GradScaler("cpu")], ids=["ours", "torch"]
+)
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scaler):
     def trained(**options):
-        return Training(GPT(GPTConfig(1, 8, 2, 12, 11), seed=1)).accumulated(TEN, 4, clip=0.5, **options).model.parameters()
+        return (
+            Training(GPT(GPTConfig(1, 8, 2, 12, 11), seed=1))
+            .accumulated(TEN, 4, clip=0.5, **options)
+            .model.parameters()
+        )
 
     assert all(map(torch.equal, trained(scaler=scaler()), trained()))
 
 
-@pytest.mark.parametrize("scaler", [DynamicLossScaler, lambda: torch.amp.GradScaler("cpu")], ids=["ours", "torch"])
+@pytest.mark.parametrize(
+    "scaler", [DynamicLossScaler, lambda: torch.amp.GradScaler("cpu")], ids=["ours", "torch"]
+)
 def test_one_infinite_micro_batch_skips_its_whole_window(scaler):
     layer, scaler = nn.Linear(1, 1, bias=False), scaler()
     inputs = [torch.ones(1, 1), torch.full((1, 1), math.inf), torch.ones(1, 1), torch.ones(1, 1)]
     before, scale = layer.weight.item(), scaler.get_scale()
-    accumulate(inputs[:2], 2, lambda x: layer(x).sum(), len, torch.optim.SGD(layer.parameters(), 0.5), clip=1.0, scaler=scaler)
+    accumulate(
+        inputs[:2],
+        2,
+        lambda x: layer(x).sum(),
+        len,
+        torch.optim.SGD(layer.parameters(), 0.5),
+        clip=1.0,
+        scaler=scaler,
+    )
     assert layer.weight.item() == before and scaler.get_scale() == scale / 2
-    accumulate(inputs[2:], 2, lambda x: layer(x).sum(), len, torch.optim.SGD(layer.parameters(), 0.5), scaler=scaler)
+    accumulate(
+        inputs[2:],
+        2,
+        lambda x: layer(x).sum(),
+        len,
+        torch.optim.SGD(layer.parameters(), 0.5),
+        scaler=scaler,
+    )
     assert layer.weight.item() == before - 0.5
 
 
@@ -131,8 +197,18 @@ def test_a_mixed_precision_stands_in_for_the_scaler():
     model = mp.prepare(nn.Linear(1, 1, bias=False))
     nn.init.constant_(model.weight, 0), nn.init.constant_(mp.parameters()[0], 0)
     with mp:
-        accumulate([torch.ones(1, 1)] * 4, 2, lambda x: model(x).float().sum(), len, torch.optim.SGD(mp.parameters(), 0.5), scaler=mp)
-    assert model.weight.dtype == torch.float16 and model.weight.item() == mp.parameters()[0].item() == -1
+        accumulate(
+            [torch.ones(1, 1)] * 4,
+            2,
+            lambda x: model(x).float().sum(),
+            len,
+            torch.optim.SGD(mp.parameters(), 0.5),
+            scaler=mp,
+        )
+    assert (
+        model.weight.dtype == torch.float16
+        and model.weight.item() == mp.parameters()[0].item() == -1
+    )
 
 
 # -- the rules ----------------------------------------------------------------------------------------------------------
@@ -145,23 +221,43 @@ def test_what_a_token_counts():
     assert token_counts(mean_of_means, [48] * 4) == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("rule,gradient", [("token-weighted", [n / 368 for n in LENGTHS]), ("mean of means", [1 / 4] * 4)])
+@pytest.mark.parametrize(
+    "rule,gradient",
+    [("token-weighted", [n / 368 for n in LENGTHS]), ("mean of means", [1 / 4] * 4)],
+)
 def test_the_rule_is_what_reaches_the_optimizer(rule, gradient):
     """A linear loss, one weight a micro-batch: its gradient is the micro-batch's whole weight."""
     weight = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-    accumulate(range(4), 4, lambda i: weight[i] * LENGTHS[i], lambda i: LENGTHS[i], torch.optim.SGD([weight], 1.0), rule=RULES[rule])
+    accumulate(
+        range(4),
+        4,
+        lambda i: weight[i] * LENGTHS[i],
+        lambda i: LENGTHS[i],
+        torch.optim.SGD([weight], 1.0),
+        rule=RULES[rule],
+    )
     assert (-weight).tolist() == pytest.approx(gradient, rel=1e-14)
 
 
-@pytest.mark.parametrize("lengths,error", [(LENGTHS, 1.2671), ((192, 200, 216, 224), 0.0610), ((7, 7, 7), 0.0)])
+@pytest.mark.parametrize(
+    "lengths,error", [(LENGTHS, 1.2671), ((192, 200, 216, 224), 0.0610), ((7, 7, 7), 0.0)]
+)
 def test_the_naive_rule_s_error_on_independent_tokens(lengths, error):
     """sqrt(A/H - 1), and tokens whose gradients are drawn independently err by that."""
     arithmetic, harmonic = sum(lengths) / len(lengths), len(lengths) / sum(1 / n for n in lengths)
-    assert noise_error(mean_of_means, lengths) == pytest.approx(math.sqrt(arithmetic / harmonic - 1), abs=1e-7) == pytest.approx(error, abs=5e-5)
+    assert (
+        noise_error(mean_of_means, lengths)
+        == pytest.approx(math.sqrt(arithmetic / harmonic - 1), abs=1e-7)
+        == pytest.approx(error, abs=5e-5)
+    )
     assert noise_error(token_weighted, lengths) == 0
     draw = torch.Generator().manual_seed(0)
-    parts = [torch.randn(100_000, generator=draw, dtype=torch.float64) * math.sqrt(n) for n in lengths]  # sums of n such tokens
-    right, naive = (sum(f * g for f, g in zip(rule(lengths), parts)) for rule in (token_weighted, mean_of_means))
+    parts = [
+        torch.randn(100_000, generator=draw, dtype=torch.float64) * math.sqrt(n) for n in lengths
+    ]  # sums of n such tokens
+    right, naive = (
+        sum(f * g for f, g in zip(rule(lengths), parts)) for rule in (token_weighted, mean_of_means)
+    )
     assert float((naive - right).norm() / right.norm()) == pytest.approx(error, rel=0.03)
     cosine = float(naive @ right / naive.norm() / right.norm())
     assert cosine == pytest.approx(math.sqrt(harmonic / arithmetic), rel=0.02)
@@ -170,12 +266,19 @@ def test_the_naive_rule_s_error_on_independent_tokens(lengths, error):
 @pytest.mark.slow
 def test_adam_hides_a_missing_division_and_sgd_does_not():
     def far(make):
-        runs = [Training(make=make).accumulated([TEN[i % 10] for i in range(200)], 4, rule=rule)
-                for rule in (token_weighted, lambda counts: [4 / sum(counts)] * len(counts))]
-        right, wrong = (torch.cat([p.detach().flatten() for p in run.model.parameters()]) for run in runs)
+        runs = [
+            Training(make=make).accumulated([TEN[i % 10] for i in range(200)], 4, rule=rule)
+            for rule in (token_weighted, lambda counts: [4 / sum(counts)] * len(counts))
+        ]
+        right, wrong = (
+            torch.cat([p.detach().flatten() for p in run.model.parameters()]) for run in runs
+        )
         return float((wrong - right).norm() / right.norm())
 
-    assert far(lambda p: torch.optim.Adam(p, 1e-3)) < 1e-3 and far(lambda p: torch.optim.SGD(p, 0.5)) > 0.1
+    assert (
+        far(lambda p: torch.optim.Adam(p, 1e-3)) < 1e-3
+        and far(lambda p: torch.optim.SGD(p, 0.5)) > 0.1
+    )
 
 
 # -- windows, memory, parameters without a gradient -----------------------------------------------------------------------
@@ -188,7 +291,10 @@ def test_windows_are_taken_from_a_stream_and_the_last_is_short():
 
 def test_one_micro_batch_s_activations_are_alive():
     run, meter, told = Training(), Meter(), {}
-    meter.holdings = lambda: {"weights": run.model.parameters(), "gradients": [p.grad for p in parameters(run.optimizer)]}
+    meter.holdings = lambda: {
+        "weights": run.model.parameters(),
+        "gradients": [p.grad for p in parameters(run.optimizer)],
+    }
 
     @contextmanager
     def span(action):
@@ -200,18 +306,33 @@ def test_one_micro_batch_s_activations_are_alive():
     batch = [padded(1)] * 4
     update(batch, loss_sum_of(run.model), tokens, run.optimizer, span=span)
     assert list(told) == ["0F0", "0B0", "0F1", "0B1", "0F2", "0B2", "0F3", "0B3", "0U3"]
-    assert len({told[f"0F{n}"]["activations"] for n in range(4)}) == 1 and told["0F0"]["activations"] > 0
+    assert (
+        len({told[f"0F{n}"]["activations"] for n in range(4)}) == 1
+        and told["0F0"]["activations"] > 0
+    )
     assert {told[f"0B{n}"]["activations"] for n in range(4)} == {0}
     assert told["0B0"]["gradients"] == told["0B3"]["gradients"] > 0 == told["0U3"]["gradients"]
 
 
 def test_a_parameter_without_a_gradient_is_passed_by():
     """One that no micro-batch uses; and one that a single micro-batch uses, under weight decay and momentum."""
-    used = {name: nn.Parameter(torch.ones(2, dtype=torch.float64)) for name in ("always", "once", "never")}
+    used = {
+        name: nn.Parameter(torch.ones(2, dtype=torch.float64))
+        for name in ("always", "once", "never")
+    }
     optimizer = torch.optim.SGD(used.values(), 0.1, momentum=0.9, weight_decay=0.5)
     seen = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append({name: p.grad for name, p in used.items()}))
-    accumulate(range(4), 2, lambda n: used["always"].sum() + (used["once"].sum() if n == 1 else 0), lambda n: 1 + n, optimizer, clip=10.0)
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append({name: p.grad for name, p in used.items()})
+    )
+    accumulate(
+        range(4),
+        2,
+        lambda n: used["always"].sum() + (used["once"].sum() if n == 1 else 0),
+        lambda n: 1 + n,
+        optimizer,
+        clip=10.0,
+    )
     assert seen[0]["never"] is None and used["never"].tolist() == [1, 1]
     assert seen[0]["once"].tolist() == pytest.approx([1 / 3] * 2) and seen[1]["once"] is None
     assert used["once"].tolist() == pytest.approx([1 - 0.1 * (1 / 3 + 0.5)] * 2)
@@ -220,7 +341,13 @@ def test_a_parameter_without_a_gradient_is_passed_by():
 def test_nothing_is_left_over_from_a_window_that_failed():
     run = Training()
     with pytest.raises(RuntimeError, match="the disk"):
-        accumulate([*TEN[:2], None], 3, lambda b: loss_sum_of(run.model)(b) if b else fail(), lambda b: 1, run.optimizer)
+        accumulate(
+            [*TEN[:2], None],
+            3,
+            lambda b: loss_sum_of(run.model)(b) if b else fail(),
+            lambda b: 1,
+            run.optimizer,
+        )
     assert run.accumulated(TEN[:2], 2).differs_from(Training().at_once(TEN[:2], 2)) == []
 
 
@@ -234,39 +361,78 @@ def fail():
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
 def test_batch_norm_s_momentum_mends_what_it_forgets(k):
     """A constant input: the running mean goes from 0 to 1 - (1 - m), whether in one update or in k."""
-    large, small, unmended = nn.BatchNorm1d(1, momentum=0.1), nn.BatchNorm1d(1, momentum=batch_norm_momentum(0.1, k)), nn.BatchNorm1d(1, momentum=0.1)
+    large, small, unmended = (
+        nn.BatchNorm1d(1, momentum=0.1),
+        nn.BatchNorm1d(1, momentum=batch_norm_momentum(0.1, k)),
+        nn.BatchNorm1d(1, momentum=0.1),
+    )
     large(torch.ones(8, 1))
     for _ in range(k):
         small(torch.ones(8, 1)), unmended(torch.ones(8, 1))
-    assert large.running_mean.item() == pytest.approx(0.1) == pytest.approx(small.running_mean.item(), rel=1e-6)
+    assert (
+        large.running_mean.item()
+        == pytest.approx(0.1)
+        == pytest.approx(small.running_mean.item(), rel=1e-6)
+    )
     assert unmended.running_mean.item() == pytest.approx(1 - 0.9**k)
 
 
 def test_batch_norm_does_not_commute():
     """Running statistics mended, gradients still another batch's: each micro-batch is normalised by itself."""
     draw = torch.manual_seed(0)
-    batch = [(torch.randn(8, 6, generator=draw, dtype=torch.float64) + 3 * i, torch.randint(11, (8,), generator=draw)) for i in range(4)]
-    first = nn.Sequential(nn.Linear(6, 5, dtype=torch.float64), nn.BatchNorm1d(5, dtype=torch.float64), nn.Linear(5, 11, dtype=torch.float64))
-    second = nn.Sequential(nn.Linear(6, 5, dtype=torch.float64), nn.BatchNorm1d(5, momentum=batch_norm_momentum(0.1, 4), dtype=torch.float64),
-                           nn.Linear(5, 11, dtype=torch.float64))
+    batch = [
+        (
+            torch.randn(8, 6, generator=draw, dtype=torch.float64) + 3 * i,
+            torch.randint(11, (8,), generator=draw),
+        )
+        for i in range(4)
+    ]
+    first = nn.Sequential(
+        nn.Linear(6, 5, dtype=torch.float64),
+        nn.BatchNorm1d(5, dtype=torch.float64),
+        nn.Linear(5, 11, dtype=torch.float64),
+    )
+    second = nn.Sequential(
+        nn.Linear(6, 5, dtype=torch.float64),
+        nn.BatchNorm1d(5, momentum=batch_norm_momentum(0.1, 4), dtype=torch.float64),
+        nn.Linear(5, 11, dtype=torch.float64),
+    )
     second.load_state_dict(first.state_dict())
     large, small = Training(first).at_once(batch, 4), Training(second).accumulated(batch, 4)
-    apart = sum(float((small.gradients[0][n] - g).square().sum()) for n, g in large.gradients[0].items())
-    assert math.sqrt(apart / sum(float(g.square().sum()) for g in large.gradients[0].values())) > 0.1
+    apart = sum(
+        float((small.gradients[0][n] - g).square().sum()) for n, g in large.gradients[0].items()
+    )
+    assert (
+        math.sqrt(apart / sum(float(g.square().sum()) for g in large.gradients[0].values())) > 0.1
+    )
     means = [each.model[1].running_mean for each in (small, large)]
-    assert float((means[0] - means[1]).norm() / means[1].norm()) < 0.1  # later micro-batches count a little more
-    learnt = [float((each.model[1].running_var - 0.9).sum()) for each in (small, large)]  # beside 0.9 of the 1 they began with
+    assert (
+        float((means[0] - means[1]).norm() / means[1].norm()) < 0.1
+    )  # later micro-batches count a little more
+    learnt = [
+        float((each.model[1].running_var - 0.9).sum()) for each in (small, large)
+    ]  # beside 0.9 of the 1 they began with
     assert learnt[0] < 0.5 * learnt[1]  # the variance between micro-batches is missing
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batches,k,sentence", [
-    ([], 4, "There are no micro-batches: give at least one."),
-    (TEN, 0, "k is 0: accumulate a whole number"), (TEN, -1, "k is -1"), (TEN, 2.5, "k is 2.5"), (TEN, True, "k is True"),
-    ([TEN[0], (TEN[1][0], torch.full_like(TEN[1][1], -100))], 4, "Micro-batch 1 of a window of 2 has 0 tokens to learn from: leave it out"),
-])
+@pytest.mark.parametrize(
+    "micro_batches,k,sentence",
+    [
+        ([], 4, "There are no micro-batches: give at least one."),
+        (TEN, 0, "k is 0: accumulate a whole number"),
+        (TEN, -1, "k is -1"),
+        (TEN, 2.5, "k is 2.5"),
+        (TEN, True, "k is True"),
+        (
+            [TEN[0], (TEN[1][0], torch.full_like(TEN[1][1], -100))],
+            4,
+            "Micro-batch 1 of a window of 2 has 0 tokens to learn from: leave it out",
+        ),
+    ],
+)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_bad_input_is_a_sentence(micro_batches, k, sentence, rule):
     run = Training()
@@ -277,14 +443,24 @@ def test_bad_input_is_a_sentence(micro_batches, k, sentence, rule):
 
 def test_an_optimizer_or_a_rule_that_cannot_be_meant():
     weight = torch.ones(1, requires_grad=True)
+
     def told(optimizer, **options):
         with pytest.raises(Impossible) as caught:
             update([torch.ones(1)] * 2, lambda x: (weight * x).sum(), len, optimizer, **options)
         assert weight.grad is None and weight.item() == 1
         return str(caught.value)
-    for wrong, name in (([], "list"), (torch.nn.Linear(1, 1), "Linear"), (torch.optim.LBFGS([weight]), "LBFGS")):
-        assert told(wrong).startswith(f"The optimizer is a {name}: give one of torch.optim that steps without a closure")
-    assert told(torch.optim.SGD([weight], lr=1.0), rule=lambda tokens: [0.5]).startswith("The rule gave 1 factors for 2 micro-batches")
+
+    for wrong, name in (
+        ([], "list"),
+        (torch.nn.Linear(1, 1), "Linear"),
+        (torch.optim.LBFGS([weight]), "LBFGS"),
+    ):
+        assert told(wrong).startswith(
+            f"The optimizer is a {name}: give one of torch.optim that steps without a closure"
+        )
+    assert told(torch.optim.SGD([weight], lr=1.0), rule=lambda tokens: [0.5]).startswith(
+        "The rule gave 1 factors for 2 micro-batches"
+    )
 
 
 def test_an_empty_window_and_a_momentum_out_of_range():
@@ -305,7 +481,9 @@ def test_a_window_may_be_a_generator_and_k_any_whole_number():
 def test_a_count_may_be_a_tensor_or_a_float_but_is_a_whole_number():
     assert counted([0, 1], [torch.tensor(3.0), 2.0].__getitem__) == [3, 2]
     for count in (1.5, "4", None, math.nan, math.inf, torch.tensor([1, 2])):
-        with pytest.raises(Impossible, match="for micro-batch 1 of the window: let it return how many tokens"):
+        with pytest.raises(
+            Impossible, match="for micro-batch 1 of the window: let it return how many tokens"
+        ):
             counted([0, 1], [2, count].__getitem__)
 
 
@@ -313,21 +491,34 @@ def test_a_loss_without_a_gradient_and_a_clip_that_is_no_norm():
     run = Training()
     before = [weight.detach().clone() for weight in run.model.parameters()]
     total = loss_sum_of(run.model)
-    for wrong, said in ((lambda b: total(b).item(), "a float"), (lambda b: total(b).detach(), "a tensor without a graph"),
-                        (lambda b: total(b) * torch.ones(3, 1), r"a tensor of shape \(3, 1\)")):
-        with pytest.raises(Impossible, match=f"loss_sum gave {said}.* for micro-batch 0 of the window: let it return a scalar tensor with a graph"):
+    for wrong, said in (
+        (lambda b: total(b).item(), "a float"),
+        (lambda b: total(b).detach(), "a tensor without a graph"),
+        (lambda b: total(b) * torch.ones(3, 1), r"a tensor of shape \(3, 1\)"),
+    ):
+        with pytest.raises(
+            Impossible,
+            match=f"loss_sum gave {said}.* for micro-batch 0 of the window: let it return a scalar tensor with a graph",
+        ):
             update(TEN[:2], wrong, tokens, run.optimizer)
     for clip in (-1, 0, math.nan):
-        with pytest.raises(Impossible, match=f"clip is {clip}: give the largest norm that the gradient may have, above 0, or None"):
+        with pytest.raises(
+            Impossible,
+            match=f"clip is {clip}: give the largest norm that the gradient may have, above 0, or None",
+        ):
             run.accumulated(TEN, 4, clip=clip)
     assert all(map(torch.equal, before, run.model.parameters()))
-    assert update(TEN[:2], lambda b: total(b).view(1), tokens, run.optimizer) > 0  # one number, whatever its shape
+    assert (
+        update(TEN[:2], lambda b: total(b).view(1), tokens, run.optimizer) > 0
+    )  # one number, whatever its shape
 
 
 @pytest.mark.parametrize("rule", RULES.values())
 def test_no_counts_have_no_error(rule):
     for of in (noise_error, token_counts):
-        with pytest.raises(Impossible, match="The window holds no micro-batches: give at least one"):
+        with pytest.raises(
+            Impossible, match="The window holds no micro-batches: give at least one"
+        ):
             of(rule, ())
         with pytest.raises(Impossible, match="Micro-batch 1 of a window of 2 has 0 tokens"):
             of(rule, (3, 0))

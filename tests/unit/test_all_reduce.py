@@ -25,21 +25,30 @@ PART_BYTES = 1 << 18
 def cases(ranks):
     """(numbers, dtype, op) of each call."""
     sizes = sorted({0, 1, ranks - 1, ranks, ranks + 1})
-    return [(n, dtype, op) for dtype in DTYPES for op in ("sum", "mean") for n in (*sizes, *([LARGE] * (dtype == torch.float32)))
-            if op == "sum" or dtype.is_floating_point]
+    return [
+        (n, dtype, op)
+        for dtype in DTYPES
+        for op in ("sum", "mean")
+        for n in (*sizes, *([LARGE] * (dtype == torch.float32)))
+        if op == "sum" or dtype.is_floating_point
+    ]
 
 
 def given(rank, numbers, dtype):
-    values = torch.randn(numbers, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    values = torch.randn(
+        numbers, generator=torch.Generator().manual_seed(rank), dtype=torch.float64
+    )
     return values.to(dtype) if dtype.is_floating_point else (10 * values).to(torch.int64).to(dtype)
 
 
-@pytest.mark.parametrize("ranks, recorded", [(1, True), (2, True), (3, True), (8, True), (4, False)])
+@pytest.mark.parametrize(
+    "ranks, recorded", [(1, True), (2, True), (3, True), (8, True), (4, False)]
+)
 def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, recorded, tmp_path):
     """Any size and type, within (N-1) u sum |x| (integers exactly); all ranks to the bit; bytes and times as planned."""
 
     def program(rank):
-        pipelined_ring.__wrapped__.__defaults__ = PART_BYTES,
+        pipelined_ring.__wrapped__.__defaults__ = (PART_BYTES,)
         all_reduce.ROOM_BYTES = 3 * PART_BYTES  # so that a part's room is used again
         found = {}
         for number, (numbers, dtype, op) in enumerate(cases(rank.size)):
@@ -48,8 +57,15 @@ def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, recorded, t
             found[f"{number} on {rank.index}"] = tensor.view(torch.uint8)
         return found
 
-    cost = Cost({"F": 1}, links={(a, b): Link(100 + a, 7, 3) for a in range(ranks) for b in range(ranks)})
-    run = launch(program, ranks, directory=tmp_path / "run", **{"cost": cost} if recorded else {"record": False})
+    cost = Cost(
+        {"F": 1}, links={(a, b): Link(100 + a, 7, 3) for a in range(ranks) for b in range(ranks)}
+    )
+    run = launch(
+        program,
+        ranks,
+        directory=tmp_path / "run",
+        **{"cost": cost} if recorded else {"record": False},
+    )
     trace, found = run.wait(), run.result
     for number, (numbers, dtype, op) in enumerate(cases(ranks)):
         every = [found[f"{number} on {rank}"] for rank in range(ranks)]
@@ -61,17 +77,38 @@ def test_the_sum_is_right_on_every_rank_at_the_predicted_time(ranks, recorded, t
             assert torch.equal(reduced, addends.sum(0, dtype=dtype))
             continue
         share, unit = ranks if op == "mean" else 1, torch.finfo(dtype).eps / 2
-        bound = ((ranks - 1) * addends.abs().sum(0, dtype=torch.float64) * unit / share
-                 + (op == "mean") * (unit * reduced.abs().double() + torch.finfo(dtype).smallest_normal))
-        assert ((reduced.double() - addends.sum(0, dtype=torch.float64) / share).abs() <= bound * 1.01).all(), (numbers, dtype, op)
+        bound = (ranks - 1) * addends.abs().sum(0, dtype=torch.float64) * unit / share + (
+            op == "mean"
+        ) * (unit * reduced.abs().double() + torch.finfo(dtype).smallest_normal)
+        assert (
+            (reduced.double() - addends.sum(0, dtype=torch.float64) / share).abs() <= bound * 1.01
+        ).all(), (numbers, dtype, op)
     if not recorded:
         return
-    order = {rank: tuple(part.op for number, (numbers, dtype, op) in enumerate(cases(ranks)) if ranks > 1
-                         for part in chain(*pipelined_ring(rank, ranks, numbers, dtype.itemsize, f"call {number}", PART_BYTES)))
-             for rank in range(ranks)}
-    assert lanes_of(trace) == lanes_of(simulate(Plan({(rank, "compute"): ops for rank, ops in order.items()}, ranks), cost))
-    alike = lower_collective(Ring(ranks), 2 * ranks, 4, "call") if ranks > 1 else Plan({(0, "compute"): ()}, 1)
-    assert all(tuple(part.op for part in chain(*pipelined_ring(rank, ranks, 2 * ranks, 4, "call"))) == ops for (rank, _), ops in alike.lanes.items() if ops)
+    order = {
+        rank: tuple(
+            part.op
+            for number, (numbers, dtype, op) in enumerate(cases(ranks))
+            if ranks > 1
+            for part in chain(
+                *pipelined_ring(rank, ranks, numbers, dtype.itemsize, f"call {number}", PART_BYTES)
+            )
+        )
+        for rank in range(ranks)
+    }
+    assert lanes_of(trace) == lanes_of(
+        simulate(Plan({(rank, "compute"): ops for rank, ops in order.items()}, ranks), cost)
+    )
+    alike = (
+        lower_collective(Ring(ranks), 2 * ranks, 4, "call")
+        if ranks > 1
+        else Plan({(0, "compute"): ()}, 1)
+    )
+    assert all(
+        tuple(part.op for part in chain(*pipelined_ring(rank, ranks, 2 * ranks, 4, "call"))) == ops
+        for (rank, _), ops in alike.lanes.items()
+        if ops
+    )
     total = sum(numbers * dtype.itemsize for numbers, dtype, _ in cases(ranks))
     assert sum(trace.bytes_sent(rank) for rank in range(ranks)) == 2 * (ranks - 1) * total
     assert ranks in (1, 8) or any(" part 1" in transfer.name for transfer in trace.transfers())
@@ -82,41 +119,96 @@ def test_any_layout_is_reduced_and_what_differs_is_told_to_every_rank(mode, tmp_
     def program(rank):
         group, told = rank.group(), []
         rows = torch.arange(24.0).reshape(4, 6) * (rank.index + 1)
-        for cut in (lambda x: x.T, lambda x: x[:, ::2], lambda x: x[1:, 1:], lambda x: x[1, 1], torch.Tensor.requires_grad_):
+        for cut in (
+            lambda x: x.T,
+            lambda x: x[:, ::2],
+            lambda x: x[1:, 1:],
+            lambda x: x[1, 1],
+            torch.Tensor.requires_grad_,
+        ):
             whole = rows.clone()
             tensor = cut(whole)
             assert ring_all_reduce(tensor, group) is tensor
-            assert torch.equal(tensor.detach(), cut(rows / (rank.index + 1) * 6)) and whole.detach().eq(rows).sum() == whole.numel() - tensor.count_nonzero()
+            assert (
+                torch.equal(tensor.detach(), cut(rows / (rank.index + 1) * 6))
+                and whole.detach().eq(rows).sum() == whole.numel() - tensor.count_nonzero()
+            )
         odd = rank.index == 1
-        for wrong in ((torch.ones(5 + odd),), (torch.ones(1, dtype=torch.float16 if odd else torch.float32),), (torch.ones(1), "mean" if odd else "sum"),
-                      (torch.ones(0 if odd else 7), "sum"), (torch.ones(2), "sum", f"bucket {int(odd)}")):
+        for wrong in (
+            (torch.ones(5 + odd),),
+            (torch.ones(1, dtype=torch.float16 if odd else torch.float32),),
+            (torch.ones(1), "mean" if odd else "sum"),
+            (torch.ones(0 if odd else 7), "sum"),
+            (torch.ones(2), "sum", f"bucket {int(odd)}"),
+        ):
             with pytest.raises(Impossible) as refused:
                 ring_all_reduce(wrong[0], group, *wrong[1:])
             told.append(str(refused.value))
         group.barrier()
-        assert torch.equal(ring_all_reduce(torch.ones(5), group), torch.full((5,), 3.0))  # nothing of the refused calls is left
+        assert torch.equal(
+            ring_all_reduce(torch.ones(5), group), torch.full((5,), 3.0)
+        )  # nothing of the refused calls is left
         return {f"{rank.index}": np.array(told)}
 
     found = launch(program, 3, directory=tmp_path / "run", **mode).result
     assert found["0"].tolist() == found["1"].tolist() == found["2"].tolist()
-    assert found["0"].tolist() == [f"The ranks all-reduce different tensors: ranks 0 and 2: {most}; rank 1: {odd}; give the same shape, dtype, op and "
-                                   "name on every rank." for most, odd in (
-        ("sum of float32 of shape (5,) in all_reduce", "sum of float32 of shape (6,) in all_reduce"),
-        ("sum of float32 of shape (1,) in all_reduce", "sum of float16 of shape (1,) in all_reduce"),
-        ("sum of float32 of shape (1,) in all_reduce", "mean of float32 of shape (1,) in all_reduce"),
-        ("sum of float32 of shape (7,) in all_reduce", "sum of float32 of shape (0,) in all_reduce"),
-        ("sum of float32 of shape (2,) in bucket 0", "sum of float32 of shape (2,) in bucket 1"))]
+    assert found["0"].tolist() == [
+        f"The ranks all-reduce different tensors: ranks 0 and 2: {most}; rank 1: {odd}; give the same shape, dtype, op and "
+        "name on every rank."
+        for most, odd in (
+            (
+                "sum of float32 of shape (5,) in all_reduce",
+                "sum of float32 of shape (6,) in all_reduce",
+            ),
+            (
+                "sum of float32 of shape (1,) in all_reduce",
+                "sum of float16 of shape (1,) in all_reduce",
+            ),
+            (
+                "sum of float32 of shape (1,) in all_reduce",
+                "mean of float32 of shape (1,) in all_reduce",
+            ),
+            (
+                "sum of float32 of shape (7,) in all_reduce",
+                "sum of float32 of shape (0,) in all_reduce",
+            ),
+            (
+                "sum of float32 of shape (2,) in bucket 0",
+                "sum of float32 of shape (2,) in bucket 1",
+            ),
+        )
+    ]
 
 
-@pytest.mark.parametrize("tensor, op, told", [
-    (torch.ones(3), "max", "There is no ring all-reduce by 'max': choose sum or mean."),
-    (torch.ones(3, dtype=torch.int64), "mean", "The mean of int64 is no whole number: all-reduce by sum, or convert to float."),
-    (torch.ones(3, dtype=torch.bool), "sum", "bool has no addition: convert the tensor to a type that has one, such as float32."),
-    (torch.ones(3).to(torch.float8_e5m2), "sum", "float8_e5m2 has no addition: convert the tensor"),
-    (torch.ones(3).to_sparse(), "sum", "The tensor is torch.sparse_coo: all-reduce a dense one"),
-])
+@pytest.mark.parametrize(
+    "tensor, op, told",
+    [
+        (torch.ones(3), "max", "There is no ring all-reduce by 'max': choose sum or mean."),
+        (
+            torch.ones(3, dtype=torch.int64),
+            "mean",
+            "The mean of int64 is no whole number: all-reduce by sum, or convert to float.",
+        ),
+        (
+            torch.ones(3, dtype=torch.bool),
+            "sum",
+            "bool has no addition: convert the tensor to a type that has one, such as float32.",
+        ),
+        (
+            torch.ones(3).to(torch.float8_e5m2),
+            "sum",
+            "float8_e5m2 has no addition: convert the tensor",
+        ),
+        (
+            torch.ones(3).to_sparse(),
+            "sum",
+            "The tensor is torch.sparse_coo: all-reduce a dense one",
+        ),
+    ],
+)
 def test_what_has_no_sum_or_mean_is_refused(tensor, op, told):
     from bigtrain_lab.runtime.group import Alone
+
     with pytest.raises(Impossible, match="^" + told.replace("(", r"\(").replace(")", r"\)")):
         ring_all_reduce(tensor, Alone(), op)
 

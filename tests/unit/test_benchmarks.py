@@ -18,12 +18,30 @@ from benchmarks.__main__ import NAMES
 from bigtrain_lab.core import Impossible
 
 ROOT = Path(__file__).parents[2]
-RUN = ["accumulate", "checkpoint", "epoch", "faults", "fusion", "lamb", "ledger", "memory", "microscope", "policy", "sliders", "tensor_parallel"]
+RUN = [
+    "accumulate",
+    "checkpoint",
+    "epoch",
+    "faults",
+    "fusion",
+    "lamb",
+    "ledger",
+    "memory",
+    "microscope",
+    "policy",
+    "sliders",
+    "tensor_parallel",
+]
 
 
 @pytest.mark.slow
 def test_benchmarks_run_at_their_smallest_size():
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "--smallest", *RUN], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--smallest", *RUN],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" rows")] == RUN
 
@@ -33,7 +51,9 @@ def test_benchmarks_run_at_their_smallest_size():
 def test_a_benchmark_is_imported_and_its_rows_take_its_smallest_size(name):
     module = import_module(f"benchmarks.{name}")
     sizes = getattr(module, "SMALLEST", {})
-    inspect.signature(module.rows).bind(**{key: value for key, value in sizes.items() if not key.isupper()})
+    inspect.signature(module.rows).bind(
+        **{key: value for key, value in sizes.items() if not key.isupper()}
+    )
     assert name in RUN or name in __doc__
 
 
@@ -47,4 +67,7 @@ def test_sliders_names_what_a_lab_refuses_at_its_settings_and_at_its_prediction(
     for name, value in {"LABS": ("combined",), "seconds": seconds, "first_time": list}.items():
         monkeypatch.setattr(sliders, name, value)
     told = sliders.rows()[-1]["what"]
-    assert "precision bf16: No speed is stated." in told and told.count("replicas 3: 8 micro-batches cannot") == 1
+    assert (
+        "precision bf16: No speed is stated." in told
+        and told.count("replicas 3: 8 micro-batches cannot") == 1
+    )

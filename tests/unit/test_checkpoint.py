@@ -36,7 +36,9 @@ def torch_s(fn, *args):
 
 def net(dtype=torch.float32):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.4), nn.LayerNorm(16), nn.Linear(16, 6), nn.Tanh()).to(dtype)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.4), nn.LayerNorm(16), nn.Linear(16, 6), nn.Tanh()
+    ).to(dtype)
 
 
 def tensors_in(value):
@@ -52,12 +54,18 @@ def trained(call, form):
     between = torch.rand(3)
     sum((o.float() * (o.detach().float() + 1)).sum() for o in outputs if o.requires_grad).backward()
     inputs = tensors_in((args, kwargs))
-    found = [*(o.detach() for o in outputs), *(p.grad for p in module.parameters()), *(x.grad for x in inputs if x.is_leaf)]
+    found = [
+        *(o.detach() for o in outputs),
+        *(p.grad for p in module.parameters()),
+        *(x.grad for x in inputs if x.is_leaf),
+    ]
     return found, between, torch.rand(3)
 
 
 def same(a, b):
-    return len(a) == len(b) and all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b))
+    return len(a) == len(b) and all(
+        (x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b)
+    )
 
 
 def agree(form, call=checkpoint):
@@ -81,11 +89,31 @@ FORMS = {
     "no input has a gradient": lambda m: (m, (leaf(grad=False),), {}),
     "not a leaf": lambda m: (m, (leaf() * 2,), {}),
     "the same tensor twice": lambda m: (lambda a, b: m(a) * b, (leaf(),) * 2, {}),
-    "a mask by its name": lambda m: (lambda x, *, mask: m(x) * mask, (leaf(),), {"mask": leaf(grad=False) > 0}),
-    "a tensor with a gradient by its name": lambda m: (lambda x, scale: m(x) * scale, (leaf(),), {"scale": leaf()}),
-    "no tensors at all": lambda m: (lambda n, name, off=None: m(torch.ones(n, 6)) * len(name), (3, "abc"), {"off": None}),
-    "numbers beside tensors": lambda m: (lambda x, p, flag: F.dropout(m(x), p) if flag else x, (leaf(), 0.3, True), {}),
-    "nested": lambda m: (lambda d, pair: m(d["x"][0]) * pair.left + pair.right, ({"x": [leaf()]}, Pair(leaf(), leaf(grad=False))), {}),
+    "a mask by its name": lambda m: (
+        lambda x, *, mask: m(x) * mask,
+        (leaf(),),
+        {"mask": leaf(grad=False) > 0},
+    ),
+    "a tensor with a gradient by its name": lambda m: (
+        lambda x, scale: m(x) * scale,
+        (leaf(),),
+        {"scale": leaf()},
+    ),
+    "no tensors at all": lambda m: (
+        lambda n, name, off=None: m(torch.ones(n, 6)) * len(name),
+        (3, "abc"),
+        {"off": None},
+    ),
+    "numbers beside tensors": lambda m: (
+        lambda x, p, flag: F.dropout(m(x), p) if flag else x,
+        (leaf(), 0.3, True),
+        {},
+    ),
+    "nested": lambda m: (
+        lambda d, pair: m(d["x"][0]) * pair.left + pair.right,
+        ({"x": [leaf()]}, Pair(leaf(), leaf(grad=False))),
+        {},
+    ),
     "integers": lambda m: (lambda x, i: m(x)[i] * x[i], (leaf(), torch.tensor([2, 0, 2])), {}),
     "several outputs": lambda m: (lambda x: (m(x), {"b": x.exp(), "n": 3}), (leaf(),), {}),
     "an output that is the input": lambda m: (lambda x: (x, m(x)), (leaf() * 2,), {}),
@@ -93,9 +121,21 @@ FORMS = {
     "outputs that are views": lambda m: (lambda x: m(x).exp().split(3, dim=1), (leaf(),), {}),
     "an output not used": lambda m: (lambda x: (m(x), x.exp().sin().detach()), (leaf(),), {}),
     "a part without gradients": lambda m: (lambda x: m(x) * detached(m, x), (leaf(),), {}),
-    "random numbers of its own": lambda m: (lambda x: m(x) * torch.rand_like(x) + torch.randn(6), (leaf(),), {}),
-    "an in-place change inside": lambda m: (lambda x: (m(x) + 1).mul_(2).add_(x).exp_(), (leaf(),), {}),
-    "a list that it appends to": lambda m: (lambda xs: (xs.append(xs[0].sin()), m(xs[0]) * xs[-1])[1], ([leaf()],), {}),
+    "random numbers of its own": lambda m: (
+        lambda x: m(x) * torch.rand_like(x) + torch.randn(6),
+        (leaf(),),
+        {},
+    ),
+    "an in-place change inside": lambda m: (
+        lambda x: (m(x) + 1).mul_(2).add_(x).exp_(),
+        (leaf(),),
+        {},
+    ),
+    "a list that it appends to": lambda m: (
+        lambda xs: (xs.append(xs[0].sin()), m(xs[0]) * xs[-1])[1],
+        ([leaf()],),
+        {},
+    ),
     "a bound method": lambda m: (m.forward, (leaf(),), {}),
 }
 
@@ -112,18 +152,31 @@ def test_bits_are_those_of_the_plain_run(form):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_bits_nested_in_another(form):
-    agree(form, lambda fn, *a, **k: checkpoint(lambda *a, **k: checkpoint(lambda *a, **k: checkpoint(fn, *a, **k), *a, **k), *a, **k))
+    agree(
+        form,
+        lambda fn, *a, **k: checkpoint(
+            lambda *a, **k: checkpoint(lambda *a, **k: checkpoint(fn, *a, **k), *a, **k), *a, **k
+        ),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", [FORMS["one tensor"], FORMS["a mask by its name"], FORMS["no input has a gradient"]])
+@pytest.mark.parametrize(
+    "form", [FORMS["one tensor"], FORMS["a mask by its name"], FORMS["no input has a gradient"]]
+)
 def test_bits_under_autocast_with_the_backward_outside_it(form, dtype):
     def under(call):
         def run(fn, *args, **kwargs):
             with torch.autocast("cpu", dtype):
                 return call(fn, *args, **kwargs)
+
         return run
-    (found, *_), (expected, *_), (without, *_) = trained(under(checkpoint), form), trained(under(plain), form), trained(plain, form)
+
+    (found, *_), (expected, *_), (without, *_) = (
+        trained(under(checkpoint), form),
+        trained(under(plain), form),
+        trained(plain, form),
+    )
     assert same(found, expected) and not same(found, without)
 
 
@@ -131,9 +184,12 @@ def test_autocast_that_is_on_only_in_the_backward_does_not_reach_the_rerun():
     def slope(call):
         module, x = net(), leaf()
         y = call(module[:2], x).sum()
-        with torch.autocast("cpu", torch.bfloat16):  # which also has the backward's own matmuls in bfloat16
+        with torch.autocast(
+            "cpu", torch.bfloat16
+        ):  # which also has the backward's own matmuls in bfloat16
             y.backward()
         return x.grad
+
     assert torch.equal(slope(checkpoint), slope(plain))
 
 
@@ -155,6 +211,7 @@ def test_function_modes_are_those_of_the_forward(inside):
         with Doubled() if inside[1] else nullcontext():
             y.backward()
         return x.grad
+
     assert torch.equal(slope(checkpoint), slope(plain))
 
 
@@ -170,7 +227,10 @@ def test_a_function_mode_of_the_moment_does_not_reach_the_rerun():
 @pytest.mark.slow  # torch loads what it knows of meta tensors
 def test_a_default_device_is_that_of_the_forward():
     with torch.device("meta"):
-        y = checkpoint(lambda x: (torch.ones(4, 6, requires_grad=True) * x).exp(), torch.ones(4, 6, requires_grad=True))
+        y = checkpoint(
+            lambda x: (torch.ones(4, 6, requires_grad=True) * x).exp(),
+            torch.ones(4, 6, requires_grad=True),
+        )
     y.sum().backward()  # on the CPU the shapes would agree and the device not
 
 
@@ -183,6 +243,7 @@ def test_the_rerun_stops_at_the_last_tensor_it_needs_and_the_function_does_not()
         y = y + 1
         done.append("end")
         return y
+
     x = leaf()
     checkpoint(fn, x).sum().backward()
     assert done == ["saved", "end"], "exp saved its result, and the rerun went on"
@@ -197,6 +258,7 @@ def test_an_except_in_fn_does_not_catch_the_stop():
             return x.exp()
         except Exception:
             return x.sin().cos()
+
     x = leaf()
     checkpoint(fn, x).sum().backward()
     assert torch.equal(x.grad, x.detach().exp())
@@ -209,6 +271,7 @@ def test_a_part_whose_graph_is_gone_is_not_run_for():
         first = x.exp()
         runs.append("second")
         return first, first.sin().cos()
+
     x = leaf()
     first, second = checkpoint(fn, x)
     del second
@@ -234,11 +297,19 @@ def test_a_weight_used_inside_and_outside_and_in_two_checkpoints():
         h = call(lambda x: (x @ weight).tanh(), leaf())
         y = call(lambda h: (h @ weight.T).sin().exp(), h @ h.T @ h)
         return torch.autograd.grad((y @ weight).square().sum(), weight)
+
     assert same(slopes(checkpoint), slopes(plain))
 
 
-@pytest.mark.parametrize("outer, inner", [(checkpoint, checkpoint_by_function), (checkpoint_by_function, checkpoint),
-                                          (checkpoint, torch_s), (torch_s, checkpoint)])
+@pytest.mark.parametrize(
+    "outer, inner",
+    [
+        (checkpoint, checkpoint_by_function),
+        (checkpoint_by_function, checkpoint),
+        (checkpoint, torch_s),
+        (torch_s, checkpoint),
+    ],
+)
 def test_one_inside_another_s(outer, inner):
     agree(FORMS["one tensor"], lambda fn, *a: outer(lambda *a: inner(fn, *a), *a))
 
@@ -258,6 +329,7 @@ def test_several_backwards_of_one_graph():
     def fn(x):
         runs.append(1)
         return x.exp() * x.sin()
+
     x = leaf()
     y = checkpoint(fn, x).sum()
     slopes = [torch.autograd.grad(y, x, retain_graph=again)[0] for again in (True, True, False)]
@@ -269,16 +341,22 @@ def test_several_backwards_of_one_graph():
 def test_a_part_of_the_gradient():
     a, b = leaf(), leaf()
     y, z = checkpoint(lambda a, b: ((a * b).exp(), b.sin() * a.cos()), a, b)
-    assert torch.equal(torch.autograd.grad(z.sum(), b, retain_graph=True)[0], a.detach().cos() * b.detach().cos())
+    assert torch.equal(
+        torch.autograd.grad(z.sum(), b, retain_graph=True)[0], a.detach().cos() * b.detach().cos()
+    )
     assert torch.equal(torch.autograd.grad(y.sum(), a)[0], (a * b).detach().exp() * b.detach())
 
 
 def test_a_backward_of_a_backward():
     def curves(call):
-        x, weight = leaf().double().detach().requires_grad_(), torch.full((6, 3), 0.2, dtype=torch.float64, requires_grad=True)
+        x, weight = (
+            leaf().double().detach().requires_grad_(),
+            torch.full((6, 3), 0.2, dtype=torch.float64, requires_grad=True),
+        )
         y = call(lambda x: (x @ weight).tanh().exp() * (x @ weight), x).sum()
         (slope,) = torch.autograd.grad(y, x, create_graph=True)
         return [slope.detach(), *torch.autograd.grad(slope.square().sum(), (x, weight))]
+
     assert same(curves(checkpoint), curves(plain))
     assert same(curves(lambda fn, x: checkpoint(lambda x: checkpoint(fn, x), x)), curves(plain))
 
@@ -294,7 +372,10 @@ def test_fn_may_ask_for_gradients_itself(depth):
         x = leaf()
         call(penalised, x * 1).sum().backward()
         return [x.grad]
-    nested = checkpoint if depth == 1 else lambda fn, x: checkpoint(lambda x: checkpoint(fn, x).cos(), x)
+
+    nested = (
+        checkpoint if depth == 1 else lambda fn, x: checkpoint(lambda x: checkpoint(fn, x).cos(), x)
+    )
     expected = plain if depth == 1 else lambda fn, x: fn(x).cos()
     assert same(inputs(nested), inputs(expected))
 
@@ -305,9 +386,14 @@ def test_fn_may_ask_for_gradients_through_a_checkpoint_inside_it():
             y = call(lambda x: (x.sin() * x).exp(), x)
             (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             return (y * slope).tanh()
+
         return fn
+
     x = leaf()
-    found, expected = torch.autograd.grad(checkpoint(outer(checkpoint), x).sum(), x), torch.autograd.grad(outer(plain)(x).sum(), x)
+    found, expected = (
+        torch.autograd.grad(checkpoint(outer(checkpoint), x).sum(), x),
+        torch.autograd.grad(outer(plain)(x).sum(), x),
+    )
     assert same(found, expected)
 
 
@@ -326,6 +412,7 @@ def test_what_raises_in_the_forward_or_in_the_rerun_is_raised():
         if len(calls) in (1, 3):
             raise KeyError("mine")
         return x.exp().sin()
+
     with pytest.raises(KeyError, match="mine"):
         checkpoint(fn, leaf())
     y = checkpoint(fn, leaf())
@@ -336,12 +423,18 @@ def test_what_raises_in_the_forward_or_in_the_rerun_is_raised():
     y.sum().backward()  # and the graph is as it was
 
 
-@pytest.mark.parametrize("second, sentence", [
-    (lambda x: x[:2].exp(), r"tensor 0 that autograd saves was float32 of shape \(4, 6\) on cpu, and is now float32 of shape \(2, 6\) on cpu"),
-    (lambda x: x.double().exp(), "was float32 .* and is now float64"),
-    (lambda x: x.to("meta").exp(), "on cpu, and is now float32 .* on meta"),
-    (lambda x: x + 1, "saved 0 tensors when it ran again, and 1 before"),
-])
+@pytest.mark.parametrize(
+    "second, sentence",
+    [
+        (
+            lambda x: x[:2].exp(),
+            r"tensor 0 that autograd saves was float32 of shape \(4, 6\) on cpu, and is now float32 of shape \(2, 6\) on cpu",
+        ),
+        (lambda x: x.double().exp(), "was float32 .* and is now float64"),
+        (lambda x: x.to("meta").exp(), "on cpu, and is now float32 .* on meta"),
+        (lambda x: x + 1, "saved 0 tensors when it ran again, and 1 before"),
+    ],
+)
 def test_a_function_that_does_something_else_the_second_time(second, sentence):
     ways = iter([lambda x: x.exp(), second])
     y = checkpoint(lambda x: next(ways)(x).sum(), leaf())
@@ -354,7 +447,10 @@ def test_a_weight_that_moved_between_forward_and_backward():
     y = checkpoint(module, leaf()).sum()
     with torch.no_grad():
         module[4].weight.mul_(0.5)
-    with pytest.raises(Impossible, match="weight of shape .* was changed in place between the forward of Sequential and its backward"):
+    with pytest.raises(
+        Impossible,
+        match="weight of shape .* was changed in place between the forward of Sequential and its backward",
+    ):
         y.backward()
 
 
@@ -366,7 +462,10 @@ def test_a_weight_that_moved_though_autograd_saves_none_that_did(function):
         y = checkpoint(function(module), leaf(grad=False)).sum()
         with torch.no_grad():
             weight.add_(1)
-        with pytest.raises(Impossible, match=r"weight of shape .* was changed in place between the forward of \w+ and its backward"):
+        with pytest.raises(
+            Impossible,
+            match=r"weight of shape .* was changed in place between the forward of \w+ and its backward",
+        ):
             y.backward()
 
 
@@ -382,7 +481,10 @@ def test_a_weight_that_fn_moves_itself_or_that_moves_once_its_part_is_done():
         first, second = nn.Linear(6, 6), nn.Linear(6, 4)
         for weight in (*first.parameters(), *second.parameters()):
             weight.register_post_accumulate_grad_hook(stepped)
-        call(nn.Sequential(second, nn.Tanh()), call(nn.Sequential(first, nn.Tanh()), leaf(grad=False))).sum().backward()
+        call(
+            nn.Sequential(second, nn.Tanh()),
+            call(nn.Sequential(first, nn.Tanh()), leaf(grad=False)),
+        ).sum().backward()
         slopes.append([w.detach() for w in (*first.parameters(), *second.parameters())])
     assert same(*slopes)
 
@@ -398,24 +500,36 @@ def test_an_input_that_changed_between_forward_and_backward():
 def test_a_saved_tensor_that_fn_itself_changes():
     """Plain autograd refuses this; hooks switch its check off, and a silent rerun would give a wrong gradient."""
     y = checkpoint(lambda x: (x.exp().mul_(2) + 1).sin(), leaf()).sum()
-    with pytest.raises(Impossible, match=r"changed a float32 of shape \(4, 6\) on cpu in place which its backward needs"):
+    with pytest.raises(
+        Impossible,
+        match=r"changed a float32 of shape \(4, 6\) on cpu in place which its backward needs",
+    ):
         y.backward()
 
 
 def test_bad_functions_are_a_sentence():
-    with pytest.raises(Impossible, match=r"bump changed args\[0\] in place, .* write the result to a new tensor"):
+    with pytest.raises(
+        Impossible, match=r"bump changed args\[0\] in place, .* write the result to a new tensor"
+    ):
+
         def bump(x, mask):
             return x.add_(1) * mask["m"]
+
         checkpoint(bump, leaf(grad=False), {"m": leaf()})
     with pytest.raises(Impossible, match=r"changed kwargs\['mask'\]\['m'\]\[0\] in place"):
         checkpoint(lambda x, *, mask: x * mask["m"][0].mul_(2), leaf(), mask={"m": [torch.ones(6)]})
     with pytest.raises(Impossible, match="returned nothing.*: return the result"):
         checkpoint(lambda x: None, leaf())
-    with pytest.raises(Impossible, match="use_reentrant is an option of torch.utils.checkpoint: leave it out"):
+    with pytest.raises(
+        Impossible, match="use_reentrant is an option of torch.utils.checkpoint: leave it out"
+    ):
         checkpoint(torch.sin, leaf(), use_reentrant=False)
     with torch.inference_mode():
         mask = torch.ones(6)
-    with pytest.raises(Impossible, match=r"kwargs\['m'\]\[0\] was made in inference mode, so no backward can keep it: pass its clone\(\)"):
+    with pytest.raises(
+        Impossible,
+        match=r"kwargs\['m'\]\[0\] was made in inference mode, so no backward can keep it: pass its clone\(\)",
+    ):
         checkpoint(lambda x, m: x * m[0], leaf(), m=[mask])
 
 
@@ -428,6 +542,7 @@ def test_an_argument_may_be_called_fn():
 
 def watched(made: list, fn):
     """fn, with a weak reference to every tensor that torch functions inside it make."""
+
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
@@ -438,6 +553,7 @@ def watched(made: list, fn):
     def run(*args):
         with Watch():
             return fn(*args)
+
     return run
 
 
@@ -446,7 +562,10 @@ def saved_bytes(meter) -> int:
 
 
 def test_only_the_argument_is_kept_and_all_goes_with_the_backward():
-    x, module = torch.zeros(8, 16, requires_grad=True), nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
+    x, module = (
+        torch.zeros(8, 16, requires_grad=True),
+        nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)]),
+    )
     meter = Meter()
     meter.holdings = lambda: {"weights": list(module.parameters())}
     with meter.begin():
@@ -455,12 +574,22 @@ def test_only_the_argument_is_kept_and_all_goes_with_the_backward():
     assert saved_bytes(meter) == 8 * 16 * 4  # h, which exp saves too
     with meter.begin():
         y.sum().backward()
-    assert max(size for _, size in meter.end()["activations"]) == 5 * 8 * 16 * 4, "the rerun's tensors count while they live"
+    assert max(size for _, size in meter.end()["activations"]) == 5 * 8 * 16 * 4, (
+        "the rerun's tensors count while they live"
+    )
     assert saved_bytes(meter) == 0
 
 
 def test_the_ledger_tells_arguments_from_what_the_rerun_makes():
-    layers, x = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU()) for _ in range(5)]), torch.ones(4, 8)
+    layers, x = (
+        nn.ModuleList(
+            [
+                nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU())
+                for _ in range(5)
+            ]
+        ),
+        torch.ones(4, 8),
+    )
 
     def peaks(call):
         with Ledger(layers) as ledger:
@@ -469,8 +598,12 @@ def test_the_ledger_tells_arguments_from_what_the_rerun_makes():
                 h = call(layer, h)
             h.sum().backward()
         return ledger.peak("activations"), ledger.peak("recomputed")
+
     state = 4 * 8 * 4
-    assert peaks(plain) == ((3 * 5 - 1) * state, 0)  # each layer's input, tanh(.) and what gelu is of; x itself is an input
+    assert peaks(plain) == (
+        (3 * 5 - 1) * state,
+        0,
+    )  # each layer's input, tanh(.) and what gelu is of; x itself is an input
     assert peaks(checkpoint) == (4 * state, 2 * state)
 
 
@@ -480,7 +613,9 @@ def test_tensors_inside_die_without_the_garbage_collector():
         made = []
         x = leaf()
         y = checkpoint(watched(made, lambda x: (x.exp().sin() * x).tanh() + 1), x)
-        assert len(made) >= 5 and [r() is not None for r in made] == [False] * (len(made) - 1) + [True]
+        assert len(made) >= 5 and [r() is not None for r in made] == [False] * (len(made) - 1) + [
+            True
+        ]
         y.sum().backward()
         del y
         assert not any(r() is not None for r in made)
@@ -491,6 +626,7 @@ def test_tensors_inside_die_without_the_garbage_collector():
 def test_arguments_go_with_the_graph():
     class Big:
         pass
+
     for finish in (lambda y: y.sum().backward(), lambda y: None):
         big, x = Big(), leaf() * 2
         gone = weakref.ref(big), weakref.ref(x)
@@ -516,6 +652,7 @@ def test_a_tensor_of_the_rerun_goes_as_soon_as_it_was_used():
         def backward(ctx, dy):
             sizes.append(saved_bytes(meter))
             return dy
+
     meter.holdings = lambda: {"inputs": [x]}
     with meter.begin():
         y = checkpoint(lambda x: Look.apply(Look.apply(Look.apply(x).exp()).exp()).exp(), x)
@@ -537,23 +674,33 @@ def test_arguments_may_wait_elsewhere():
             y = call(lambda x: x.exp() * x.sin(), x * 1)
         y.sum().backward()
         return [x.grad]
+
     assert same(slope(checkpoint), slope(plain))
 
 
 def test_threads_may_share_a_graph():
     """In a backward each device has a thread, and two reruns at once would draw from one another's random state."""
+
     def fn(x):
         parts = []
         for _ in range(4):
             time.sleep(0.002)
             parts.append((x * torch.rand_like(x)).exp().sum())
         return parts
+
     x, found = leaf(), {}
     state = torch.get_rng_state()
     parts = checkpoint(fn, x)
     torch.set_rng_state(state)
     expected = [torch.autograd.grad(part, x)[0] for part in fn(x)]
-    threads = [threading.Thread(target=lambda i=i: found.update({i: torch.autograd.grad(parts[i], x, retain_graph=True)[0]})) for i in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda i=i: found.update(
+                {i: torch.autograd.grad(parts[i], x, retain_graph=True)[0]}
+            )
+        )
+        for i in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -571,11 +718,18 @@ def test_the_random_state_of_every_device_of_the_arguments(monkeypatch):
 
         def set_rng_state(state, device):
             states[device] = state.clone()
+
     monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
-    noted = Conditions.now([SimpleNamespace(device=torch.device(d)) for d in ("cuda:0", "cpu", "cuda:2", "meta", "cuda:0")])
+    noted = Conditions.now(
+        [
+            SimpleNamespace(device=torch.device(d))
+            for d in ("cuda:0", "cpu", "cuda:2", "meta", "cuda:0")
+        ]
+    )
 
     def seen():
         return [int(state) for state in states.values()]
+
     for state in states.values():
         state.add_(10)
     with noted.restored():
@@ -602,7 +756,14 @@ def test_bits_on_a_gpu_with_dropout_and_autocast():
             y = call(lambda x: module(x) * torch.rand_like(x) * torch.rand(6).cuda(), x)
         drawn = torch.rand(2, device="cuda")
         y.float().sum().backward()
-        return [x.grad, *(p.grad for p in module.parameters()), drawn, torch.rand(2, device="cuda"), torch.rand(2)]
+        return [
+            x.grad,
+            *(p.grad for p in module.parameters()),
+            drawn,
+            torch.rand(2, device="cuda"),
+            torch.rand(2),
+        ]
+
     torch.use_deterministic_algorithms(True)
     try:
         assert same(step(checkpoint), step(plain))

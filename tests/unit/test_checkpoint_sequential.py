@@ -38,8 +38,13 @@ class Same(nn.Module):
 def unequal():
     """Layers of all sorts: some save their input, some their output, some nothing of their own."""
     torch.manual_seed(0)
-    made = [nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Dropout(0.3)) for a, b in zip(WIDTHS, WIDTHS[1:])]
-    return nn.ModuleList([*made[:3], Same(), made[3], nn.Dropout(0.5), Same(), *made[4:], nn.Linear(5, 3), Same()])
+    made = [
+        nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Dropout(0.3))
+        for a, b in zip(WIDTHS, WIDTHS[1:])
+    ]
+    return nn.ModuleList(
+        [*made[:3], Same(), made[3], nn.Dropout(0.5), Same(), *made[4:], nn.Linear(5, 3), Same()]
+    )
 
 
 def blocks(config=CONFIG):
@@ -51,18 +56,40 @@ def blocks(config=CONFIG):
 
         def forward(self, x):
             return self.block(x, Noise(3, 0, 0))
+
     return nn.ModuleList(map(Layer, range(config.layers)))
 
 
 CHAINS = {"MLP": (unequal, (7, 6)), "GPT": (blocks, (2, 12, 16))}
-ORDERS = {"mixed": lambda n: [A(0), *map(F, range(1, n)), *map(B, reversed(range(1, n))), F(0), B(0)],
-          "sweeps": lambda n: [*map(A, range(n - 1)), F(n - 1), B(n - 1), *(step for i in reversed(range(n - 1)) for step in (*map(A, range(i)), F(i), B(i)))]}
-PLANS = ["keep-all", "keep-none", "every-2", "every-3", "sqrt", "halving", "revolve", "optimal", *ORDERS]
+ORDERS = {
+    "mixed": lambda n: [A(0), *map(F, range(1, n)), *map(B, reversed(range(1, n))), F(0), B(0)],
+    "sweeps": lambda n: [
+        *map(A, range(n - 1)),
+        F(n - 1),
+        B(n - 1),
+        *(step for i in reversed(range(n - 1)) for step in (*map(A, range(i)), F(i), B(i))),
+    ],
+}
+PLANS = [
+    "keep-all",
+    "keep-none",
+    "every-2",
+    "every-3",
+    "sqrt",
+    "halving",
+    "revolve",
+    "optimal",
+    *ORDERS,
+]
 
 
 def operations(plan, chain):
     least = peak_bytes(plan_of("keep-none", chain), chain)
-    budget = (least + peak_bytes(plan_of("keep-all", chain), chain)) // 2 if plan in ("optimal", "revolve") else None
+    budget = (
+        (least + peak_bytes(plan_of("keep-all", chain), chain)) // 2
+        if plan in ("optimal", "revolve")
+        else None
+    )
     return plan_of(ORDERS[plan](chain.layers) if plan in ORDERS else plan, chain, budget)
 
 
@@ -91,7 +118,9 @@ def trained(layers, x, forward):
 
 
 def same(a, b):
-    return len(a) == len(b) and all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b))
+    return len(a) == len(b) and all(
+        (x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b)
+    )
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -109,16 +138,22 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
     @contextmanager
     def span(action):
         done.append(action)
-        with meter.begin() if action.kind != "B" else (meter.begin(), nullcontext())[1]:  # a backward sets hooks anew, node by node
+        with (
+            meter.begin() if action.kind != "B" else (meter.begin(), nullcontext())[1]
+        ):  # a backward sets hooks anew, node by node
             yield
         before = after[-1] if after else 0
         readings = [size for _, size in meter.end().get("activations", ())]
         after.append(meter._measure()["activations"])
-        assert max(readings, default=0) <= max(before, after[-1]), f"{action} saves what it does not keep"
+        assert max(readings, default=0) <= max(before, after[-1]), (
+            f"{action} saves what it does not keep"
+        )
         inside.extend(readings)
 
     x.grad = None
-    found = trained(layers, x, lambda x: checkpoint_sequential(layers, ops, x, span=span)) + [x.grad]
+    found = trained(layers, x, lambda x: checkpoint_sequential(layers, ops, x, span=span)) + [
+        x.grad
+    ]
     assert same(found, expected)
     assert done == [op.action for op in ops]
     assert after == live(ops, chain)
@@ -129,7 +164,10 @@ def test_bits_operations_and_bytes_are_the_plan_s(name, plan):
 def test_by_name_and_budget_and_without_a_gradient_of_x(plan):
     layers, x = unequal(), start((7, 6), grad=False)
     expected = trained(layers, x, lambda x: run_plain(layers, x))
-    assert same(trained(layers, x, lambda x: checkpoint_sequential(layers, plan, x, budget_bytes=7_000)), expected)
+    assert same(
+        trained(layers, x, lambda x: checkpoint_sequential(layers, plan, x, budget_bytes=7_000)),
+        expected,
+    )
     assert x.grad is None
 
 
@@ -141,14 +179,24 @@ def test_x_in_the_middle_of_a_graph_and_the_loss_beyond():
         def run(x):
             h = before(x)
             return chain(h).cos() * h.sum()
+
         return run
-    expected = trained(layers, x, forward(lambda h: run_plain(layers, h))) + [x.grad, before.weight.grad]
+
+    expected = trained(layers, x, forward(lambda h: run_plain(layers, h))) + [
+        x.grad,
+        before.weight.grad,
+    ]
     x.grad = before.weight.grad = None
-    assert same(trained(layers, x, forward(lambda h: checkpoint_sequential(layers, "every-3", h))) + [x.grad, before.weight.grad], expected)
+    assert same(
+        trained(layers, x, forward(lambda h: checkpoint_sequential(layers, "every-3", h)))
+        + [x.grad, before.weight.grad],
+        expected,
+    )
 
 
 def test_under_autocast_and_a_function_mode_left_before_the_backward():
     from bigtrain_lab.techniques.precision_policy import Policy
+
     for context in (lambda: torch.autocast("cpu", torch.bfloat16), lambda: Policy(torch.bfloat16)):
         layers, x = unequal(), start((7, 6))
 
@@ -157,10 +205,15 @@ def test_under_autocast_and_a_function_mode_left_before_the_backward():
                 with context():
                     y = chain(x)
                 return y.float()
+
             return run
+
         results = []
-        for chain in (lambda x: run_plain(layers, x), lambda x: checkpoint_sequential(layers, "keep-none", x),
-                      lambda x: checkpoint(lambda x: run_plain(layers, x), x)):
+        for chain in (
+            lambda x: run_plain(layers, x),
+            lambda x: checkpoint_sequential(layers, "keep-none", x),
+            lambda x: checkpoint(lambda x: run_plain(layers, x), x),
+        ):
             x.grad = None
             results.append(trained(layers, x, under(chain)) + [x.grad])
         assert same(results[1], results[0]) and same(results[2], results[0])
@@ -170,8 +223,12 @@ def test_under_autocast_and_a_function_mode_left_before_the_backward():
 def test_inside_a_checkpoint_and_with_checkpoints_inside():
     layers, x = unequal(), start((7, 6))
     expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
-    for forward in (lambda x: checkpoint(lambda x: checkpoint_sequential(layers, "every-3", x), x),
-                    lambda x: checkpoint_sequential([partial(checkpoint, layer) for layer in layers], "every-3", x)):
+    for forward in (
+        lambda x: checkpoint(lambda x: checkpoint_sequential(layers, "every-3", x), x),
+        lambda x: checkpoint_sequential(
+            [partial(checkpoint, layer) for layer in layers], "every-3", x
+        ),
+    ):
         x.grad = None
         assert same(trained(layers, x, forward) + [x.grad], expected)
 
@@ -198,8 +255,12 @@ def test_states_may_be_tuples(plan):
         a, b = start((3, 4)), start((3, 4))
         found = trained(layers, (a, ids, b), chain)
         return found + [a.grad, b.grad]
+
     stack = [*layers, tail]
-    assert same(outcome(lambda s: checkpoint_sequential(stack, plan, s)), outcome(lambda s: run_plain(stack, s)))
+    assert same(
+        outcome(lambda s: checkpoint_sequential(stack, plan, s)),
+        outcome(lambda s: run_plain(stack, s)),
+    )
 
 
 def test_one_output_alone_reaches_only_what_it_depends_on():
@@ -209,6 +270,7 @@ def test_one_output_alone_reaches_only_what_it_depends_on():
         assert torch.equal(ids, torch.tensor([2, 0, 1])) and not ids.requires_grad
         first.sum().backward()
         return [a.grad, b.grad, *(p.grad for p in layers.parameters())]
+
     expected = outcome(run_plain)
     assert [g is None for g in expected] == [False, True, False, True]
     assert same(outcome(lambda layers, s: checkpoint_sequential(layers, "keep-none", s)), expected)
@@ -217,8 +279,16 @@ def test_one_output_alone_reaches_only_what_it_depends_on():
 def test_operations_that_keep_longer_than_they_must():
     layers, x = unequal()[:3], start((7, 6))
     chain = weigh(layers, x)
-    ops = [Op(A(0), (0, 1)), Op(A(1), (0, 1)), Op(F(2), (0, 1)), Op(B(2), (0, 1)), Op(F(1)._replace(micro_batch=1), (0, 1)),
-           Op(B(1)._replace(micro_batch=1), (0,)), Op(F(0)._replace(micro_batch=1), (0,)), Op(B(0)._replace(micro_batch=1), ())]
+    ops = [
+        Op(A(0), (0, 1)),
+        Op(A(1), (0, 1)),
+        Op(F(2), (0, 1)),
+        Op(B(2), (0, 1)),
+        Op(F(1)._replace(micro_batch=1), (0, 1)),
+        Op(B(1)._replace(micro_batch=1), (0,)),
+        Op(F(0)._replace(micro_batch=1), (0,)),
+        Op(B(0)._replace(micro_batch=1), ()),
+    ]
     meter, after = Meter(), []
     meter.holdings = lambda: {"weights": list(layers.parameters())}
 
@@ -227,6 +297,7 @@ def test_operations_that_keep_longer_than_they_must():
         with meter.begin() if action.kind != "B" else (meter.begin(), nullcontext())[1]:
             yield
         after.append(meter._measure()["activations"])
+
     checkpoint_sequential(layers, ops, x, span=span).sum().backward()
     assert after == live(ops, chain)
 
@@ -246,6 +317,7 @@ def test_a_state_in_hand_is_let_go_before_a_backward():
         def backward(ctx, dy):
             alive.append(made[-1]() is not None)
             return dy
+
     order = [A(0), F(1), A(0), B(1), A(0), F(0), B(0)]
     y = checkpoint_sequential([Layer.apply, lambda x: x * 2], order, start((4,)))
     y.sum().backward()
@@ -255,13 +327,19 @@ def test_a_state_in_hand_is_let_go_before_a_backward():
 def test_integers_in_front():
     table, linear = nn.Embedding(10, 6), nn.Linear(6, 2)
     layers, ids = nn.ModuleList([table, linear, Same()]), torch.tensor([[1, 4, 1]])
-    assert same(trained(layers, ids, lambda x: checkpoint_sequential(layers, "keep-none", x)), trained(layers, ids, lambda x: run_plain(layers, x)))
+    assert same(
+        trained(layers, ids, lambda x: checkpoint_sequential(layers, "keep-none", x)),
+        trained(layers, ids, lambda x: run_plain(layers, x)),
+    )
 
 
 def test_shared_weights_gather_all_their_gradients():
     linear = nn.Linear(6, 6)
     layers, x = nn.ModuleList([linear, Same(), linear, linear]), start((2, 6))
-    assert same(trained(layers, x, lambda x: checkpoint_sequential(layers, "every-2", x)), trained(layers, x, lambda x: run_plain(layers, x)))
+    assert same(
+        trained(layers, x, lambda x: checkpoint_sequential(layers, "every-2", x)),
+        trained(layers, x, lambda x: run_plain(layers, x)),
+    )
 
 
 @pytest.mark.parametrize("last", [Same(), nn.Softmax(-1), nn.Identity()])
@@ -272,13 +350,18 @@ def test_a_weight_that_moved_between_forward_and_backward(last, moved):
     with torch.no_grad():
         getattr(layers[2], moved).mul_(3)
         layers[0].func.bias.mul_(3)
-    with pytest.raises(Impossible, match=r"weight of shape .* was changed in place between the forward of layer \d and its backward"):
+    with pytest.raises(
+        Impossible,
+        match=r"weight of shape .* was changed in place between the forward of layer \d and its backward",
+    ):
         y.square().sum().backward()
 
 
 def test_weights_that_a_layer_moves_itself_or_that_step_as_their_gradients_come():
     table = nn.Embedding(10, 6, max_norm=0.5)
-    checkpoint_sequential([table, Same(), Same(), Same()], "keep-none", torch.tensor([1, 2])).sum().backward()  # runs four times
+    checkpoint_sequential(
+        [table, Same(), Same(), Same()], "keep-none", torch.tensor([1, 2])
+    ).sum().backward()  # runs four times
     ends = []
     for chain in (run_plain, lambda layers, x: checkpoint_sequential(layers, "keep-none", x)):
         layers = unequal()
@@ -308,20 +391,29 @@ def test_layers_may_use_a_tensor_with_a_graph_beside_their_input(plan):
         c = code(start((2, 6), grad=False)).exp()
         chain([lambda x: (x * c).tanh()] * 3, x).sum().backward()
         return code.weight.grad, x.grad
-    assert same(outcome(lambda layers, x: checkpoint_sequential(layers, plan, x)), outcome(run_plain))
+
+    assert same(
+        outcome(lambda layers, x: checkpoint_sequential(layers, plan, x)), outcome(run_plain)
+    )
 
 
 def test_without_gradients_every_layer_runs_once():
     layers, seen = unequal().eval(), []
     with torch.no_grad():
-        y = checkpoint_sequential([*layers, lambda x: (seen.append(1), x)[1]], "keep-none", start((7, 6)))
+        y = checkpoint_sequential(
+            [*layers, lambda x: (seen.append(1), x)[1]], "keep-none", start((7, 6))
+        )
     assert torch.equal(y, run_plain(layers, start((7, 6)))) and seen == [1] and not y.requires_grad
 
 
 def test_a_record_holds_what_its_layer_saves_and_nothing_more():
     """tanh saves its output: its input and the layer's before go, though a leaf in their place would stay."""
     states = []
-    layers = [lambda x: x + 1, lambda x: (states.append(weakref.ref(x)), x.tanh())[1], lambda x: x * 2]
+    layers = [
+        lambda x: x + 1,
+        lambda x: (states.append(weakref.ref(x)), x.tanh())[1],
+        lambda x: x * 2,
+    ]
     y = checkpoint_sequential(layers, "keep-all", start((4,)))
     assert states[0]() is None and y.shape == (4,)
 
@@ -332,6 +424,7 @@ def test_all_goes_with_the_output():
             y = x.exp()
             alive.append(weakref.ref(y))
             return y
+
     for finish in (lambda y: y.sum().backward(), lambda y: None):
         alive = []
         gc.disable()
@@ -349,12 +442,23 @@ def test_all_goes_with_the_output():
 
 GRAPHS = {  # all that a plain graph answers: the gradients of x and of all weights
     "torch.autograd.grad": lambda y, at: torch.autograd.grad(y, at),
-    "twice": lambda y, at: [*torch.autograd.grad(y, at, retain_graph=True), *torch.autograd.grad(y, at)],
-    "thrice, the first one for a part": lambda y, at: [*torch.autograd.grad(y, at[-3:], retain_graph=True),
-                                                       *torch.autograd.grad(y, at, retain_graph=True), *torch.autograd.grad(y, at[:2])],
+    "twice": lambda y, at: [
+        *torch.autograd.grad(y, at, retain_graph=True),
+        *torch.autograd.grad(y, at),
+    ],
+    "thrice, the first one for a part": lambda y, at: [
+        *torch.autograd.grad(y, at[-3:], retain_graph=True),
+        *torch.autograd.grad(y, at, retain_graph=True),
+        *torch.autograd.grad(y, at[:2]),
+    ],
     "backward(inputs=)": lambda y, at: (y.backward(inputs=at[:3]), [t.grad for t in at])[1],
-    "a backward of a backward": lambda y, at: torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(y, at, create_graph=True)), at),
-    "what a node saved": lambda y, at: [y.grad_fn.next_functions[0][0]._saved_self, *torch.autograd.grad(y, at)],
+    "a backward of a backward": lambda y, at: torch.autograd.grad(
+        sum(g.square().sum() for g in torch.autograd.grad(y, at, create_graph=True)), at
+    ),
+    "what a node saved": lambda y, at: [
+        y.grad_fn.next_functions[0][0]._saved_self,
+        *torch.autograd.grad(y, at),
+    ],
 }
 
 
@@ -367,7 +471,12 @@ def test_every_backward_is_the_plain_graph_s(ask, plan):
         layers.zero_grad()
         torch.manual_seed(5)
         x = start((7, 6))
-        found.append([g if g is None else g.clone() for g in ask(chain(layers, x).square().sum(), [x, *layers.parameters()])])
+        found.append(
+            [
+                g if g is None else g.clone()
+                for g in ask(chain(layers, x).square().sum(), [x, *layers.parameters()])
+            ]
+        )
     assert same(*found)
 
 
@@ -401,7 +510,10 @@ def test_a_saved_tensor_may_be_asked_for_twice_and_a_layer_may_ask_for_gradients
         x = start((2, 3))
         chain([Same(), lambda x: Square.apply(x.exp()), penalised, Same()], x).sum().backward()
         return [x.grad]
-    assert same(outcome(lambda layers, x: checkpoint_sequential(layers, "keep-none", x)), outcome(run_plain))
+
+    assert same(
+        outcome(lambda layers, x: checkpoint_sequential(layers, "keep-none", x)), outcome(run_plain)
+    )
 
 
 def test_a_pass_in_the_backward_ends_with_what_its_layer_saves_unless_the_state_is_read():
@@ -413,37 +525,66 @@ def test_a_pass_in_the_backward_ends_with_what_its_layer_saves_unless_the_state_
         y = y + 1
         done.append("end")
         return y
+
     y = checkpoint_sequential([layer] * 4, "every-2", start((4,)))
     assert done == ["saved", "end"] * 4
     done.clear()
     y.sum().backward()
-    assert done == ["saved", "end"], "layer 0 alone: layer 1 ends inside exp, which saves its result"
+    assert done == ["saved", "end"], (
+        "layer 0 alone: layer 1 ends inside exp, which saves its result"
+    )
 
 
 def test_layers_below_the_first_that_has_a_gradient_do_not_run_again():
     runs = []
-    layers = [lambda x, i=i: (runs.append(i), x * 2)[1] for i in range(3)] + [nn.Linear(6, 6), Same()]
+    layers = [lambda x, i=i: (runs.append(i), x * 2)[1] for i in range(3)] + [
+        nn.Linear(6, 6),
+        Same(),
+    ]
     checkpoint_sequential(layers, "every-2", start((2, 6), grad=False)).sum().backward()
     assert runs == [0, 1, 2, 2]  # the last makes x_3 for the linear layer
 
 
-@pytest.mark.parametrize("layers, plan, sentence", [
-    ([nn.Linear(6, 6), nn.ReLU(inplace=True)], "keep-all", "Layer 1 changed its input in place.*: let it write its result to a new tensor"),
-    ([nn.Linear(6, 6), lambda x: None], "keep-all", "Layer 1 returned nothing: between layers travels a tensor"),
-    ([lambda x: [x]], "keep-all", "Layer 0 returned a list"),
-    ([nn.Linear(6, 6)] * 2, [F(0), F(1), B(1)], r"backward of layer 0 is missing"),
-    ([nn.Linear(6, 6)] * 2, [Op(A(0), ()), Op(F(1), ()), Op(B(1), ()), Op(F(0), ()), Op(B(0), ())], "needs x_0, which is neither kept nor just made"),
-    ([nn.Linear(6, 6)] * 2, [A(0), A(0), F(1), B(1), F(0), B(0)], "runs a layer a second time before the last one has run"),
-    ([], "keep-all", "layer"),
-    ([nn.Linear(6, 6)] * 3, "optimal", "budget"),
-    ([Same()], "selective", "has a method 'core' to run again"),
-    (nn.Linear(6, 6), "sqrt", "layers is one Linear: give a list of layers, or a Sequential"),
-    ([Same()] * 5, 2, 'plan is the number 2: what torch calls 2 segments is here "every-3", 3 layers to one kept input'),
-    ([Same()] * 2, 0, 'plan is of type int: give a name such as "sqrt"'),
-    ([Same()] * 2, True, 'plan is of type bool: give a name such as "sqrt"'),
-    ([Same()] * 2, None, "plan is of type NoneType: give a name"),
-    ([Same()] * 2, torch.ones(2), "plan is of type Tensor: give a name"),
-])
+@pytest.mark.parametrize(
+    "layers, plan, sentence",
+    [
+        (
+            [nn.Linear(6, 6), nn.ReLU(inplace=True)],
+            "keep-all",
+            "Layer 1 changed its input in place.*: let it write its result to a new tensor",
+        ),
+        (
+            [nn.Linear(6, 6), lambda x: None],
+            "keep-all",
+            "Layer 1 returned nothing: between layers travels a tensor",
+        ),
+        ([lambda x: [x]], "keep-all", "Layer 0 returned a list"),
+        ([nn.Linear(6, 6)] * 2, [F(0), F(1), B(1)], r"backward of layer 0 is missing"),
+        (
+            [nn.Linear(6, 6)] * 2,
+            [Op(A(0), ()), Op(F(1), ()), Op(B(1), ()), Op(F(0), ()), Op(B(0), ())],
+            "needs x_0, which is neither kept nor just made",
+        ),
+        (
+            [nn.Linear(6, 6)] * 2,
+            [A(0), A(0), F(1), B(1), F(0), B(0)],
+            "runs a layer a second time before the last one has run",
+        ),
+        ([], "keep-all", "layer"),
+        ([nn.Linear(6, 6)] * 3, "optimal", "budget"),
+        ([Same()], "selective", "has a method 'core' to run again"),
+        (nn.Linear(6, 6), "sqrt", "layers is one Linear: give a list of layers, or a Sequential"),
+        (
+            [Same()] * 5,
+            2,
+            'plan is the number 2: what torch calls 2 segments is here "every-3", 3 layers to one kept input',
+        ),
+        ([Same()] * 2, 0, 'plan is of type int: give a name such as "sqrt"'),
+        ([Same()] * 2, True, 'plan is of type bool: give a name such as "sqrt"'),
+        ([Same()] * 2, None, "plan is of type NoneType: give a name"),
+        ([Same()] * 2, torch.ones(2), "plan is of type Tensor: give a name"),
+    ],
+)
 def test_bad_chains_are_a_sentence(layers, plan, sentence):
     with pytest.raises(Impossible, match=sentence):
         checkpoint_sequential(layers, plan, start((7, 6)))
@@ -459,7 +600,10 @@ def test_a_budget_that_a_plan_exceeds_is_a_sentence(plan):
     layers, x = [nn.Linear(6, 6), Same()], start((7, 6))
     chain = weigh(layers, x)
     peak = peak_bytes(plan_of(plan, chain), chain)
-    with pytest.raises(Impossible, match=f"The plan keeps {peak} B at its peak, which exceeds the budget of {peak - 1} B: take the plan optimal"):
+    with pytest.raises(
+        Impossible,
+        match=f"The plan keeps {peak} B at its peak, which exceeds the budget of {peak - 1} B: take the plan optimal",
+    ):
         checkpoint_sequential(layers, plan, x, budget_bytes=peak - 1)
     checkpoint_sequential(layers, plan, x, budget_bytes=peak).sum().backward()
     with pytest.raises(Impossible, match="budget_bytes is '1MB': give a number of bytes"):
@@ -475,12 +619,27 @@ def test_x_of_inference_mode_is_a_sentence():
         checkpoint_sequential([nn.Linear(6, 6)], "sqrt", x)
 
 
-@pytest.mark.parametrize("order", [lambda n: [F(0), *map(A, range(1, n - 1)), F(n - 1), B(n - 1), *map(F, range(1, n - 1)), *map(B, reversed(range(n - 1)))],
-                                   *ORDERS.values()])
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda n: [
+            F(0),
+            *map(A, range(1, n - 1)),
+            F(n - 1),
+            B(n - 1),
+            *map(F, range(1, n - 1)),
+            *map(B, reversed(range(n - 1))),
+        ],
+        *ORDERS.values(),
+    ],
+)
 def test_kinds_at_each_operation_are_the_ledger_s(order):
     """Layer 0 saves its output and is recorded early; in the backward layer 1 saves that too, and it stays an activation."""
     sizes = [4, 6, 3, 5, 2]
-    layers = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.Tanh() if b != 5 else nn.GELU()) for a, b in zip(sizes, sizes[1:]))
+    layers = nn.ModuleList(
+        nn.Sequential(nn.Linear(a, b), nn.Tanh() if b != 5 else nn.GELU())
+        for a, b in zip(sizes, sizes[1:])
+    )
     chain, seen = weigh(layers, start((3, 4))), []
     ops = plan_of(order(len(layers)), chain)
 
@@ -488,12 +647,15 @@ def test_kinds_at_each_operation_are_the_ledger_s(order):
     def span(action):
         yield
         seen.append({kind: ledger.now(kind) for kind in ("activations", "recomputed")})
+
     with Ledger(layers) as ledger:
         x = start((3, 4), grad=False) * 1
         y = checkpoint_sequential(layers, ops, x, span=span)
         del x
         y.sum().backward()
-    assert seen == [{kind: at[kind] for kind in ("activations", "recomputed")} for at in held(ops, chain)]
+    assert seen == [
+        {kind: at[kind] for kind in ("activations", "recomputed")} for at in held(ops, chain)
+    ]
 
 
 # -- weighing, and a part only ----------------------------------------------------------------------------------
@@ -506,8 +668,13 @@ def test_weights_of_layers_by_hand():
     state = torch.get_rng_state()
     chain = weigh(layers, start((5, 6)))
     assert torch.equal(torch.get_rng_state(), state) and layers[0].weight.grad is None
-    assert chain == Chain.of(states=(120, 80, 80, 160, 160), saved=(0, 0, 160, 0), forwards=(120, 0, 160, 0),
-                             saves_input=(True, False, True, False), saves_output=(False, True, False, False))
+    assert chain == Chain.of(
+        states=(120, 80, 80, 160, 160),
+        saved=(0, 0, 160, 0),
+        forwards=(120, 0, 160, 0),
+        saves_input=(True, False, True, False),
+        saves_output=(False, True, False, False),
+    )
 
 
 def test_selective_keeps_all_but_the_square_and_computes_the_same_bits():
@@ -520,7 +687,10 @@ def test_selective_keeps_all_but_the_square_and_computes_the_same_bits():
     saved = [a - b for a, b in zip(whole.saved, part.saved)]
     assert all(square * 9 <= s <= square * 9 + 64 for s in saved)
     expected = trained(layers, x, lambda x: run_plain(layers, x)) + [x.grad]
-    for forward in (lambda x: run_plain(again, x), lambda x: checkpoint_sequential(layers, "selective", x)):
+    for forward in (
+        lambda x: run_plain(again, x),
+        lambda x: checkpoint_sequential(layers, "selective", x),
+    ):
         x.grad = None
         assert same(trained(layers, x, forward) + [x.grad], expected)
     assert "core" not in vars(layers[0].block.attention)
@@ -550,7 +720,9 @@ def test_selective_leaves_a_method_of_the_instance_s_own_and_may_be_nested():
 
 
 def test_selective_of_what_is_not_there():
-    with pytest.raises(Impossible, match="Nothing in Linear has a method 'kernel' to run again: name the method"):
+    with pytest.raises(
+        Impossible, match="Nothing in Linear has a method 'kernel' to run again: name the method"
+    ):
         selective(nn.Linear(2, 2), "kernel")
 
 
@@ -578,7 +750,9 @@ def spanned(rank, how):
     found = {}
     for plan in ("keep-all", "sqrt", "keep-none"):
         torch.manual_seed(0)
-        layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(6)])
+        layers = nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(6)]
+        )
         x = torch.ones(4, 8, requires_grad=True)
         rank.watch(lambda: {"weights": layers.parameters(), "inputs": [x]})
         with Ledger(layers) if "inside a ledger" in how else nullcontext():
@@ -593,12 +767,17 @@ def spanned(rank, how):
     return found
 
 
-@pytest.mark.parametrize("how", ["by the chain", "around it", "by the chain, inside a ledger", "around it, inside a ledger"])
+@pytest.mark.parametrize(
+    "how",
+    ["by the chain", "around it", "by the chain, inside a ledger", "around it, inside a ledger"],
+)
 def test_spans_of_a_run_around_its_operations(tmp_path, how):
     """A meter's span sets hooks, which autograd sets anew between two of its nodes."""
     run = launch(partial(spanned, how=how), 1, directory=tmp_path)
     trace, found = run.wait(), run.result
-    assert np.array_equal(found["keep-all"], found["sqrt"]) and np.array_equal(found["keep-all"], found["keep-none"])
+    assert np.array_equal(found["keep-all"], found["sqrt"]) and np.array_equal(
+        found["keep-all"], found["keep-none"]
+    )
     assert np.abs(found["sqrt"]).max() > 0
     if "by the chain" in how:
         assert sum(span.kind == "B" for span in trace.spans(0)) == 3 * 6
@@ -613,6 +792,7 @@ def test_a_span_that_sets_hooks_leaves_those_around_it():
         with saved_tensors_hooks(lambda t: t, lambda t: t):
             yield
         seen.append(str(action))
+
     for around in (nullcontext(), saved_tensors_hooks(lambda t: t, lambda t: t)):
         with around:
             before = torch._C._autograd._top_saved_tensors_default_hooks(True)

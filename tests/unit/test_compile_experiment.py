@@ -7,7 +7,15 @@ import pytest
 
 from bigtrain_lab.checks import run_differs
 from bigtrain_lab.core import Impossible, Scalar, Trace
-from bigtrain_lab.experiments.compilers import BYTES, COMPILED, EAGER, FIRST, FUNCTIONS, Compile, break_even
+from bigtrain_lab.experiments.compilers import (
+    BYTES,
+    COMPILED,
+    EAGER,
+    FIRST,
+    FUNCTIONS,
+    Compile,
+    break_even,
+)
 from bigtrain_lab.figures import figure
 from bigtrain_lab.rates import last
 from bigtrain_lab.report import column
@@ -17,17 +25,28 @@ SMALL = dict(rows=70, columns=96, dtype="float64", steps=2)
 
 def table(**settings) -> dict:
     asked = Compile(**settings)
-    return {name: amount.value for name, amount in column(asked.quantities, asked.predict()).items()}
+    return {
+        name: amount.value for name, amount in column(asked.quantities, asked.predict()).items()
+    }
 
 
 def test_the_numbers_of_the_lesson():
     eager, ours = (table(rows=4000, compiler=compiler) for compiler in ("eager", "ours"))
-    assert (eager["kernels a step"], eager[BYTES]) == (9, 1_344_000_000) and (ours["kernels a step"], ours[BYTES]) == (1, 128_000_000)
+    assert (eager["kernels a step"], eager[BYTES]) == (9, 1_344_000_000) and (
+        ours["kernels a step"],
+        ours[BYTES],
+    ) == (1, 128_000_000)
     told = " ".join(Compile(rows=4000).explain(Compile(rows=4000).predict()))
     assert "10.5 times faster" in told and "a factor of 1.37" in told
 
 
-@pytest.mark.parametrize("settings", [dict(compiler="ours", function="softmax", block=256), dict(compiler="eager", function="product")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(compiler="ours", function="softmax", block=256),
+        dict(compiler="eager", function="product"),
+    ],
+)
 def test_a_run_is_as_predicted(settings, tmp_path):
     asked = Compile(**SMALL, **settings, backward=True)
     run = asked.run(directory=tmp_path / "run")
@@ -35,7 +54,11 @@ def test_a_run_is_as_predicted(settings, tmp_path):
     assert run.result and run_differs(asked, run) == []
     assert last(trace, BYTES) == last(asked.predict(), BYTES) == asked.moved()
     told = "\n".join(asked.explain(trace))
-    assert "Graph 1: the first call of this code." in told and "Graph 2: the shape of x was 70 x 96" in told and "Graph 3" not in told
+    assert (
+        "Graph 1: the first call of this code." in told
+        and "Graph 2: the shape of x was 70 x 96" in told
+        and "Graph 3" not in told
+    )
     for name in asked.figures:
         figure(name, trace)
 
@@ -43,14 +66,27 @@ def test_a_run_is_as_predicted(settings, tmp_path):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_is_launched_at_once_costs_one_launch(function):
     """A small tensor's kernels take the time of their launches, which a CUDA graph pays once a pass; a large one's that of its bytes."""
-    small, large = ({name: Compile(function=function, rows=rows, columns=rows, compiler=name).predict().step_time
-                     for name in ("eager", "ours", "cuda-graph")} for rows in (64, 8192))
-    assert small["cuda-graph"] <= small["ours"] < small["eager"] and large["ours"] < large["cuda-graph"] <= large["eager"]
+    small, large = (
+        {
+            name: Compile(function=function, rows=rows, columns=rows, compiler=name)
+            .predict()
+            .step_time
+            for name in ("eager", "ours", "cuda-graph")
+        }
+        for rows in (64, 8192)
+    )
+    assert (
+        small["cuda-graph"] <= small["ours"] < small["eager"]
+        and large["ours"] < large["cuda-graph"] <= large["eager"]
+    )
 
 
 def test_a_run_that_does_not_fit_is_refused():
     huge = Compile(rows=65536, columns=65536)
-    with pytest.raises(Impossible, match="^The rank would hold .* this machine has .* available: .* Fewer rows than 65,536 would need less.$"):
+    with pytest.raises(
+        Impossible,
+        match="^The rank would hold .* this machine has .* available: .* Fewer rows than 65,536 would need less.$",
+    ):
         huge.run()
 
 
@@ -58,8 +94,11 @@ def test_what_a_machine_lacks_is_told(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setitem(__import__("sys").modules, "jax", None)
-    for refused, said in ((lambda: Compile(compiler="cuda-graph").run(), "none is visible here"), (lambda: Compile(compiler="inductor").run(), "install g\\+\\+"),
-                          (Compile().hlo, "pip install 'bigtrain-lab\\[xla\\]'")):
+    for refused, said in (
+        (lambda: Compile(compiler="cuda-graph").run(), "none is visible here"),
+        (lambda: Compile(compiler="inductor").run(), "install g\\+\\+"),
+        (Compile().hlo, "pip install 'bigtrain-lab\\[xla\\]'"),
+    ):
         with pytest.raises(Impossible, match=said):
             refused()
 
@@ -71,17 +110,47 @@ def test_xla_fuses_the_nine_operators_too():
     assert before.count("tanh(") == 1 and "fusion(" not in before and after.count("fusion(") == 1
 
 
-@pytest.mark.parametrize("eager, compiled, steps, said", [
-    ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0], 3, "earned back after 3 steps"), ([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], 0, "never earned back"),
-    ([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], None, "neither is faster within that spread")])
-def test_wall_clock_is_measured_a_median_and_no_winner_within_the_spread(eager, compiled, steps, said):
+@pytest.mark.parametrize(
+    "eager, compiled, steps, said",
+    [
+        ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0], 3, "earned back after 3 steps"),
+        ([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], 0, "never earned back"),
+        ([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], None, "neither is faster within that spread"),
+    ],
+)
+def test_wall_clock_is_measured_a_median_and_no_winner_within_the_spread(
+    eager, compiled, steps, said
+):
     asked = Compile(**SMALL)
-    logged = [(FIRST, [10.0]), (EAGER, eager), (COMPILED, compiled), ("block 4096", eager), ("block 8192", compiled)]
-    events = [*asked.predict(), *(Scalar(0, "compute", "scalar", name, 0, value) for name, values in logged for value in values)]
-    modelled, measured = (Trace.of(events, **asked.predict().header() | {"clock": clock}) for clock in ("modelled", "measured"))
+    logged = [
+        (FIRST, [10.0]),
+        (EAGER, eager),
+        (COMPILED, compiled),
+        ("block 4096", eager),
+        ("block 8192", compiled),
+    ]
+    events = [
+        *asked.predict(),
+        *(
+            Scalar(0, "compute", "scalar", name, 0, value)
+            for name, values in logged
+            for value in values
+        ),
+    ]
+    modelled, measured = (
+        Trace.of(events, **asked.predict().header() | {"clock": clock})
+        for clock in ("modelled", "measured")
+    )
     table = column(asked.quantities, measured)
-    assert (table["eager call, here, median"].value, table["compiled call, here, median"].value) == (median(eager), median(compiled))
-    assert not any("here" in name for name in column(asked.quantities, modelled)) and any("here" in name for name in table)
+    assert (
+        table["eager call, here, median"].value,
+        table["compiled call, here, median"].value,
+    ) == (median(eager), median(compiled))
+    assert not any("here" in name for name in column(asked.quantities, modelled)) and any(
+        "here" in name for name in table
+    )
     assert break_even(measured) == steps and said in " ".join(asked.explain(modelled))
     title = figure("blocks", measured).layout.title.text
-    assert ("no winner among 2 sizes" in title) == (steps is None) and ("fastest" in title) == (steps is not None)
+    assert ("no winner among 2 sizes" in title) == (steps is None) and ("fastest" in title) == (
+        steps is not None
+    )

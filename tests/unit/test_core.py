@@ -12,7 +12,19 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from bigtrain_lab.core import Cost, Family, Hardware, Impossible, Link, Memory, Mesh, Scalar, Span, Trace, Transfer
+from bigtrain_lab.core import (
+    Cost,
+    Family,
+    Hardware,
+    Impossible,
+    Link,
+    Memory,
+    Mesh,
+    Scalar,
+    Span,
+    Trace,
+    Transfer,
+)
 from bigtrain_lab.core.hardware import PROFILES, TAGS, TICKS_PER_SECOND
 from bigtrain_lab.schedule import Action, Schedule
 from bigtrain_lab.simulate import simulate
@@ -22,6 +34,7 @@ from bigtrain_lab.simulate import simulate
 def Shape():
     class Shape(Family, family=""):
         pass
+
     return Shape
 
 
@@ -72,30 +85,63 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("text, line, why", [
-    ("def half(:\n", 1, "SyntaxError: invalid syntax"),
-    ("import nothing_of_this_name\n", 1, "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-    ("from .shape import Shape\nclass Square(Shape):\n    name = 'square'\nclass Bad(Shape):\n    name = 1 / 0\n", 5, "ZeroDivisionError: division by zero"),
-    ("from .shape import Shape\nclass Round(Shape):\n    name = 'circle'\n", 2, "Impossible: The name 'circle' is taken by .*circle.Circle"),
-], ids=["syntax", "import", "class", "name"])
+@pytest.mark.parametrize(
+    "text, line, why",
+    [
+        ("def half(:\n", 1, "SyntaxError: invalid syntax"),
+        (
+            "import nothing_of_this_name\n",
+            1,
+            "ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        ),
+        (
+            "from .shape import Shape\nclass Square(Shape):\n    name = 'square'\nclass Bad(Shape):\n    name = 1 / 0\n",
+            5,
+            "ZeroDivisionError: division by zero",
+        ),
+        (
+            "from .shape import Shape\nclass Round(Shape):\n    name = 'circle'\n",
+            2,
+            "Impossible: The name 'circle' is taken by .*circle.Circle",
+        ),
+    ],
+    ids=["syntax", "import", "class", "name"],
+)
 def test_a_file_that_does_not_import_keeps_no_other_out(text, line, why, tmp_path, monkeypatch):
     package = f"shapes_{tmp_path.name.replace('-', '_')}"
     (tmp_path / package).mkdir()
-    for name, source in {**FILES, "line": text, "triangle": FILES["circle"].replace("Circle", "Triangle").replace("circle", "triangle")}.items():
+    for name, source in {
+        **FILES,
+        "line": text,
+        "triangle": FILES["circle"].replace("Circle", "Triangle").replace("circle", "triangle"),
+    }.items():
         (tmp_path / package / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     Shape = importlib.import_module(package).Shape
     told = f"{tmp_path / package / 'line.py'}, line {line}: {why}.*; nothing of this file is there until it is mended"
     with pytest.warns(UserWarning, match=told):
         assert list(Shape.all()) == ["circle", "triangle"]
-    with pytest.warns(UserWarning), pytest.raises(Impossible, match=f"no shape called 'line': choose one of circle, triangle. {told}"):
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(
+            Impossible, match=f"no shape called 'line': choose one of circle, triangle. {told}"
+        ),
+    ):
         Shape.named("line")
 
 
 def test_a_member_without_a_name_is_told_and_a_base_is_not(Shape):
     base = typed(Shape, "Base")
     typed(base, "Mine", name="mine")
-    abstract = ABCMeta("Abstract", (Shape,), {"__module__": "__main__", "__qualname__": "Abstract", "draw": abstractmethod(lambda self: None)})
+    abstract = ABCMeta(
+        "Abstract",
+        (Shape,),
+        {
+            "__module__": "__main__",
+            "__qualname__": "Abstract",
+            "draw": abstractmethod(lambda self: None),
+        },
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(Shape.all()) == ["mine"]
@@ -103,7 +149,10 @@ def test_a_member_without_a_name_is_told_and_a_base_is_not(Shape):
     said = 'Forgotten has no name of its own, so it is in no menu: write name = "..." in the class.'
     with pytest.warns(UserWarning, match=re.escape(said)):
         assert list(Shape.all()) == ["mine"]
-    with pytest.warns(UserWarning), pytest.raises(Impossible, match=re.escape(f"choose one of mine. {said}")):
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(Impossible, match=re.escape(f"choose one of mine. {said}")),
+    ):
         Shape.named("forgotten")
 
 
@@ -111,8 +160,16 @@ def test_mesh_is_row_major_and_its_last_axis_neighbours():
     mesh = Mesh(dp=2, pp=3, tp=2)
     assert mesh.size == 12 and mesh.coords(7) == {"dp": 1, "pp": 0, "tp": 1}
     assert all(mesh.rank(**mesh.coords(i)) == i for i in range(12))
-    assert mesh.peers(7, "tp") == (6, 7) and mesh.peers(7, "pp") == (7, 9, 11) and mesh.peers(7, "dp") == (1, 7)
-    for bad, words in ((lambda: Mesh(dp=0), "dp=0"), (lambda: mesh.coords(12), "Rank 12"), (lambda: mesh.peers(0, "x"), "no axis 'x'")):
+    assert (
+        mesh.peers(7, "tp") == (6, 7)
+        and mesh.peers(7, "pp") == (7, 9, 11)
+        and mesh.peers(7, "dp") == (1, 7)
+    )
+    for bad, words in (
+        (lambda: Mesh(dp=0), "dp=0"),
+        (lambda: mesh.coords(12), "Rank 12"),
+        (lambda: mesh.peers(0, "x"), "no axis 'x'"),
+    ):
         with pytest.raises(Impossible, match=words):
             bad()
 
@@ -123,27 +180,56 @@ def test_durations_are_exact_and_rounded_up_once():
     assert Cost({"F": 0.0001}).duration(step, 0) == 1
     assert Cost({"F": [1, 2]}).duration((Action("F", 1, 0),), 0) == 2000
     both = (Action("F", 0, 1), Action("B", 0, 0))
-    assert Cost({"F": 1, "B": 2}).duration(both, 0) == 3000 and Cost({"F": 1, "B": 2, "F+B": 2.5}).duration(both, 0) == 2500
+    assert (
+        Cost({"F": 1, "B": 2}).duration(both, 0) == 3000
+        and Cost({"F": 1, "B": 2, "F+B": 2.5}).duration(both, 0) == 2500
+    )
     assert Cost({"F": 1}, slowdown={1: 1.5}).duration(step, 1) == 1500
     assert Cost({"F": np.float64(0.1)}).duration(step, 0) == 100
-    shared = Cost({}, links={(0, 1): Link(5, 2, 1), (1, 0): Link(5, 2, 1)}, shares={"comm:dp": "0.25"})
-    assert (shared.link(0, 1).gap(10), shared.link(0, 1, "comm:dp").gap(10), shared.link(0, 1, "comm:dp").alpha) == (20, 80, 5)
-    assert [shared.collective("all_reduce", 10, (0, 1), lane) for lane in ("compute", "comm:dp")] == [30, 90]
-    with pytest.raises(Impossible, match="shares of the links are .*: give each more than 0, and all together at most 1"):
+    shared = Cost(
+        {}, links={(0, 1): Link(5, 2, 1), (1, 0): Link(5, 2, 1)}, shares={"comm:dp": "0.25"}
+    )
+    assert (
+        shared.link(0, 1).gap(10),
+        shared.link(0, 1, "comm:dp").gap(10),
+        shared.link(0, 1, "comm:dp").alpha,
+    ) == (20, 80, 5)
+    assert [
+        shared.collective("all_reduce", 10, (0, 1), lane) for lane in ("compute", "comm:dp")
+    ] == [30, 90]
+    with pytest.raises(
+        Impossible,
+        match="shares of the links are .*: give each more than 0, and all together at most 1",
+    ):
         Cost({}, shares={"a": "0.6", "b": "0.5"})
     for wrong in (float("inf"), float("nan"), "x"):
         with pytest.raises(Impossible, match="is no cost"):
             Cost({"F": wrong})
-    for kind in ({"durations": {"F": -1}}, {"durations": {"F": 1}, "messages": {"F": -5}}, {"durations": {"F": 1}, "slowdown": {0: -1}}):
+    for kind in (
+        {"durations": {"F": -1}},
+        {"durations": {"F": 1}, "messages": {"F": -5}},
+        {"durations": {"F": 1}, "slowdown": {0: -1}},
+    ):
         with pytest.raises(Impossible, match="must not be negative"):
             Cost(**kind)
 
 
 def test_a_step_beside_a_busy_lane_takes_its_slowdown_longer():
-    both, cost = (Action("F", 0, 1), Action("B", 0, 0)), Cost({"F": 1, "B": 2}, slowdown={1: 1.5}, overlap_slowdown=1.13)
-    assert [cost.duration(both, rank, beside=yes) for rank in (0, 1) for yes in (False, True)] == [3000, 3390, 4500, 5085]
+    both, cost = (
+        (Action("F", 0, 1), Action("B", 0, 0)),
+        Cost({"F": 1, "B": 2}, slowdown={1: 1.5}, overlap_slowdown=1.13),
+    )
+    assert [cost.duration(both, rank, beside=yes) for rank in (0, 1) for yes in (False, True)] == [
+        3000,
+        3390,
+        4500,
+        5085,
+    ]
     third = Cost({"F": Fraction(1, 3)}, overlap_slowdown=1.13)
-    assert [third.duration(both[:1], 0, beside=yes) for yes in (False, True)] == [334, 377]  # ceil(1130 / 3), not 1.13 * 334
+    assert [third.duration(both[:1], 0, beside=yes) for yes in (False, True)] == [
+        334,
+        377,
+    ]  # ceil(1130 / 3), not 1.13 * 334
     with pytest.raises(Impossible, match="must not be negative"):
         Cost({"F": 1}, overlap_slowdown=-1)
 
@@ -151,17 +237,35 @@ def test_a_step_beside_a_busy_lane_takes_its_slowdown_longer():
 def test_a_collective_costs_its_ring():
     """By hand: links of 7 ticks and 3/2 ticks a byte inside a node of 2, of 100 ticks and 5 ticks a byte between nodes."""
     inside, between = Link(7, 3, 2), Link(100, 5, 1)
-    links = {(a, b): inside if a // 2 == b // 2 else between for a in range(6) for b in range(6) if a != b}
+    links = {
+        (a, b): inside if a // 2 == b // 2 else between
+        for a in range(6)
+        for b in range(6)
+        if a != b
+    }
     cost = Cost({}, links=links, node_size=2)
     by_hand = {  # of 11 bytes, on two ranks of a node and on four of two nodes
-        "all_reduce": (2 * 7 + 17, 6 * 100 + 83), "reduce_scatter": (7 + 9, 3 * 100 + 42), "all_gather": (7 + 9, 3 * 100 + 42),
-        "broadcast": (7 + 17, 3 * 100 + 55), "barrier": (2 * 7, 6 * 100)}
+        "all_reduce": (2 * 7 + 17, 6 * 100 + 83),
+        "reduce_scatter": (7 + 9, 3 * 100 + 42),
+        "all_gather": (7 + 9, 3 * 100 + 42),
+        "broadcast": (7 + 17, 3 * 100 + 55),
+        "barrier": (2 * 7, 6 * 100),
+    }
     for kind, (two, four) in by_hand.items():
-        assert (cost.collective(kind, 11, [0, 1]), cost.collective(kind, 11, [3, 2, 1, 0])) == (two, four), kind
+        assert (cost.collective(kind, 11, [0, 1]), cost.collective(kind, 11, [3, 2, 1, 0])) == (
+            two,
+            four,
+        ), kind
         assert cost.collective(kind, 11, [4]) == Cost({}).collective(kind, 10**9, range(8)) == 0
     assert pickle.loads(pickle.dumps(cost)).collective("all_reduce", 11, [0, 1]) == 31
-    slow = replace(cost, links={**links, (0, 2): Link(10**6)})  # no link of the ring 0 1 2 3, however its ranks are named
-    assert slow.collective("barrier", 0, [0, 2, 1, 3]) == slow.collective("barrier", 0, range(4)) == 6 * 100
+    slow = replace(
+        cost, links={**links, (0, 2): Link(10**6)}
+    )  # no link of the ring 0 1 2 3, however its ranks are named
+    assert (
+        slow.collective("barrier", 0, [0, 2, 1, 3])
+        == slow.collective("barrier", 0, range(4))
+        == 6 * 100
+    )
     with pytest.raises(Impossible, match="no collective 'gather'"):
         cost.collective("gather", 1, [0, 1])
 
@@ -172,16 +276,29 @@ def test_the_bandwidth_of_a_collective_falls_with_the_nodes_as_published():
     cost = Cost({}, **h100.prices(256))
 
     def bus(ranks):
-        return size * 2 * (len(ranks) - 1) / len(ranks) / (cost.collective("all_reduce", size, ranks) / TICKS_PER_SECOND)
+        return (
+            size
+            * 2
+            * (len(ranks) - 1)
+            / len(ranks)
+            / (cost.collective("all_reduce", size, ranks) / TICKS_PER_SECOND)
+        )
 
-    assert bus(range(8)) == pytest.approx(436e9, rel=1e-3) and bus(range(64)) == pytest.approx(100e9, rel=5e-3)
+    assert bus(range(8)) == pytest.approx(436e9, rel=1e-3) and bus(range(64)) == pytest.approx(
+        100e9, rel=5e-3
+    )
     assert bus(range(0, 64, 8)) == pytest.approx(50e9, rel=1e-3)  # one rank a node has one port
     rates = [h100.bus_bytes_per_s(nodes) for nodes in range(1, 100)]
     assert rates == sorted(rates, reverse=True) and set(rates[63:]) == {32.9e9}
     between = Hardware("x", collective_bytes_per_s=((1, 400e9), (4, 100e9))).bus_bytes_per_s(2)
     assert between == pytest.approx(200e9)  # the geometric mean
-    rtx = Cost({}, **PROFILES["rtx3090-pcie"].prices(16))  # nothing is published: the slowest link counts
-    assert rtx.collective("all_gather", 16 * 10**9, range(16)) == 15 * 30 * 10**6 + 12 * TICKS_PER_SECOND
+    rtx = Cost(
+        {}, **PROFILES["rtx3090-pcie"].prices(16)
+    )  # nothing is published: the slowest link counts
+    assert (
+        rtx.collective("all_gather", 16 * 10**9, range(16))
+        == 15 * 30 * 10**6 + 12 * TICKS_PER_SECOND
+    )
     assert Cost({}, **PROFILES["unit"].prices(4)).collective("all_reduce", 10**9, range(4)) == 0
 
 
@@ -190,49 +307,87 @@ def test_a_gap_is_rounded_up():
 
 
 def test_every_number_of_a_profile_has_a_tag_and_a_source():
-    wires = {f"{place}.{part}" for place in ("inside", "between") for part in ("alpha_s", "bytes_per_s")}
-    numbers = {each.name for each in fields(Hardware)} - {"name", "inside", "between", "launches_ahead", "sources"} | wires
+    wires = {
+        f"{place}.{part}" for place in ("inside", "between") for part in ("alpha_s", "bytes_per_s")
+    }
+    numbers = {each.name for each in fields(Hardware)} - {
+        "name",
+        "inside",
+        "between",
+        "launches_ahead",
+        "sources",
+    } | wires
     assert PROFILES["unit"].textbook and not PROFILES["a100-nvlink"].textbook
     for profile in [each for each in PROFILES.values() if not each.textbook]:
         told = {row.name: row for row in profile.constants()}
         assert set(told) == numbers, profile.name
-        assert all(row.tag in TAGS and row.source and row.value is not None for row in told.values())
-        assert profile.links(9)[0, 1] == profile.inside.link() and profile.links(9)[0, 8] == profile.between.link()
+        assert all(
+            row.tag in TAGS and row.source and row.value is not None for row in told.values()
+        )
+        assert (
+            profile.links(9)[0, 1] == profile.inside.link()
+            and profile.links(9)[0, 8] == profile.between.link()
+        )
     assert Hardware("x").links(2) == {(0, 1): Link(), (1, 0): Link()}
 
 
 def test_an_action_takes_its_kernels_time_or_that_of_their_launches():
     a100 = PROFILES["a100-nvlink"]
-    assert a100.seconds(312e12, 0, "bfloat16") == pytest.approx(1 / 0.859)  # the share of the peak that matmuls reach
+    assert a100.seconds(312e12, 0, "bfloat16") == pytest.approx(
+        1 / 0.859
+    )  # the share of the peak that matmuls reach
     assert a100.seconds(312e12, 2 * 2039e9, "bfloat16") == pytest.approx(1 / 0.859 + 2 / 0.9)
     tiny = 312e12 * 3.2e-6  # FLOPs of 3.2 microseconds at the peak, in 36 kernels
     assert a100.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(36 * 5e-6)
     assert a100.seconds(312e12, 0, "bfloat16", operators=36) == a100.seconds(312e12, 0, "bfloat16")
     cpu = replace(a100, launches_ahead=False)
-    assert cpu.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(36 * 5e-6 + 3.2e-6 / 0.859)
-    bare = Hardware("x", flops_per_s={"float32": 8.0}, memory_bytes_per_s=4.0)  # what states no share reaches all
+    assert cpu.seconds(tiny, 0, "bfloat16", operators=36) == pytest.approx(
+        36 * 5e-6 + 3.2e-6 / 0.859
+    )
+    bare = Hardware(
+        "x", flops_per_s={"float32": 8.0}, memory_bytes_per_s=4.0
+    )  # what states no share reaches all
     assert bare.seconds(16, 12, "float32", operators=10**6) == 2 + 3
     with pytest.raises(Impossible, match="no speed for int3"):
         a100.seconds(1, 1, "int3")
 
 
-EVENTS = (Memory(0, "compute", "weights", "start", 0, 7), Span(0, "compute", "F", "0F0", 0, 1000, 0),
-          Transfer(1, "compute", "F", "0F0", 1000, 1500, 0, 64), Span(1, "compute", "F", "1F0", 1500, 2500, 0),
-          Scalar(1, "compute", "loss", "loss", 2500, 0.5), Memory(1, "compute", "activations", "1F0", 2500, 9, True))
+EVENTS = (
+    Memory(0, "compute", "weights", "start", 0, 7),
+    Span(0, "compute", "F", "0F0", 0, 1000, 0),
+    Transfer(1, "compute", "F", "0F0", 1000, 1500, 0, 64),
+    Span(1, "compute", "F", "1F0", 1500, 2500, 0),
+    Scalar(1, "compute", "loss", "loss", 2500, 0.5),
+    Memory(1, "compute", "activations", "1F0", 2500, 9, True),
+)
 
 
 def test_a_trace_survives_its_file(tmp_path):
     trace = Trace.of(EVENTS, "modelled", ranks=2, settings={"a": 1})
     assert Trace.load(trace.save(tmp_path / "t.jsonl")) == trace
-    assert trace.where(Span, rank=1).events == (EVENTS[3],) and trace.where(kind="F", rank=0).events == (EVENTS[1],)
+    assert trace.where(Span, rank=1).events == (EVENTS[3],) and trace.where(
+        kind="F", rank=0
+    ).events == (EVENTS[1],)
 
 
-@pytest.mark.parametrize("content,words", [
-    (json.dumps(["bigtrain-trace", 1, {"clock": "modelled"}]) + '\n["span", 0, "comp', "cut off or damaged"),
-    (json.dumps(["bigtrain-trace", 1, {"clock": "foo"}]), "cut off or damaged"),
-    (json.dumps(["bigtrain-trace", 1, {"clock": "modelled", "settings": "x"}]), "cut off or damaged"),
-    ("", "is not a trace"), ("{}", "is not a trace"), ('["other", 1, {}]', "is not a trace"),
-    (json.dumps(["bigtrain-trace", 99, {}]), "trace version 99, this library reads 1")])
+@pytest.mark.parametrize(
+    "content,words",
+    [
+        (
+            json.dumps(["bigtrain-trace", 1, {"clock": "modelled"}]) + '\n["span", 0, "comp',
+            "cut off or damaged",
+        ),
+        (json.dumps(["bigtrain-trace", 1, {"clock": "foo"}]), "cut off or damaged"),
+        (
+            json.dumps(["bigtrain-trace", 1, {"clock": "modelled", "settings": "x"}]),
+            "cut off or damaged",
+        ),
+        ("", "is not a trace"),
+        ("{}", "is not a trace"),
+        ('["other", 1, {}]', "is not a trace"),
+        (json.dumps(["bigtrain-trace", 99, {}]), "trace version 99, this library reads 1"),
+    ],
+)
 def test_another_file_is_refused(tmp_path, content, words):
     (tmp_path / "t").write_text(content)
     with pytest.raises(Impossible, match=words):
@@ -255,29 +410,50 @@ def test_saving_is_whole_or_not_at_all(tmp_path):
 def test_the_chrome_file_has_every_span_and_both_ends_of_each_message(tmp_path):
     trace = Trace.of(EVENTS, "modelled", ranks=2)
     events = json.loads(trace.to_chrome(tmp_path / "c.json").read_text())["traceEvents"]
-    assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == "compute"] == [
-        ("0F0", 0, 1000), ("1F0", 1500, 1000)]
-    assert [(e["ph"], e["pid"], e["ts"]) for e in events if e["ph"] in "sf"] == [("s", 0, 1000), ("f", 1, 1500)]
+    assert [
+        (e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == "compute"
+    ] == [("0F0", 0, 1000), ("1F0", 1500, 1000)]
+    assert [(e["ph"], e["pid"], e["ts"]) for e in events if e["ph"] in "sf"] == [
+        ("s", 0, 1000),
+        ("f", 1, 1500),
+    ]
     assert [(e["name"], e["args"]) for e in events if e["ph"] == "C"] == [
-        ("bytes weights", {"weights": 7}), ("loss", {"loss": 0.5}), ("bytes activations", {"activations": 9})]
+        ("bytes weights", {"weights": 7}),
+        ("loss", {"loss": 0.5}),
+        ("bytes activations", {"activations": 9}),
+    ]
 
 
 def test_a_loss_that_is_not_a_number_makes_no_invalid_file(tmp_path):
-    trace = Trace.of([*EVENTS, Scalar(1, "compute", "loss", "loss", 2600, float("nan"))], "modelled", ranks=2)
+    trace = Trace.of(
+        [*EVENTS, Scalar(1, "compute", "loss", "loss", 2600, float("nan"))], "modelled", ranks=2
+    )
     assert "NaN" not in trace.to_chrome(tmp_path / "c.json").read_text()
 
 
 def test_only_actions_count_as_live():
-    spans = [Span(0, "compute", "Feed", "Feed", 0, 1), Span(0, "compute", "F", "0F0+0F1", 1, 2), Span(0, "compute", "B", "0B0", 2, 3)]
+    spans = [
+        Span(0, "compute", "Feed", "Feed", 0, 1),
+        Span(0, "compute", "F", "0F0+0F1", 1, 2),
+        Span(0, "compute", "B", "0B0", 2, 3),
+    ]
     assert Trace.of(spans, "modelled").peak_live(0) == 2
 
 
 def test_memory_at_one_action_s_end_is_one_level():
     """What is freed and what is taken at the same end do not add up to a peak between them."""
-    events = [Memory(0, "compute", "activations", "0F0", 1, 10), Memory(0, "compute", "activations", "0B0", 2, 0),
-              Memory(0, "compute", "gradients", "0B0", 2, 8), Memory(0, "compute", "activations", "0B0", 1, 99, True)]
+    events = [
+        Memory(0, "compute", "activations", "0F0", 1, 10),
+        Memory(0, "compute", "activations", "0B0", 2, 0),
+        Memory(0, "compute", "gradients", "0B0", 2, 8),
+        Memory(0, "compute", "activations", "0B0", 1, 99, True),
+    ]
     trace = Trace.of(events, "modelled")
-    assert trace.levels(0) == [(1, 10), (2, 8)] and trace.peak_bytes(0) == 10 and trace.peak_bytes(0, "gradients") == 8
+    assert (
+        trace.levels(0) == [(1, 10), (2, 8)]
+        and trace.peak_bytes(0) == 10
+        and trace.peak_bytes(0, "gradients") == 8
+    )
 
 
 def test_time_answers_in_units():
@@ -300,11 +476,26 @@ def test_a_step_ends_with_the_last_update_of_all_ranks():
     spans, at = [], 0
     for last, length in ((3, 12), (7, 12), (9, 6)):
         spans += [Span(rank, "compute", "B", f"{rank}B{last}", at, at + length) for rank in (0, 1)]
-        spans += [Span(rank, "compute", "U", f"{rank}U{last}", at + length, at + length + 1 + rank) for rank in (0, 1)]
+        spans += [
+            Span(rank, "compute", "U", f"{rank}U{last}", at + length, at + length + 1 + rank)
+            for rank in (0, 1)
+        ]
         at += length + 2
-    trace = Trace.of([*spans, Span(0, "compute", "A", "0A0", at, at + 100)], "predicted", ticks_per_unit=1, ranks=2, steps=3)
+    trace = Trace.of(
+        [*spans, Span(0, "compute", "A", "0A0", at, at + 100)],
+        "predicted",
+        ticks_per_unit=1,
+        ranks=2,
+        steps=3,
+    )
     assert trace.step_ends == (14, 28, 36) and trace.step_time == 12 and trace.makespan == 136
-    broken = Trace.of([s for s in spans if s.start < 28 or s.rank == 0], "modelled", ticks_per_unit=1, ranks=2, steps=2)
+    broken = Trace.of(
+        [s for s in spans if s.start < 28 or s.rank == 0],
+        "modelled",
+        ticks_per_unit=1,
+        ranks=2,
+        steps=2,
+    )
     assert broken.step_ends == (14, 28), "rank 1 has not made the last update"
 
 
@@ -318,11 +509,18 @@ def test_updates_of_a_step_that_broke_off_end_no_step():
     for steps, ends in ((1, [33]), (2, [33, 57])):
         cut = (ends[-1] + 9) * dream.ticks_per_unit
         settings = {**dream.settings, "unfinished": True}
-        begun = replace(dream, events=tuple(e for e in dream.events if e.end <= cut), steps=steps, settings=settings)
+        begun = replace(
+            dream,
+            events=tuple(e for e in dream.events if e.end <= cut),
+            steps=steps,
+            settings=settings,
+        )
         assert [begun.units(tick) for tick in begun.step_ends] == ends
 
 
 def test_a_trace_without_updates_is_divided_evenly():
-    trace = Trace.of([Span(0, "compute", "F", "0F0", 10, 30)], "predicted", ticks_per_unit=1, steps=2)
+    trace = Trace.of(
+        [Span(0, "compute", "F", "0F0", 10, 30)], "predicted", ticks_per_unit=1, steps=2
+    )
     assert trace.step_ends == (20, 30) and trace.step_time == 10
     assert Trace((), "predicted").step_ends == (0,) and Trace((), "predicted").step_time == 0

@@ -14,7 +14,7 @@ def test_targets_are_inputs_one_byte_on():
     inputs, targets = ALPHABET.batch(seed=0, step=3, micro_batch=1, batch=5, sequence=16)
     assert inputs.shape == targets.shape == (5, 16)
     assert inputs.dtype == targets.dtype == torch.int64
-    assert torch.equal(targets, inputs + 1)          # in this text each byte is its predecessor plus one
+    assert torch.equal(targets, inputs + 1)  # in this text each byte is its predecessor plus one
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert inputs.is_contiguous() and targets.is_contiguous()
 
@@ -66,8 +66,14 @@ def test_a_file_is_read_as_bytes(tmp_path):
 
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
-    for path, reason in [(tmp_path / "missing.txt", "No such file"), (tmp_path, "no file"), ("/dev/null", "no file"),
-                         (tmp_path / "empty.txt", "holds 0 bytes"), ("a\0b", "null"), (None, "cannot be read")]:
+    for path, reason in [
+        (tmp_path / "missing.txt", "No such file"),
+        (tmp_path, "no file"),
+        ("/dev/null", "no file"),
+        (tmp_path / "empty.txt", "holds 0 bytes"),
+        ("a\0b", "null"),
+        (None, "cannot be read"),
+    ]:
         with pytest.raises(Impossible, match=reason) as refusal:
             read_text(path)
         assert "\n" not in str(refusal.value)
@@ -82,18 +88,24 @@ def test_a_file_without_permission(tmp_path, monkeypatch):
     def refuse(self):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)       # root reads every file
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root reads every file
     with pytest.raises(Impossible, match="Permission denied.*name a text file"):
         read_text(path)
 
 
-@pytest.mark.parametrize("ask, mend", [
-    (lambda: ByteText(b""), "holds 0 bytes"),
-    (lambda: ByteText(b"x"), "holds 1 byte: take a text of at least 2"),
-    (lambda: ByteText(b"short").batch(0, 0, 0, 1, 5), "a sequence of 5 reads 6: take a sequence of at most 4"),
-    (lambda: ALPHABET.batch(0, 0, 0, 0, 8), "batch=0.*take 1 or more"),
-    (lambda: ALPHABET.batch(0, 0, 0, 1, 0), "sequence=0.*take 1 or more"),
-])
+@pytest.mark.parametrize(
+    "ask, mend",
+    [
+        (lambda: ByteText(b""), "holds 0 bytes"),
+        (lambda: ByteText(b"x"), "holds 1 byte: take a text of at least 2"),
+        (
+            lambda: ByteText(b"short").batch(0, 0, 0, 1, 5),
+            "a sequence of 5 reads 6: take a sequence of at most 4",
+        ),
+        (lambda: ALPHABET.batch(0, 0, 0, 0, 8), "batch=0.*take 1 or more"),
+        (lambda: ALPHABET.batch(0, 0, 0, 1, 0), "sequence=0.*take 1 or more"),
+    ],
+)
 def test_texts_that_cannot_be(ask, mend):
     with pytest.raises(Impossible, match=mend):
         ask()

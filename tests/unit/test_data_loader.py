@@ -16,12 +16,18 @@ from bigtrain_lab.techniques.bucket_plan import with_buckets
 from bigtrain_lab.techniques.data_loader import Loader, Loading, with_loads
 
 ORDER = Schedule.named("1f1b")(1, 2)
-COST = Cost({"F": 1, "B": 2, "U": "0.1", "D": "1.7", "C": "0.3"}, of_batch={(0, 1): {"F": 4, "D": "2.9"}, (1, 3): {"C": 2}}, slowdown={1: "1.2"})
+COST = Cost(
+    {"F": 1, "B": 2, "U": "0.1", "D": "1.7", "C": "0.3"},
+    of_batch={(0, 1): {"F": 4, "D": "2.9"}, (1, 3): {"C": 2}},
+    slowdown={1: "1.2"},
+)
 
 
 def data(number):
     draw = torch.Generator().manual_seed(number)
-    return torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.randn(4, 3, generator=draw, dtype=torch.float64)
+    return torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.randn(
+        4, 3, generator=draw, dtype=torch.float64
+    )
 
 
 def model(stage):
@@ -30,8 +36,16 @@ def model(stage):
 
 
 def recipe_of(ranks: int) -> Recipe:
-    return Recipe(model=model, data=data, loss=nn.functional.mse_loss, optimizer=lambda weights: torch.optim.SGD(weights, 0.1), steps=3,
-                  schedule=ORDER, replicas=ranks, weights=lambda window: [1 / len(window)] * len(window))
+    return Recipe(
+        model=model,
+        data=data,
+        loss=nn.functional.mse_loss,
+        optimizer=lambda weights: torch.optim.SGD(weights, 0.1),
+        steps=3,
+        schedule=ORDER,
+        replicas=ranks,
+        weights=lambda window: [1 / len(window)] * len(window),
+    )
 
 
 def predicted(loading: Loading, ranks: int, cost=COST):
@@ -39,22 +53,41 @@ def predicted(loading: Loading, ranks: int, cost=COST):
     return simulate(with_loads(plan, loading, [(0, 1), (2, 3), (4, 5)]), cost)
 
 
-@pytest.mark.parametrize("ranks, loading", [(2, Loading(2, 2)), (2, Loading(3, 1, pinned=False)), (1, Loading())])
+@pytest.mark.parametrize(
+    "ranks, loading", [(2, Loading(2, 2)), (2, Loading(3, 1, pinned=False)), (1, Loading())]
+)
 def test_a_run_loads_as_predicted(ranks, loading, tmp_path):
     """Micro-batches of other lengths, a slow rank, sleeps at random; and the numbers are those of one process."""
     recipe = recipe_of(ranks)
 
     def program(rank):
-        windows = [window[rank.index::ranks] for window in recipe.windows]
+        windows = [window[rank.index :: ranks] for window in recipe.windows]
         loader = Loader(recipe.data, windows, loading, rank)
         trained = train(replace(recipe, data=loader), rank)
         return recipe.arrays(trained.weights, trained.losses, trained.replica)
 
-    run = launch(program, ranks, mesh=recipe.mesh, cost=COST, steps=3, jitter_s=0.002, directory=tmp_path / "run")
+    run = launch(
+        program,
+        ranks,
+        mesh=recipe.mesh,
+        cost=COST,
+        steps=3,
+        jitter_s=0.002,
+        directory=tmp_path / "run",
+    )
     run.wait()
     modelled = run.trace("modelled")
-    assert clocks_differ(predicted(loading, ranks), replace(modelled, events=modelled.where((Span, Transfer)).events)) == []
-    assert {span.lane for span in modelled.spans(0) if span.kind in "DC"} == {*loading.lanes, *["compute"] * bool(loading.alone)}
+    assert (
+        clocks_differ(
+            predicted(loading, ranks),
+            replace(modelled, events=modelled.where((Span, Transfer)).events),
+        )
+        == []
+    )
+    assert {span.lane for span in modelled.spans(0) if span.kind in "DC"} == {
+        *loading.lanes,
+        *["compute"] * bool(loading.alone),
+    }
     assert tensors_differ(run.result, recipe.reference()) == []
 
 
@@ -70,7 +103,11 @@ def test_workers_hide_a_slow_disk_and_prefetching_what_some_batches_take_longer(
     assert step(Loading(2, 1)) == step(Loading(4, 2)) == pytest.approx(3 + 6 / 60)
     assert step(Loading(2, 1, pinned=False)) == pytest.approx(4 + 5 / 60)
     late = {(0, n): {"D": 14} for n in range(9, 60, 10)}
-    assert step(Loading(4, 1), of_batch=late) > step(Loading(4, 3), of_batch=late) == pytest.approx(3 + 6 / 60)
+    assert (
+        step(Loading(4, 1), of_batch=late)
+        > step(Loading(4, 3), of_batch=late)
+        == pytest.approx(3 + 6 / 60)
+    )
 
 
 def test_a_rank_that_the_last_window_leaves_without_a_micro_batch(tmp_path):
@@ -78,7 +115,7 @@ def test_a_rank_that_the_last_window_leaves_without_a_micro_batch(tmp_path):
     recipe = replace(recipe_of(2), samples=9, schedule="1f1b", micro_batches=2)
 
     def program(rank):
-        windows = [window[rank.index::2] for window in recipe.windows]
+        windows = [window[rank.index :: 2] for window in recipe.windows]
         trained = train(replace(recipe, data=Loader(recipe.data, windows, Loading(2), rank)), rank)
         return recipe.arrays(trained.weights, trained.losses, trained.replica)
 
@@ -88,7 +125,9 @@ def test_a_rank_that_the_last_window_leaves_without_a_micro_batch(tmp_path):
     assert tensors_differ(run.result, recipe.reference()) == []
 
 
-@pytest.mark.parametrize("settings", [{"workers": -1}, {"workers": 1.5}, {"workers": 2, "prefetch": 0}, {"slow_s": -1}])
+@pytest.mark.parametrize(
+    "settings", [{"workers": -1}, {"workers": 1.5}, {"workers": 2, "prefetch": 0}, {"slow_s": -1}]
+)
 def test_what_no_worker_can_keep_is_one_sentence(settings):
     with pytest.raises(Impossible, match=f"^{[*settings][-1]} is "):
         Loading(**settings)

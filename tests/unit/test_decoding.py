@@ -13,7 +13,17 @@ from bigtrain_lab.models.blocks import word_cross_entropy
 from bigtrain_lab.models.decoding import beam_search, greedy
 
 PAD, BEGIN, END = range(3)
-CONFIG = TranslatorConfig(layers=2, width=16, heads=2, inner=40, vocabulary=9, longest=16, dtype=torch.float64, padding=PAD, embedding_scale=4.0)
+CONFIG = TranslatorConfig(
+    layers=2,
+    width=16,
+    heads=2,
+    inner=40,
+    vocabulary=9,
+    longest=16,
+    dtype=torch.float64,
+    padding=PAD,
+    embedding_scale=4.0,
+)
 LENGTHS = (7, 2, 5, 1, 6)
 
 
@@ -23,12 +33,16 @@ def model_of(seed=1500, **changes):
     for number, (name, weight) in enumerate(model.named_parameters()):
         if weight.dim() == 2:
             std = 1.0 if name.split(".")[0] in ("source", "target", "logits") else 0.3
-            torch.nn.init.normal_(weight, std=std, generator=torch.Generator().manual_seed(seed + number))
+            torch.nn.init.normal_(
+                weight, std=std, generator=torch.Generator().manual_seed(seed + number)
+            )
     return model
 
 
 def sources():
-    ids = torch.randint(3, 9, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(
+        3, 9, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(2)
+    )
     for row, length in zip(ids, LENGTHS):
         row[length - 1], row[length:] = END, PAD
     return ids
@@ -50,10 +64,13 @@ def test_kept_keys_and_values_change_nothing():
 
 
 def test_a_source_s_padding_is_not_read():
-    source, target = sources(), torch.randint(3, 9, (5, 4), generator=torch.Generator().manual_seed(4))
+    source, target = (
+        sources(),
+        torch.randint(3, 9, (5, 4), generator=torch.Generator().manual_seed(4)),
+    )
     model, plain = model_of(), model_of(padding=None)
     for row, length in enumerate(LENGTHS):
-        alone = model(source[row:row + 1, :length], target[row:row + 1])
+        alone = model(source[row : row + 1, :length], target[row : row + 1])
         assert torch.allclose(model(source, target)[row], alone[0], rtol=1e-12, atol=1e-12)
         assert torch.allclose(plain(source, target)[row], alone[0]) == (length == max(LENGTHS))
 
@@ -71,9 +88,15 @@ def test_greedy_takes_the_likeliest_word_and_a_beam_of_one_is_greedy():
     found = greedy(model, source, BEGIN, END, PAD, 10)
     for row, length in enumerate(LENGTHS):
         words = []
-        while len(words) < 10 and (word := int(uncached(model, source[row:row + 1, :length], words).argmax())) != END:
+        while (
+            len(words) < 10
+            and (word := int(uncached(model, source[row : row + 1, :length], words).argmax()))
+            != END
+        ):
             words.append(word)
-        assert [w for w in found[row].tolist() if w != PAD] == words and found[row].tolist()[:len(words)] == words
+        assert [w for w in found[row].tolist() if w != PAD] == words and found[row].tolist()[
+            : len(words)
+        ] == words
     assert len({len([w for w in row if w != PAD]) for row in found.tolist()}) > 1
     assert torch.equal(beam_search(model, source, BEGIN, END, PAD, 10, beam=1), found)
 
@@ -82,17 +105,30 @@ def test_greedy_takes_the_likeliest_word_and_a_beam_of_one_is_greedy():
 def test_a_wide_beam_finds_the_best_of_all_translations(penalty):
     """A beam that keeps every prefix against a search through all, of several models."""
     source, longest, lengths = sources() % 5 + (sources() % 5 < 2) * 2, 4, set()
-    whole = [words for size in range(1, longest + 1) for words in product((END, 3, 4), repeat=size)
-             if END not in words[:-1] and (words[-1] == END or size == longest)]
+    whole = [
+        words
+        for size in range(1, longest + 1)
+        for words in product((END, 3, 4), repeat=size)
+        if END not in words[:-1] and (words[-1] == END or size == longest)
+    ]
     for seed in range(0, 600, 100):
         model = model_of(seed, vocabulary=5)
         if seed % 200:  # whose translations are longer
             torch.nn.init.zeros_(model.logits.weight[END])
-        next_word = lru_cache(None)(lambda row, words, model=model: uncached(model, source[row:row + 1], words).tolist())
-        found = beam_search(model, source, BEGIN, END, PAD, longest, beam=40, length_penalty=penalty)
+        next_word = lru_cache(None)(
+            lambda row, words, model=model: uncached(model, source[row : row + 1], words).tolist()
+        )
+        found = beam_search(
+            model, source, BEGIN, END, PAD, longest, beam=40, length_penalty=penalty
+        )
         for row in range(len(source)):
-            best = max(whole, key=lambda words: sum(next_word(row, words[:at])[word] for at, word in enumerate(words))
-                       / ((5 + len(words)) / 6) ** penalty)
+            best = max(
+                whole,
+                key=lambda words: (
+                    sum(next_word(row, words[:at])[word] for at, word in enumerate(words))
+                    / ((5 + len(words)) / 6) ** penalty
+                ),
+            )
             assert [w for w in found[row].tolist() if w != PAD] == [w for w in best if w != END]
             lengths.add(len(best))
     assert len(lengths) > 2
@@ -110,9 +146,18 @@ def test_a_beam_goes_on_from_the_prefixes_that_it_keeps():
             for _ in range(longest):
                 grown = [(words, total) for words, total in beam if words[-1:] == (END,)]
                 for words, total in (each for each in beam if each not in grown):
-                    grown += [((*words, word), total + log) for word, log in enumerate(uncached(model, source[row:row + 1], words).tolist())]
-                beam = sorted(grown, key=lambda each: -each[1] / ((5 + len(each[0])) / 6) ** 0.6)[:3]
-            assert [w for w in found[row].tolist() if w != PAD] == [w for w in beam[0][0] if w != END]
+                    grown += [
+                        ((*words, word), total + log)
+                        for word, log in enumerate(
+                            uncached(model, source[row : row + 1], words).tolist()
+                        )
+                    ]
+                beam = sorted(grown, key=lambda each: -each[1] / ((5 + len(each[0])) / 6) ** 0.6)[
+                    :3
+                ]
+            assert [w for w in found[row].tolist() if w != PAD] == [
+                w for w in beam[0][0] if w != END
+            ]
         differ += not torch.equal(found, greedy(model, source, BEGIN, END, PAD, longest))
     assert differ
 
@@ -130,23 +175,39 @@ def test_a_smoothed_loss_is_a_mean_over_words_that_gives_padding_no_mass():
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 4, 6, generator=draw, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([[3, 1, 5, 2], [4, 2, PAD, PAD]])
-    smooth = torch.full_like(logits, 0.2 / 5).scatter_add(-1, targets[..., None], torch.full((2, 4, 1), 0.8, dtype=torch.float64))
+    smooth = torch.full_like(logits, 0.2 / 5).scatter_add(
+        -1, targets[..., None], torch.full((2, 4, 1), 0.8, dtype=torch.float64)
+    )
     smooth[..., PAD] = 0
     words = targets != PAD
     expected = torch.nn.functional.cross_entropy(logits[words], smooth[words])
-    assert float(word_cross_entropy(logits, targets, PAD, 0.2).detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
-    plain = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
-    assert float(word_cross_entropy(logits, targets, PAD).detach()) == pytest.approx(float(plain), rel=1e-12)
+    assert float(word_cross_entropy(logits, targets, PAD, 0.2).detach()) == pytest.approx(
+        float(expected.detach()), rel=1e-12
+    )
+    plain = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PAD
+    )
+    assert float(word_cross_entropy(logits, targets, PAD).detach()) == pytest.approx(
+        float(plain), rel=1e-12
+    )
     loss = word_cross_entropy(logits, torch.zeros_like(targets), PAD, 0.2)
     loss.backward()
     assert loss == 0 and not logits.grad.any()
 
 
 def test_what_cannot_be_translated_is_one_sentence():
-    for name, call in (("beam", partial(beam_search, longest=4, beam=0)), ("longest", partial(greedy, longest=0))):
-        with pytest.raises(Impossible, match=f"^{name} is 0, which makes no translation: take 1 or more.$"):
+    for name, call in (
+        ("beam", partial(beam_search, longest=4, beam=0)),
+        ("longest", partial(greedy, longest=0)),
+    ):
+        with pytest.raises(
+            Impossible, match=f"^{name} is 0, which makes no translation: take 1 or more.$"
+        ):
             call(model_of(), sources(), BEGIN, END, PAD)
-    with pytest.raises(Impossible, match="^17 words are longer than the translator's longest=16: leave such sentences out"):
+    with pytest.raises(
+        Impossible,
+        match="^17 words are longer than the translator's longest=16: leave such sentences out",
+    ):
         model_of()(torch.ones(1, 17, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))
     with pytest.raises(Impossible, match="^dropout=1 is no share of values"):
         replace(CONFIG, dropout=1)

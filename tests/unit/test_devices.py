@@ -11,18 +11,31 @@ from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.devices import GLOO, NCCL, Node, choose
 
 
-@pytest.mark.parametrize("nodes, of, backend, why", [
-    ([Node(2, 2)], ["cuda:0", "cuda:1"], NCCL, "one GPU a rank: NCCL"),
-    ([Node(2, 8)], ["cuda:0", "cuda:1"], NCCL, "one GPU a rank"),
-    ([Node(1, 1)], ["cuda:0"], NCCL, "one GPU a rank"),
-    ([Node(4, 2)], ["cuda:0", "cuda:0", "cuda:1", "cuda:1"], GLOO, "4 ranks share 2 GPUs through gloo"),
-    ([Node(3, 2)], ["cuda:0", "cuda:0", "cuda:1"], GLOO, "3 ranks share 2 GPUs"),
-    ([Node(4, 1)], ["cuda:0"] * 4, GLOO, "4 ranks share 1 GPU through gloo"),
-    ([Node(4, 0)], ["cpu"] * 4, GLOO, "CPU and gloo: no GPU is visible"),
-    ([Node(2, 2), Node(2, 2)], ["cuda:0", "cuda:1"] * 2, NCCL, "one GPU a rank"),
-    ([Node(2, 2), Node(2, 1)], ["cuda:0", "cuda:1", "cuda:0", "cuda:0"], GLOO, "2 ranks share 1 GPU"),
-    ([Node(2, 2), Node(2, 0)], ["cpu"] * 4, GLOO, "no GPU is visible on node 1"),
-])
+@pytest.mark.parametrize(
+    "nodes, of, backend, why",
+    [
+        ([Node(2, 2)], ["cuda:0", "cuda:1"], NCCL, "one GPU a rank: NCCL"),
+        ([Node(2, 8)], ["cuda:0", "cuda:1"], NCCL, "one GPU a rank"),
+        ([Node(1, 1)], ["cuda:0"], NCCL, "one GPU a rank"),
+        (
+            [Node(4, 2)],
+            ["cuda:0", "cuda:0", "cuda:1", "cuda:1"],
+            GLOO,
+            "4 ranks share 2 GPUs through gloo",
+        ),
+        ([Node(3, 2)], ["cuda:0", "cuda:0", "cuda:1"], GLOO, "3 ranks share 2 GPUs"),
+        ([Node(4, 1)], ["cuda:0"] * 4, GLOO, "4 ranks share 1 GPU through gloo"),
+        ([Node(4, 0)], ["cpu"] * 4, GLOO, "CPU and gloo: no GPU is visible"),
+        ([Node(2, 2), Node(2, 2)], ["cuda:0", "cuda:1"] * 2, NCCL, "one GPU a rank"),
+        (
+            [Node(2, 2), Node(2, 1)],
+            ["cuda:0", "cuda:1", "cuda:0", "cuda:0"],
+            GLOO,
+            "2 ranks share 1 GPU",
+        ),
+        ([Node(2, 2), Node(2, 0)], ["cpu"] * 4, GLOO, "no GPU is visible on node 1"),
+    ],
+)
 def test_what_is_there_decides(nodes, of, backend, why):
     found = choose(nodes)
     assert (list(found.of), found.backend) == (of, backend) and why in found.why
@@ -33,15 +46,24 @@ def test_every_gpu_is_used_and_none_that_is_not_there():
         for gpus in range(1, 9):
             of = choose([Node(ranks, gpus)]).of
             numbers = [int(name.removeprefix("cuda:")) for name in of]
-            assert len(of) == ranks and set(numbers) == set(range(min(ranks, gpus))) and numbers == sorted(numbers)
+            assert (
+                len(of) == ranks
+                and set(numbers) == set(range(min(ranks, gpus)))
+                and numbers == sorted(numbers)
+            )
             loads = [numbers.count(gpu) for gpu in set(numbers)]
             assert max(loads) - min(loads) <= 1
 
 
 def test_what_is_asked_for_is_done_or_refused():
-    assert set(choose([Node(4, 4)], "cpu").of) == {"cpu"} and "as asked" in choose([Node(4, 4)], "cpu").why
+    assert (
+        set(choose([Node(4, 4)], "cpu").of) == {"cpu"}
+        and "as asked" in choose([Node(4, 4)], "cpu").why
+    )
     assert choose([Node(2, 2)], "cuda") == choose([Node(2, 2)], "auto")
-    assert choose([Node(2, 2)], nccl=False).backend == GLOO and choose([Node(2, 2)], nccl=False).of == ("cuda:0", "cuda:1")
+    assert choose([Node(2, 2)], nccl=False).backend == GLOO and choose(
+        [Node(2, 2)], nccl=False
+    ).of == ("cuda:0", "cuda:1")
     with pytest.raises(Impossible, match="No GPU is visible: choose device cpu or auto"):
         choose([Node(2, 0)], "cuda")
     with pytest.raises(Impossible, match="No GPU is visible on node 1"):
@@ -60,10 +82,16 @@ def test_a_run_says_what_was_chosen_and_why(tmp_path, monkeypatch):
     run = launch(where, 2, directory=tmp_path / "run")
     assert {name: bool(value) for name, value in run.result.items()} == {"on0": True, "on1": True}
     told = json.loads((tmp_path / "run" / "environment.json").read_text())["devices"]
-    assert told == {"of": ["cpu", "cpu"], "backend": GLOO, "why": "CPU and gloo: as asked"} and run.settings["device"] == "cpu"
+    assert (
+        told == {"of": ["cpu", "cpu"], "backend": GLOO, "why": "CPU and gloo: as asked"}
+        and run.settings["device"] == "cpu"
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     launch(where, 1, directory=tmp_path / "auto", device="auto").wait()
-    assert "no GPU is visible" in json.loads((tmp_path / "auto" / "environment.json").read_text())["devices"]["why"]
+    assert (
+        "no GPU is visible"
+        in json.loads((tmp_path / "auto" / "environment.json").read_text())["devices"]["why"]
+    )
 
 
 def test_gpus_that_are_not_there_are_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
@@ -71,7 +99,10 @@ def test_gpus_that_are_not_there_are_refused_before_anything_is_made(tmp_path, m
     with pytest.raises(Impossible, match="No GPU is visible"):
         launch(where, 2, directory=tmp_path / "run", device="cuda")
     assert main(["run", "pipeline", "--device", "cuda", "--directory", str(tmp_path / "run")]) == 2
-    assert "No GPU is visible: choose device cpu or auto" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert (
+        "No GPU is visible: choose device cpu or auto" in capsys.readouterr().err
+        and not (tmp_path / "run").exists()
+    )
 
 
 @pytest.mark.gpu
@@ -79,11 +110,16 @@ def test_gpus_that_are_not_there_are_refused_before_anything_is_made(tmp_path, m
 def test_ranks_compute_on_gpus(tmp_path, ranks):
     """Where there is a GPU: one rank alone, and two that share it where there is one, train as on the CPU."""
     from bigtrain_lab.experiments.pipeline import PipelineExperiment
-    lab = PipelineExperiment(ranks=ranks, micro_batches=2, steps=2, layers=2, width=16, sequence=8, dtype="float64")
+
+    lab = PipelineExperiment(
+        ranks=ranks, micro_batches=2, steps=2, layers=2, width=16, sequence=8, dtype="float64"
+    )
     run, alone = lab.run(directory=tmp_path / "run", device="cuda"), lab.reference()
     assert run.wait().clock == "modelled"
     for name, value in run.result.items():
-        assert torch.allclose(torch.as_tensor(value), torch.as_tensor(alone[name]), rtol=1e-9, atol=1e-12)
+        assert torch.allclose(
+            torch.as_tensor(value), torch.as_tensor(alone[name]), rtol=1e-9, atol=1e-12
+        )
 
 
 def arrives(rank):

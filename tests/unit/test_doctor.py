@@ -30,17 +30,39 @@ def test_this_machine_can_run_the_labs(monkeypatch, tmp_path, tmp_path_factory, 
     monkeypatch.setattr("bigtrain_lab.runtime.calibrate.cache_directory", lambda: str(cache))
     assert main(["doctor", "--ranks", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["python", "torch", "gloo", "speed", "nccl", "devices", "ports", "cores", "memory", "widgets",
-                                                   "browser", "runs"]
+    assert [line.split()[1] for line in lines] == [
+        "python",
+        "torch",
+        "gloo",
+        "speed",
+        "nccl",
+        "devices",
+        "ports",
+        "cores",
+        "memory",
+        "widgets",
+        "browser",
+        "runs",
+    ]
     assert all(line.split()[0] in ("ok", "warn") for line in lines)
-    assert "two real ranks met" in lines[2] and "ipykernel 7." in lines[9] and "hardware profile this-machine" in lines[3]
+    assert (
+        "two real ranks met" in lines[2]
+        and "ipykernel 7." in lines[9]
+        and "hardware profile this-machine" in lines[3]
+    )
     assert not list(tmp_path.iterdir()) and (cache / "bigtrain_lab" / "this-machine.json").exists()
 
 
 def test_a_failed_check_makes_exit_code_1_and_one_long_line(only, capsys):
-    only(fine=lambda ranks: ("ok", "good"), bad=lambda ranks: ("fail", "x" * 200, f"ask for {ranks} ranks."))
+    only(
+        fine=lambda ranks: ("ok", "good"),
+        bad=lambda ranks: ("fail", "x" * 200, f"ask for {ranks} ranks."),
+    )
     assert main(["doctor", "--ranks", "3"]) == 1
-    assert capsys.readouterr().out == f"ok   fine     good\nfail bad      {'x' * 200}. Mend: ask for 3 ranks.\n"
+    assert (
+        capsys.readouterr().out
+        == f"ok   fine     good\nfail bad      {'x' * 200}. Mend: ask for 3 ranks.\n"
+    )
 
 
 def test_a_warning_is_no_failure(only, capsys):
@@ -52,7 +74,11 @@ def test_a_check_that_breaks_is_a_finding(only, capsys):
     only(torch=lambda ranks: 1 / 0, next=lambda ranks: ("ok", "still asked"))
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "could not be checked: ZeroDivisionError" in out and "Mend: " in out and "still asked" in out
+    assert (
+        "could not be checked: ZeroDivisionError" in out
+        and "Mend: " in out
+        and "still asked" in out
+    )
 
 
 def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsys):
@@ -61,10 +87,28 @@ def test_the_census_of_constants_counts_those_that_are_fitted(monkeypatch, capsy
     assert main(["doctor", "--constants"]) == 0
     told, rows = " ".join(capsys.readouterr().out.split()), doctor.constants()
     assert Counter(row.of for row in rows if row.tag == "fitted") == {
-        "rtx3090-pcie": 8, "a100-nvlink": 3, "titan-rtx-nvlink": 6, "v100-nvlink": 6, "h100-nvlink": 4, "h200-nvlink": 6}
-    assert all(row.source in told and f"({row.tag}: " in told for row in rows) and f"{len(rows)} constants: " in told
-    assert {f"{each}: passes, (n - 1) / n, wholes" for each in COLLECTIVES} <= {row.name for row in rows}
-    for value in ("5 µs", "436 GB/s on 1 node", "0.859", "bfloat16 312 TFLOP/s", "80 GiB", "400 (published"):
+        "rtx3090-pcie": 8,
+        "a100-nvlink": 3,
+        "titan-rtx-nvlink": 6,
+        "v100-nvlink": 6,
+        "h100-nvlink": 4,
+        "h200-nvlink": 6,
+    }
+    assert (
+        all(row.source in told and f"({row.tag}: " in told for row in rows)
+        and f"{len(rows)} constants: " in told
+    )
+    assert {f"{each}: passes, (n - 1) / n, wholes" for each in COLLECTIVES} <= {
+        row.name for row in rows
+    }
+    for value in (
+        "5 µs",
+        "436 GB/s on 1 node",
+        "0.859",
+        "bfloat16 312 TFLOP/s",
+        "80 GiB",
+        "400 (published",
+    ):
         assert value in told
 
 
@@ -73,26 +117,45 @@ def test_no_ranks_is_refused(capsys):
     assert "ranks is 0: ask for at least 1." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("visible, variable, driver, level, words", [
-    (0, None, False, "ok", "no visible GPU: ranks compute on the CPU"),
-    (4, None, True, "ok", "4 visible GPUs for 4 ranks: ranks compute on the CPU unless --device auto asks for more (one GPU a rank"),
-    (2, None, True, "warn", "(4 ranks share 2 GPUs through gloo: NCCL wants one for each rank), which this release has not been tested with"),
-    (8, "0,1,2,3,4,5,6,7", True, "ok", "8 visible GPUs"),
-    (1, None, True, "warn", 'asks for cuda:1 fails with "invalid device ordinal"'),
-    (2, "0,1", True, "warn", "CUDA_VISIBLE_DEVICES='0,1' hides the others"),
-    (0, "7", True, "warn", "CUDA_VISIBLE_DEVICES='7' hides all"),
-    (0, "", False, "ok", "no visible GPU"),
-])
+@pytest.mark.parametrize(
+    "visible, variable, driver, level, words",
+    [
+        (0, None, False, "ok", "no visible GPU: ranks compute on the CPU"),
+        (
+            4,
+            None,
+            True,
+            "ok",
+            "4 visible GPUs for 4 ranks: ranks compute on the CPU unless --device auto asks for more (one GPU a rank",
+        ),
+        (
+            2,
+            None,
+            True,
+            "warn",
+            "(4 ranks share 2 GPUs through gloo: NCCL wants one for each rank), which this release has not been tested with",
+        ),
+        (8, "0,1,2,3,4,5,6,7", True, "ok", "8 visible GPUs"),
+        (1, None, True, "warn", 'asks for cuda:1 fails with "invalid device ordinal"'),
+        (2, "0,1", True, "warn", "CUDA_VISIBLE_DEVICES='0,1' hides the others"),
+        (0, "7", True, "warn", "CUDA_VISIBLE_DEVICES='7' hides all"),
+        (0, "", False, "ok", "no visible GPU"),
+    ],
+)
 def test_devices(monkeypatch, visible, variable, driver, level, words):
     monkeypatch.setattr(doctor, "visible_devices", lambda: visible)
     monkeypatch.setattr(doctor, "nvidia_driver", lambda: driver)
-    monkeypatch.setattr(doctor.os, "environ", {"CUDA_VISIBLE_DEVICES": variable} if variable is not None else {})
+    monkeypatch.setattr(
+        doctor.os, "environ", {"CUDA_VISIBLE_DEVICES": variable} if variable is not None else {}
+    )
     found = doctor.devices(4)
     assert found[0] == level and words in found[1]
     assert (len(found) == 3) == (level != "ok") and "ranks compute on the CPU" in found[1]
 
 
-@pytest.mark.parametrize("ranks, count, level", [(4, 4, "ok"), (1, 1, "ok"), (4, 8, "ok"), (4, 3, "warn")])
+@pytest.mark.parametrize(
+    "ranks, count, level", [(4, 4, "ok"), (1, 1, "ok"), (4, 8, "ok"), (4, 3, "warn")]
+)
 def test_cores(monkeypatch, ranks, count, level):
     monkeypatch.setattr("bigtrain_lab.runtime.machine.cores", lambda: count)
     found = doctor.cores(ranks)
@@ -106,7 +169,13 @@ def test_memory(monkeypatch, available, level):
     assert found[0] == level and "on 4 ranks takes about 1.0 GB" in found[1]
 
 
-@pytest.mark.parametrize("wrong, words", [({"ipykernel": "7.3.1"}, "ipykernel 7.3.1, needs >=7.4"), ({"anywidget": None}, "anywidget is missing")])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"ipykernel": "7.3.1"}, "ipykernel 7.3.1, needs >=7.4"),
+        ({"anywidget": None}, "anywidget is missing"),
+    ],
+)
 def test_widgets(monkeypatch, wrong, words):
     monkeypatch.setattr(doctor, "needed", lambda: WANTED)
     monkeypatch.setattr(doctor, "installed", FOUND.get)
@@ -118,8 +187,14 @@ def test_widgets(monkeypatch, wrong, words):
 
 def test_the_ranges_are_those_of_the_package():
     needed = doctor.needed()
-    assert set(doctor.WIDGETS) <= set(needed) and doctor.inside("7.4.0", needed["ipykernel"]) and not doctor.inside("7.3.9", needed["ipykernel"])
-    assert doctor.inside("2.13.0+cpu", needed["torch"]) and not doctor.inside("2.14.0", needed["torch"])
+    assert (
+        set(doctor.WIDGETS) <= set(needed)
+        and doctor.inside("7.4.0", needed["ipykernel"])
+        and not doctor.inside("7.3.9", needed["ipykernel"])
+    )
+    assert doctor.inside("2.13.0+cpu", needed["torch"]) and not doctor.inside(
+        "2.14.0", needed["torch"]
+    )
 
 
 def test_an_old_version_fails_with_the_range():
@@ -129,6 +204,7 @@ def test_an_old_version_fails_with_the_range():
 
 def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
     import torch
+
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(doctor, "nvidia_driver", lambda: True)
     level, says, mend = doctor.torch(4)
@@ -137,6 +213,7 @@ def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
 
 def test_nccl_is_missed_only_where_gpus_are(monkeypatch):
     import torch
+
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(doctor, "visible_devices", lambda: 2)
     assert doctor.nccl(4)[0] == "warn"
@@ -188,7 +265,9 @@ def test_a_browser_is_only_for_the_tests(monkeypatch):
     monkeypatch.setattr(doctor, "playwrights_own", lambda: None)
     level, says, mend = doctor.browser(2)
     assert level == "warn" and "labs work in any browser" in says and mend
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/x" if name == "chromium" else None)
+    monkeypatch.setattr(
+        doctor.shutil, "which", lambda name: "/usr/bin/x" if name == "chromium" else None
+    )
     assert doctor.browser(2)[0] == "ok"
 
 
@@ -204,9 +283,11 @@ def test_a_peer_that_answers(capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         peer = f"localhost:{server.getsockname()[1]}"
         code, lines = of_peer(capsys, peer)
-    assert code == 0 and lines == ["ok   name     localhost is 127.0.0.1",
-                                   f"ok   route    127.0.0.1 is this machine itself, by its loopback interface {LOOPBACK}",
-                                   f"ok   port     {peer} takes connections"]
+    assert code == 0 and lines == [
+        "ok   name     localhost is 127.0.0.1",
+        f"ok   route    127.0.0.1 is this machine itself, by its loopback interface {LOOPBACK}",
+        f"ok   port     {peer} takes connections",
+    ]
 
 
 def test_a_port_at_which_nothing_listens(capsys):
@@ -214,13 +295,19 @@ def test_a_port_at_which_nothing_listens(capsys):
         held.bind(("127.0.0.1", 0))  # and does not listen
         code, lines = of_peer(capsys, f"127.0.0.1:{held.getsockname()[1]}")
     assert code == 1 and len(lines) == 3
-    assert lines[2].startswith("fail port") and "connection refused. Mend: start torchrun there first" in lines[2]
+    assert (
+        lines[2].startswith("fail port")
+        and "connection refused. Mend: start torchrun there first" in lines[2]
+    )
 
 
 def test_a_name_that_nobody_knows_is_one_line(capsys):
     code, lines = of_peer(capsys, "nowhere.invalid:29400")
     assert code == 1 and len(lines) == 1
-    assert lines[0].startswith("fail name     nowhere.invalid: ") and "Mend: let this machine's name service or /etc/hosts know it" in lines[0]
+    assert (
+        lines[0].startswith("fail name     nowhere.invalid: ")
+        and "Mend: let this machine's name service or /etc/hosts know it" in lines[0]
+    )
 
 
 def test_a_peer_that_says_nothing_is_given_up(capsys, monkeypatch):
@@ -239,7 +326,12 @@ def test_a_peer_that_says_nothing_is_given_up(capsys, monkeypatch):
         code, lines = of_peer(capsys, f"127.0.0.1:{server.getsockname()[1]}")
         for one in waiting:
             one.close()
-    assert code == 1 and lines[2].startswith("fail port") and "does not answer: no answer within 0.2 s. Mend: open the port in the firewalls" in lines[2]
+    assert (
+        code == 1
+        and lines[2].startswith("fail port")
+        and "does not answer: no answer within 0.2 s. Mend: open the port in the firewalls"
+        in lines[2]
+    )
 
 
 def test_a_peer_beyond_every_route(capsys, monkeypatch):
@@ -248,13 +340,33 @@ def test_a_peer_beyond_every_route(capsys, monkeypatch):
 
     monkeypatch.setattr(peers, "own_address", nowhere)
     code, lines = of_peer(capsys, "192.0.2.77:1")
-    assert code == 1 and len(lines) == 2 and lines[1] == ("fail route    192.0.2.77: Network is unreachable. "
-                                                          "Mend: connect this machine to the peer's network.")
+    assert (
+        code == 1
+        and len(lines) == 2
+        and lines[1]
+        == (
+            "fail route    192.0.2.77: Network is unreachable. "
+            "Mend: connect this machine to the peer's network."
+        )
+    )
 
 
-@pytest.mark.parametrize("chosen, level, words", [
-    (None, "ok", "eth1 with address 10.0.0.7 reaches 10.0.0.9; to insist on it: export GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1"),
-    ("eth1", "ok", "to insist on it"), ("eth0", "warn", "but GLOO_SOCKET_IFNAME is eth0. Mend: export GLOO_SOCKET_IFNAME=eth1 on this node.")])
+@pytest.mark.parametrize(
+    "chosen, level, words",
+    [
+        (
+            None,
+            "ok",
+            "eth1 with address 10.0.0.7 reaches 10.0.0.9; to insist on it: export GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1",
+        ),
+        ("eth1", "ok", "to insist on it"),
+        (
+            "eth0",
+            "warn",
+            "but GLOO_SOCKET_IFNAME is eth0. Mend: export GLOO_SOCKET_IFNAME=eth1 on this node.",
+        ),
+    ],
+)
 def test_the_interface_that_reaches_a_peer(capsys, monkeypatch, chosen, level, words):
     monkeypatch.setattr(peers, "own_address", lambda address: "10.0.0.7")
     monkeypatch.setattr(peers, "interface_of", lambda address: "eth1")

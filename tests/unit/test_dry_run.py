@@ -19,18 +19,37 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.dry_run import DryRank, DryRun, Journal, Operators, Work, dry_run
 from bigtrain_lab.experiments.pipeline import slice_run
-from bigtrain_lab.models import (GPT, GPTConfig, GPTStage, Noise, boundary_bytes, cross_entropy, gpt_steps, layered_mlp, mlp_steps,
-                                 parameter_bytes, parameter_shapes, parameters, peak_bytes, saved_bytes, theory)
+from bigtrain_lab.models import (
+    GPT,
+    GPTConfig,
+    GPTStage,
+    Noise,
+    boundary_bytes,
+    cross_entropy,
+    gpt_steps,
+    layered_mlp,
+    mlp_steps,
+    parameter_bytes,
+    parameter_shapes,
+    parameters,
+    peak_bytes,
+    saved_bytes,
+    theory,
+)
 from bigtrain_lab.rehearsal import HALVES, WHOLE, Like
 from bigtrain_lab.runtime import Ledger, owned
 from bigtrain_lab.runtime.devices import built
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
-OPTIMIZERS = {"sgd": lambda p: torch.optim.SGD(p, 1e-3), "momentum": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9),
-              "adam": lambda p: torch.optim.Adam(p, 1e-3)}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, 1e-3),
+}
 
 
 # Storage by storage, against a witness that knows nothing of the library
+
 
 class Witness(TorchDispatchMode):
     """Bytes of every storage that any operator returns, from its birth to its death; nothing of the library in it."""
@@ -92,23 +111,46 @@ def differences(account, seen):
         if action:
             found.setdefault(action, []).append(level)
     wrong = [action for action in found if found[action] != told[action]]
-    return wrong + [action for action, level in seen.ends.items() if sum(account.after(action).values()) != level]
+    return wrong + [
+        action
+        for action, level in seen.ends.items()
+        if sum(account.after(action).values()) != level
+    ]
 
 
 def random_gpt(seed):
     draw = random.Random(seed)
     heads = draw.choice([1, 2, 4])
-    config = GPTConfig(layers=draw.randint(1, 3), width=heads * draw.randint(2, 12), heads=heads, sequence=draw.randint(1, 24),
-                       vocabulary=draw.randint(2, 300), dropout=draw.choice([0, 0.1]), tied=draw.random() < 0.3,
-                       dtype=draw.choice([torch.float32, torch.float32, torch.float64]))
+    config = GPTConfig(
+        layers=draw.randint(1, 3),
+        width=heads * draw.randint(2, 12),
+        heads=heads,
+        sequence=draw.randint(1, 24),
+        vocabulary=draw.randint(2, 300),
+        dropout=draw.choice([0, 0.1]),
+        tied=draw.random() < 0.3,
+        dtype=draw.choice([torch.float32, torch.float32, torch.float64]),
+    )
     return config, draw.randint(1, 6), draw.choice(["adam", "adam", "sgd", "momentum"])
 
 
 def random_mlp(seed):
     draw = random.Random(seed)
-    sizes, batch, dtype = [draw.randint(1, 60) for _ in range(draw.randint(2, 5))], draw.randint(1, 50), draw.choice([torch.float32, torch.float64])
-    layers = [layer for inner, outer in zip(sizes, sizes[1:]) for layer in (nn.Linear(inner, outer, dtype=dtype), nn.ReLU())][:-1]
-    model, x, targets = nn.Sequential(*layers), torch.randn(batch, sizes[0], dtype=dtype), torch.randint(sizes[-1], (batch,))
+    sizes, batch, dtype = (
+        [draw.randint(1, 60) for _ in range(draw.randint(2, 5))],
+        draw.randint(1, 50),
+        draw.choice([torch.float32, torch.float64]),
+    )
+    layers = [
+        layer
+        for inner, outer in zip(sizes, sizes[1:])
+        for layer in (nn.Linear(inner, outer, dtype=dtype), nn.ReLU())
+    ][:-1]
+    model, x, targets = (
+        nn.Sequential(*layers),
+        torch.randn(batch, sizes[0], dtype=dtype),
+        torch.randint(sizes[-1], (batch,)),
+    )
     return sizes, batch, dtype, draw.choice(list(OPTIMIZERS)), model, x, targets
 
 
@@ -117,9 +159,21 @@ def trained(kind, seed):
     if kind == "gpt":
         config, batch, optimizer = random_gpt(seed)
         model, ids = GPT(config), torch.randint(config.vocabulary, (batch, config.sequence))
-        return gpt_steps(config, batch, optimizer), model, lambda: cross_entropy(model(ids, Noise(0, 0, 0)), ids), optimizer, (ids,)
+        return (
+            gpt_steps(config, batch, optimizer),
+            model,
+            lambda: cross_entropy(model(ids, Noise(0, 0, 0)), ids),
+            optimizer,
+            (ids,),
+        )
     sizes, batch, dtype, optimizer, model, x, targets = random_mlp(seed)
-    return mlp_steps(sizes, batch, optimizer, dtype), model, lambda: cross_entropy(model(x), targets), optimizer, (x, targets)
+    return (
+        mlp_steps(sizes, batch, optimizer, dtype),
+        model,
+        lambda: cross_entropy(model(x), targets),
+        optimizer,
+        (x, targets),
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -142,20 +196,34 @@ def test_kinds_at_the_peak_are_those_of_a_ledger_that_stands_alone(kind, seed):
             update.zero_grad()
     alive = ledger.at_peak()
     assert ledger.peak_bytes == account.peak_bytes
-    assert {kind: sum(row.bytes for row in alive if row.kind == kind) for kind in {row.kind for row in alive}} == account.kinds(account.peak_moment)
+    assert {
+        kind: sum(row.bytes for row in alive if row.kind == kind)
+        for kind in {row.kind for row in alive}
+    } == account.kinds(account.peak_moment)
 
 
 def test_the_library_s_own_mlp_has_no_bias():
     (model,), x, targets = layered_mlp(4, 16), torch.randn(8, 16), torch.randint(16, (8,))
     seen = Witness(x, targets).train(model, lambda: cross_entropy(model(x), targets), "adam", 2)
-    assert mlp_steps([16] * 5, 8, bias=False).peak_of(1) == max(level for action, level in seen.levels if action.endswith("1"))
+    assert mlp_steps([16] * 5, 8, bias=False).peak_of(1) == max(
+        level for action, level in seen.levels if action.endswith("1")
+    )
 
 
-@pytest.mark.parametrize("config, batch", [(GPTConfig(layers=2, width=32, sequence=20), 3), (GPTConfig(layers=2, width=64, sequence=40, tied=True), 4)])
+@pytest.mark.parametrize(
+    "config, batch",
+    [
+        (GPTConfig(layers=2, width=32, sequence=20), 3),
+        (GPTConfig(layers=2, width=64, sequence=40, tied=True), 4),
+    ],
+)
 def test_unobserved_the_peak_is_that_of_torch_s_allocator(config, batch):
     """The profiler hears every allocation, also inside kernels: they add a few scalars here."""
     model, ids = GPT(config), torch.randint(config.vocabulary, (batch, config.sequence))
-    update, held = torch.optim.Adam(model.parameters()), [sum(weight.nbytes for weight in model.parameters())]
+    update, held = (
+        torch.optim.Adam(model.parameters()),
+        [sum(weight.nbytes for weight in model.parameters())],
+    )
     with torch.profiler.profile(profile_memory=True) as profile:
         for _ in range(2):
             loss = cross_entropy(model(ids), ids)
@@ -172,19 +240,31 @@ def test_unobserved_the_peak_is_that_of_torch_s_allocator(config, batch):
 
 # The papers
 
+
 def test_the_closed_forms_of_a_training_step():
     """16 bytes a parameter under Adam in float32; three of the logits' size at the loss; what autograd saves."""
     config, batch = GPTConfig(layers=2, width=16, heads=2, sequence=8, vocabulary=5000), 16
     account, P = gpt_steps(config, batch), theory.gpt_weights(config)
     tensors = len(parameter_shapes(config))
-    assert account.after("0U0") == {"weights": 4 * P, "optimizer": 8 * P + 4 * tensors, "temporaries": 4}
+    assert account.after("0U0") == {
+        "weights": 4 * P,
+        "optimizer": 8 * P + 4 * tensors,
+        "temporaries": 4,
+    }
     ended = account.after("0B1")
     assert ended.pop("temporaries") == 4 and sum(ended.values()) == theory.adam_bytes(P, tensors)
-    assert account.after("0F1")["activations"] == sum(row.bytes for row in saved_bytes(config, 0, config.pieces, batch))
+    assert account.after("0F1")["activations"] == sum(
+        row.bytes for row in saved_bytes(config, 0, config.pieces, batch)
+    )
     assert account.peak_of(1) - account.peak_of(0) == 8 * P + 4 * tensors  # both are at the loss
     assert [row.bytes for row in account.at_peak()[:3]] == [theory.logits_bytes(config, batch)] * 3
     assert account.moments[account.peak_moment].action == "0B1"
-    held = account.levels[account.peak_moment] - 12 * P - account.after("0F1")["activations"] - 2 * theory.logits_bytes(config, batch)
+    held = (
+        account.levels[account.peak_moment]
+        - 12 * P
+        - account.after("0F1")["activations"]
+        - 2 * theory.logits_bytes(config, batch)
+    )
     assert 0 < held < 0.001 * account.peak_bytes, "12 P + activations + 2 B S V z, and small change"
     assert [theory.zero_bytes(8, 4, stage) for stage in range(4)] == [128, 56, 44, 32]
 
@@ -193,10 +273,16 @@ def test_the_closed_forms_of_a_training_step():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_have_the_closed_form_and_are_those_of_the_module(tied, dtype):
     config = replace(SMALL, tied=tied, dtype=dtype)
-    assert parameters(config) == theory.gpt_weights(config) == sum(p.numel() for p in GPT(config).parameters())
+    assert (
+        parameters(config)
+        == theory.gpt_weights(config)
+        == sum(p.numel() for p in GPT(config).parameters())
+    )
     for first, last in ((0, 2), (1, 3), (2, 5)) if not tied else ((0, 5),):
         weights = dict(GPTStage(config, first, last).named_parameters())
-        assert parameter_shapes(config, first, last) == {name: tuple(w.shape) for name, w in weights.items()}
+        assert parameter_shapes(config, first, last) == {
+            name: tuple(w.shape) for name, w in weights.items()
+        }
         assert parameter_bytes(config, first, last) == sum(w.nbytes for w in weights.values())
 
 
@@ -205,11 +291,19 @@ def test_flops_and_saved_bytes_of_a_block_have_the_closed_form():
     one, two = ([row.bytes for row in saved_bytes(config, 1, last, B)] for last in (2, 3))
     assert sum(two) - sum(one) == theory.block_saved_bytes(config, B)
     run = slice_run(config, 1, 2, B, "sgd")
-    assert (run.work("F").flops, run.work("B").flops) == (theory.block_flops(config, B), 2 * theory.block_flops(config, B))
+    assert (run.work("F").flops, run.work("B").flops) == (
+        theory.block_flops(config, B),
+        2 * theory.block_flops(config, B),
+    )
     whole = slice_run(config, 0, config.pieces, B, "sgd")
-    assert (whole.work("F").flops, whole.work("B").flops) == (theory.forward_flops(config, B), 2 * theory.forward_flops(config, B))
+    assert (whole.work("F").flops, whole.work("B").flops) == (
+        theory.forward_flops(config, B),
+        2 * theory.forward_flops(config, B),
+    )
     dropped = replace(config, dropout=0.1)
-    assert sum(row.bytes for row in saved_bytes(dropped, 1, 3, B)) - sum(row.bytes for row in saved_bytes(dropped, 1, 2, B)) == theory.block_saved_bytes(dropped, B)
+    assert sum(row.bytes for row in saved_bytes(dropped, 1, 3, B)) - sum(
+        row.bytes for row in saved_bytes(dropped, 1, 2, B)
+    ) == theory.block_saved_bytes(dropped, B)
 
 
 # Stages of a pipeline, against what torch counts when they run
@@ -222,7 +316,9 @@ def given_to(config, first, batch):
     targets = torch.randint(config.vocabulary, (batch, config.sequence), generator=draw)
     if first == 0:
         return targets, targets
-    return torch.randn(batch, config.sequence, config.width, dtype=config.dtype, generator=draw).requires_grad_(), targets
+    return torch.randn(
+        batch, config.sequence, config.width, dtype=config.dtype, generator=draw
+    ).requires_grad_(), targets
 
 
 def forward(stage, x, targets, noise=NOISE):
@@ -239,8 +335,13 @@ def test_flops_equal_torchs_counter(first, last, batch):
             y = forward(stage, x, targets)
         with FlopCounterMode(display=False) as backwards:
             y.sum().backward()
-        whole, halves = (slice_run(config, first, last, batch, "sgd", rehearsal) for rehearsal in (WHOLE, HALVES))
-        assert (whole.work("F").flops, whole.work("B").flops) == (forwards.get_total_flops(), backwards.get_total_flops())
+        whole, halves = (
+            slice_run(config, first, last, batch, "sgd", rehearsal) for rehearsal in (WHOLE, HALVES)
+        )
+        assert (whole.work("F").flops, whole.work("B").flops) == (
+            forwards.get_total_flops(),
+            backwards.get_total_flops(),
+        )
         assert halves.work("I").flops + halves.work("W").flops == backwards.get_total_flops()
 
 
@@ -257,19 +358,33 @@ def packed_bytes(stage, x, targets, noise=NOISE):
         y = forward(stage, x, targets, noise)
     for known in (x, targets, *stage.parameters(), *stage.buffers()):
         storages.pop(known.untyped_storage().data_ptr(), None)
-    assert y.requires_grad      # and alive until here: a freed storage's address could be used again
+    assert y.requires_grad  # and alive until here: a freed storage's address could be used again
     return sorted(storage.nbytes() for storage in storages.values())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("size", [dict(), dict(sequence=1), dict(heads=1), dict(layers=1, width=6, heads=2, dtype=torch.float64)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [
+        dict(),
+        dict(sequence=1),
+        dict(heads=1),
+        dict(layers=1, width=6, heads=2, dtype=torch.float64),
+    ],
+    ids=str,
+)
 def test_saved_bytes_are_exact(size, batch, dropout):
     config = replace(SMALL, **size, dropout=dropout)
     for first, last in SLICES if config.layers == 3 else [(0, 3), (1, 3)]:
         measured = packed_bytes(GPTStage(config, first, last), *given_to(config, first, batch))
-        assert sorted(row.bytes for row in saved_bytes(config, first, last, batch)) == measured, (first, last)
-        assert slice_run(config, first, last, batch, "sgd").acted[Like("F")].after.get("activations", 0) == sum(measured)
+        assert sorted(row.bytes for row in saved_bytes(config, first, last, batch)) == measured, (
+            first,
+            last,
+        )
+        assert slice_run(config, first, last, batch, "sgd").acted[Like("F")].after.get(
+            "activations", 0
+        ) == sum(measured)
 
 
 def test_without_noise_or_in_eval_dropout_saves_nothing():
@@ -287,9 +402,28 @@ def test_boundary_bytes_are_those_of_the_message():
 class OperatorBytes(TorchDispatchMode):
     """Inputs read once and outputs written once, for every operator that is neither a matmul nor a view; nothing of the library in it."""
 
-    FREE = ("mm", "bmm", "addmm", "view", "t", "transpose", "permute", "expand", "_unsafe_view", "select", "slice",
-            "unbind", "detach", "empty", "unsqueeze", "squeeze", "reshape", "alias", "gather",
-            "scatter_add")      # touches one value a token; out of place only because this mode watches
+    FREE = (
+        "mm",
+        "bmm",
+        "addmm",
+        "view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "_unsafe_view",
+        "select",
+        "slice",
+        "unbind",
+        "detach",
+        "empty",
+        "unsqueeze",
+        "squeeze",
+        "reshape",
+        "alias",
+        "gather",
+        "scatter_add",
+    )  # touches one value a token; out of place only because this mode watches
 
     def __init__(self):
         super().__init__()
@@ -301,9 +435,11 @@ class OperatorBytes(TorchDispatchMode):
         tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
         written = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         if name == "embedding":
-            self.bytes += 2 * result.nbytes     # reads the rows it was asked for, not the table
+            self.bytes += 2 * result.nbytes  # reads the rows it was asked for, not the table
         elif name not in self.FREE:
-            self.bytes += sum(t.nbytes for t in [*([] if name in ("bernoulli_", "fill_") else tensors), *written])
+            self.bytes += sum(
+                t.nbytes for t in [*([] if name in ("bernoulli_", "fill_") else tensors), *written]
+            )
         return result
 
 
@@ -324,8 +460,10 @@ def test_moved_bytes_are_near_what_the_operators_move(first, last, dropout):
 
 # Any program, against a ledger of the same with values
 
+
 def really(program):
     """The actions of the program on the CPU, with values."""
+
     class Real(DryRank):
         device = torch.device("cpu")
 
@@ -341,8 +479,13 @@ ODD = {
     "a view that does not say so": lambda x: x.view(2, 2, 8) @ x.view(2, 8, 2),
     "a mean of squares": lambda x: nn.functional.mse_loss(x, x.detach() + 1),
     "several results": lambda x: torch.stack([part.sin() for part in x.split(2)]) + x.max(0).values,
-    "into what is given": lambda x: torch.add(x.detach(), 1, out=torch.empty(0, device=x.device)) * x,
-    "rows by number": lambda x: x[torch.tensor([0, 2, 2], device=x.device)] * x.index_select(0, torch.tensor([1, 1, 3], device=x.device)),
+    "into what is given": lambda x: (
+        torch.add(x.detach(), 1, out=torch.empty(0, device=x.device)) * x
+    ),
+    "rows by number": lambda x: (
+        x[torch.tensor([0, 2, 2], device=x.device)]
+        * x.index_select(0, torch.tensor([1, 1, 3], device=x.device))
+    ),
     "2 and 2.0": lambda x: x * (x.detach().long().pow(2).sum() + x.detach().long().pow(2.0).sum()),
     "a convolution": lambda x: nn.functional.conv1d(x[None], x.new_ones(3, 4, 2)),
     "norms in half": lambda x: nn.functional.layer_norm(x.half(), (8,), x.new_ones(8).half()),
@@ -354,18 +497,25 @@ ODD = {
 def test_any_program_holds_what_its_dry_run_says(odd):
     def program(rank):
         w = nn.Parameter(torch.ones(4, 8, device=rank.device))
-        rank.watch(lambda: {"weights": {"w": w}, "gradients": {"w gradient": w.grad} if w.grad is not None else {}})
+        rank.watch(
+            lambda: {
+                "weights": {"w": w},
+                "gradients": {"w gradient": w.grad} if w.grad is not None else {},
+            }
+        )
         for step in range(2):
             with rank.span(f"F{step}"):
                 y = ODD[odd](w * 2)
             with rank.span(f"B{step}"):
                 y.float().sum().backward()
+
     found, expected = dry_run(program).actions, really(program)
     for name in expected:
         assert found[name]._replace(work=None) == expected[name]._replace(work=None), name
 
 
 # The value, and the rank
+
 
 def program(rank):
     """A loop that reads numbers from tensors, and takes a plain path."""
@@ -374,7 +524,9 @@ def program(rank):
     rank.watch(lambda: owned.of([model]) | {"inputs": [x]})
     with rank.span("F"):
         y = model(x)
-        assert y.sum().item() == 1.0 and not bool(y.isnan().any()) and y.argmax(-1).tolist() == [0] * 4
+        assert (
+            y.sum().item() == 1.0 and not bool(y.isnan().any()) and y.argmax(-1).tolist() == [0] * 4
+        )
     with rank.aside(), torch.no_grad():
         assert float((model(x) - 1).norm()) == 1.0
     rank.log("loss", y.mean())
@@ -385,7 +537,10 @@ def program(rank):
 def test_numbers_that_are_read_take_the_plain_path_and_what_is_aside_counts_nothing():
     run = dry_run(program)
     assert run.start == {"weights": 8 * 9 * 4}
-    assert run.actions["F"].work.flops == 2 * 4 * 8 * 8 and run.actions["B"].work.flops == 2 * 4 * 8 * 8
+    assert (
+        run.actions["F"].work.flops == 2 * 4 * 8 * 8
+        and run.actions["B"].work.flops == 2 * 4 * 8 * 8
+    )
     assert run.actions["F"].after == run.start | {"temporaries": 4 * 8 * 4}
     assert run.actions["B"].after["gradients"] == 8 * 9 * 4
     assert run.actions["B"].work.operators == 4  # a sum, its gradient, dL/dw, dL/db: views are none
@@ -396,7 +551,9 @@ def test_a_model_is_on_meta_even_where_torch_makes_nothing_there_before():
     is among them, which the ledger replaces, and batch norm's counter is made by it."""
     _device_constructors.cache_clear()
     seen = []
-    dry_run(lambda rank: seen.extend(built(lambda: nn.BatchNorm1d(4), torch.device("meta")).buffers()))
+    dry_run(
+        lambda rank: seen.extend(built(lambda: nn.BatchNorm1d(4), torch.device("meta")).buffers())
+    )
     assert [buffer.is_meta for buffer in seen] == [True] * 3
 
 
@@ -421,9 +578,13 @@ def test_a_dry_run_says_the_same_again_and_leaves_nothing_to_the_collector():
         rank.watch(lambda: owned.of([model]))
         with rank.span("B"):
             model(torch.ones(4, 8, device=rank.device)).sum().backward()
+
     gc.disable()
     try:
-        assert dry_run(training) == dry_run(training) and [weight() for weight in weights] == [None, None]
+        assert dry_run(training) == dry_run(training) and [weight() for weight in weights] == [
+            None,
+            None,
+        ]
     finally:
         gc.enable()
 
@@ -436,16 +597,31 @@ def test_a_dry_run_comes_back_from_json():
 def test_the_widths_of_an_mlp_or_a_config():
     config = GPTConfig(layers=1, width=8, heads=2, sequence=4, vocabulary=10)
     assert peak_bytes(config, 2, "sgd") == gpt_steps(config, 2, "sgd").peak_bytes
-    assert peak_bytes((6, 5, 4), 3, "adam", torch.float64) == mlp_steps((6, 5, 4), 3, "adam", torch.float64).peak_bytes
-    assert peak_bytes((6, 5, 4), 50, steps=1) == mlp_steps((6, 5, 4), 50).peak_of(0) < peak_bytes((6, 5, 4), 50)
+    assert (
+        peak_bytes((6, 5, 4), 3, "adam", torch.float64)
+        == mlp_steps((6, 5, 4), 3, "adam", torch.float64).peak_bytes
+    )
+    assert (
+        peak_bytes((6, 5, 4), 50, steps=1)
+        == mlp_steps((6, 5, 4), 50).peak_of(0)
+        < peak_bytes((6, 5, 4), 50)
+    )
 
 
-@pytest.mark.parametrize("call, sentence", [
-    (lambda: peak_bytes((6,), 3), "give at least two"), (lambda: peak_bytes((6, 0), 3), "a width=0"),
-    (lambda: peak_bytes((6, 5), 0), "batch=0"), (lambda: peak_bytes((6, 5), 3, "lion"), "choose one of sgd, momentum, adam"),
-    (lambda: peak_bytes((6, 5), 3, "adam", torch.int64), "holds no fractions"), (lambda: peak_bytes((6, 5), 3, steps=0), "steps=0"),
-    (lambda: saved_bytes(SMALL, -1, 3, 1), "0 <= first"), (lambda: parameters(SMALL, 0, 6), "last <= 5"),
-    (lambda: saved_bytes(SMALL, 0, 3, 0), "batch=0.*take 1 or more")])
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: peak_bytes((6,), 3), "give at least two"),
+        (lambda: peak_bytes((6, 0), 3), "a width=0"),
+        (lambda: peak_bytes((6, 5), 0), "batch=0"),
+        (lambda: peak_bytes((6, 5), 3, "lion"), "choose one of sgd, momentum, adam"),
+        (lambda: peak_bytes((6, 5), 3, "adam", torch.int64), "holds no fractions"),
+        (lambda: peak_bytes((6, 5), 3, steps=0), "steps=0"),
+        (lambda: saved_bytes(SMALL, -1, 3, 1), "0 <= first"),
+        (lambda: parameters(SMALL, 0, 6), "last <= 5"),
+        (lambda: saved_bytes(SMALL, 0, 3, 0), "batch=0.*take 1 or more"),
+    ],
+)
 def test_impossible(call, sentence):
     with pytest.raises(Impossible, match=sentence):
         call()

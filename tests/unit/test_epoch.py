@@ -7,12 +7,25 @@ import torch
 
 from bigtrain_lab.core.hardware import TAGS
 from bigtrain_lab.models import Translator, TranslatorConfig, cross_entropy, translator_parameters
-from bigtrain_lab.models.epoch import PUBLISHED, PUBLISHED_ON_THREE_S, RTX3090, assumed, layer_works, on_ranks, pieces, step
+from bigtrain_lab.models.epoch import (
+    PUBLISHED,
+    PUBLISHED_ON_THREE_S,
+    RTX3090,
+    assumed,
+    layer_works,
+    on_ranks,
+    pieces,
+    step,
+)
 from tests.unit.test_translator import TINY, pairs
 
 
 def test_three_ranks_take_what_was_published_within_a_tenth():
-    others = [PUBLISHED, *(PUBLISHED._replace(tokens=tokens) for tokens in (20, 100)), PUBLISHED._replace(training=1.0)]
+    others = [
+        PUBLISHED,
+        *(PUBLISHED._replace(tokens=tokens) for tokens in (20, 100)),
+        PUBLISHED._replace(training=1.0),
+    ]
     for epoch in others:
         assert on_ranks(3, epoch) == pytest.approx(PUBLISHED_ON_THREE_S, rel=0.1)
     assert on_ranks(1) == pytest.approx(PUBLISHED.seconds)
@@ -20,15 +33,23 @@ def test_three_ranks_take_what_was_published_within_a_tenth():
 
 def test_the_seconds_on_three_ranks_are_not_assumed():
     told = assumed()
-    assert PUBLISHED_ON_THREE_S not in [each.value for each in told] and {each.tag for each in told} <= TAGS.keys() and all(each.source for each in told)
-    assert {each.name: each.value for each in told}["bytes of gradients"] == 4 * translator_parameters(TranslatorConfig())
+    assert (
+        PUBLISHED_ON_THREE_S not in [each.value for each in told]
+        and {each.tag for each in told} <= TAGS.keys()
+        and all(each.source for each in told)
+    )
+    assert {each.name: each.value for each in told}[
+        "bytes of gradients"
+    ] == 4 * translator_parameters(TranslatorConfig())
 
 
 def test_a_step_is_exposed_to_the_source_table_alone():
     """Kernels as fast beside the all-reduce, on a link that keeps up: the last gradient is that of the source's words."""
     fast = replace(RTX3090, overlap_slowdown=1.0)
     table_s = 4 / 3 * 4 * 32_000 * 512 / 12e9 + 4 * 5e-6
-    assert step(3, 0.120, PUBLISHED, fast, TranslatorConfig()) == pytest.approx(0.120 + table_s, rel=0.03)
+    assert step(3, 0.120, PUBLISHED, fast, TranslatorConfig()) == pytest.approx(
+        0.120 + table_s, rel=0.03
+    )
 
 
 def test_the_chain_of_pieces_is_the_model():
@@ -37,6 +58,10 @@ def test_the_chain_of_pieces_is_the_model():
     for _, forward in chain:
         state = forward(state, source, target)
     assert torch.equal(state[0], cross_entropy(model(source, target), target))
-    assert [id(p) for module, _ in chain for p in module.parameters()] == [id(p) for p in model.parameters()]
+    assert [id(p) for module, _ in chain for p in module.parameters()] == [
+        id(p) for p in model.parameters()
+    ]
     works = layer_works(TINY, 3, 6)
-    assert sum(work.flops for work, _ in works["B"]) == pytest.approx(2 * sum(work.flops for work, _ in works["F"]))
+    assert sum(work.flops for work, _ in works["B"]) == pytest.approx(
+        2 * sum(work.flops for work, _ in works["F"])
+    )

@@ -18,12 +18,31 @@ from bigtrain_lab.schedule import B, F, Schedule
 BAD = [
     (dict(ranks=9), "ranks is 9: it must be a whole number from 1 to 8"),
     (dict(micro_batches=0), "micro-batches is 0: it must be a whole number from 1 to 32"),
-    (dict(ranks=4, layers=3), "4 stages need at least 4 layers; the model has 3: take 3 stages or 4 layers"),
-    (dict(schedule="interleaved", chunks=3), "4 ranks with 3 chunks each need at least 12 layers; the model has 8: take 2 chunks or 12 layers"),
-    (dict(schedule="interleaved", layers=7), "need at least 8 layers; the model has 7: take 1 chunk or 8 layers"),
+    (
+        dict(ranks=4, layers=3),
+        "4 stages need at least 4 layers; the model has 3: take 3 stages or 4 layers",
+    ),
+    (
+        dict(schedule="interleaved", chunks=3),
+        "4 ranks with 3 chunks each need at least 12 layers; the model has 8: take 2 chunks or 12 layers",
+    ),
+    (
+        dict(schedule="interleaved", layers=7),
+        "need at least 8 layers; the model has 7: take 1 chunk or 8 layers",
+    ),
     (dict(schedule="interleaved", layers=3, ranks=4), "the model has 3: take 1 rank or 8 layers"),
-    (dict(schedule="interleaved", layers=5, partition="balanced", hardware="v100-nvlink", micro_batches=6, ranks=6, chunks=2),
-     "6 ranks with 2 chunks each need at least 12 pieces; the model has 7, its embedding and head among them: take 1 chunk or 10 layers"),
+    (
+        dict(
+            schedule="interleaved",
+            layers=5,
+            partition="balanced",
+            hardware="v100-nvlink",
+            micro_batches=6,
+            ranks=6,
+            chunks=2,
+        ),
+        "6 ranks with 2 chunks each need at least 12 pieces; the model has 7, its embedding and head among them: take 1 chunk or 10 layers",
+    ),
     (dict(schedule="x"), "no schedule called 'x': choose one of .*1f1b"),
     (dict(nope=1), "pipeline has no setting 'nope'"),
     (dict(heads=3), "take 2 or 4 heads"),
@@ -50,25 +69,45 @@ def test_what_cannot_be_is_one_sentence(settings, words):
 def test_a_tiny_stage_takes_the_time_of_its_launches(dropout):
     """On an A100 5 us each: an embedding and two blocks are 38 operators, which were charged 3.2 us."""
     lab = PipelineExperiment(hardware="a100-nvlink", dropout=dropout, schedule="zb-h1")
-    embedding, block, head = ({kind: work.operators for kind, work in lab.slice_works(at, at + 1).items()} for at in (0, 1, lab.config.pieces - 1))
-    assert (embedding["F"], block["F"]) == ((2, 18) if not dropout else (5, 18 + 3 * 3))  # each dropout draws, keeps and scales
+    embedding, block, head = (
+        {kind: work.operators for kind, work in lab.slice_works(at, at + 1).items()}
+        for at in (0, 1, lab.config.pieces - 1)
+    )
+    assert (embedding["F"], block["F"]) == (
+        (2, 18) if not dropout else (5, 18 + 3 * 3)
+    )  # each dropout draws, keeps and scales
     assert all(each["F"] <= each["B"] < each["I"] + each["W"] for each in (embedding, block, head))
     for kind, (first, *_, last) in lab.durations().items():
         if kind != "U":
             assert first == pytest.approx(5e-6 * (embedding[kind] + 2 * block[kind])), kind
             assert last == pytest.approx(5e-6 * (2 * block[kind] + head[kind])), kind
     large = lab.replace(width=1024, sequence=512, rows=8)
-    assert large.durations()["F"][0] > 2 * block_flops(large.config, 8) / (0.859 * 19.5e12) > 5e-6 * 2 * block["F"]
+    assert (
+        large.durations()["F"][0]
+        > 2 * block_flops(large.config, 8) / (0.859 * 19.5e12)
+        > 5e-6 * 2 * block["F"]
+    )
 
 
-@pytest.mark.parametrize("experiment", ["accumulate", "checkpoint", "staleness", "faults", "memory", "partition", "precision"])
+@pytest.mark.parametrize(
+    "experiment",
+    ["accumulate", "checkpoint", "staleness", "faults", "memory", "partition", "precision"],
+)
 def test_every_menu_is_held_and_other_words_are_one_sentence(experiment):
     chosen = Experiment.named(experiment)
-    menus = [name for name, knob in chosen.knobs().items() if knob.menu() and chosen.model_fields[name].annotation is str]
+    menus = [
+        name
+        for name, knob in chosen.knobs().items()
+        if knob.menu() and chosen.model_fields[name].annotation is str
+    ]
     assert menus
     for name in menus:
-        own = {"fault": "There is no fault 'x'", "schedule": "There is no schedule called 'x'"}.get(name, f"{name} is 'x'")
-        with pytest.raises(Impossible, match=f"^{own}: choose one of {re.escape(chosen.knobs()[name].menu()[0])}"):
+        own = {"fault": "There is no fault 'x'", "schedule": "There is no schedule called 'x'"}.get(
+            name, f"{name} is 'x'"
+        )
+        with pytest.raises(
+            Impossible, match=f"^{own}: choose one of {re.escape(chosen.knobs()[name].menu()[0])}"
+        ):
             chosen(**{name: "x"})
 
 
@@ -92,7 +131,13 @@ def test_knobs_describe_every_field():
         assert knob.help and not knob.help.endswith("."), name
     assert PipelineExperiment.knobs()["schedule"].menu() == list(Schedule.all())
     assert [n for n, k in PipelineExperiment.knobs().items() if not k.more] == [
-        "schedule", "ranks", "micro_batches", "hardware", "stashing", "chunks"]
+        "schedule",
+        "ranks",
+        "micro_batches",
+        "hardware",
+        "stashing",
+        "chunks",
+    ]
 
 
 def test_changed_settings_are_checked_again():
@@ -108,7 +153,9 @@ def test_the_table_of_the_default_lab():
     table = {name: amount.value for name, amount in column(asked.quantities, trace).items()}
     assert table["step time"] == 33 and round(table["idle share"], 1) == 27.3
     peaks = [table[f"peak memory, rank {r}"] for r in range(4)]
-    assert peaks == [peak(trace, r).bytes for r in range(4)] and all(peaks[r] > trace.peak_bytes(r) for r in range(4))  # inside a backward
+    assert peaks == [peak(trace, r).bytes for r in range(4)] and all(
+        peaks[r] > trace.peak_bytes(r) for r in range(4)
+    )  # inside a backward
     # 8 micro-batches, 3 boundaries, both ways, 3 steps, of rows x sequence x width float32
     assert table["bytes sent, all ranks"] == 8 * 3 * 2 * 3 * (2 * 64 * 64 * 4)
     assert "0.437 M parameters in 4 stages" in asked.describe()
@@ -120,11 +167,17 @@ def test_the_loss_is_what_only_a_run_tells(tmp_path):
     run.wait()
     (loss,) = [q for q in asked.quantities if q.name.startswith("loss")]
     assert loss.of(asked.predict()) is None
-    assert loss.of(run.trace("modelled")) == loss.of(run.trace("measured")) == pytest.approx(run.result["loss"][-2:].mean())
+    assert (
+        loss.of(run.trace("modelled"))
+        == loss.of(run.trace("measured"))
+        == pytest.approx(run.result["loss"][-2:].mean())
+    )
 
 
 def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_path):
-    asked = PipelineExperiment(steps=200, micro_batches=2, ranks=2, layers=2, width=16, heads=2, sequence=8)
+    asked = PipelineExperiment(
+        steps=200, micro_batches=2, ranks=2, layers=2, width=16, heads=2, sequence=8
+    )
     run = asked.run(directory=tmp_path / "run")
     for event in run.events():
         if event.name == "1U9":  # the fifth step's update
@@ -132,8 +185,12 @@ def test_part_of_a_run_counts_the_steps_it_did_and_compares_with_nothing(tmp_pat
     run.stop()
     trace = run.trace("modelled")
     assert 4 <= trace.steps < 200 and trace.settings["unfinished"]
-    assert 9 <= trace.step_time < 9 * (1 + 2 / trace.steps)  # (m + p - 1)(F + B) = 9 slots, and the part of a step
-    (row,) = [r for r in rows(asked.quantities, asked.predict(), trace) if r.quantity == "step time"]
+    assert (
+        9 <= trace.step_time < 9 * (1 + 2 / trace.steps)
+    )  # (m + p - 1)(F + B) = 9 slots, and the part of a step
+    (row,) = [
+        r for r in rows(asked.quantities, asked.predict(), trace) if r.quantity == "step time"
+    ]
     assert str(row.predicted) == "9 slots" and row.modelled is None and row.difference == ""
 
 
@@ -141,30 +198,67 @@ def test_halves_of_a_backward_are_priced_by_their_products():
     asked = PipelineExperiment(schedule="zb-h1", hardware="a100-nvlink")
     time = asked.durations()
     for stage in range(4):
-        assert time["W"][stage] < time["I"][stage] < time["B"][stage] < time["I"][stage] + time["W"][stage]  # the halves start more operators
+        assert (
+            time["W"][stage]
+            < time["I"][stage]
+            < time["B"][stage]
+            < time["I"][stage] + time["W"][stage]
+        )  # the halves start more operators
 
 
 def test_sizes_from_a_tenth_of_a_million_to_a_hundred_million():
-    small, large = PipelineExperiment(layers=8, width=32), PipelineExperiment(layers=12, width=832, heads=8)
+    small, large = (
+        PipelineExperiment(layers=8, width=32),
+        PipelineExperiment(layers=12, width=832, heads=8),
+    )
     assert "0.12 M" in small.describe() and "100 M" in large.describe()
-    assert PipelineExperiment(ranks=1, tied=True, layers=2).stage_bytes[0].weights < PipelineExperiment(ranks=1, layers=2).stage_bytes[0].weights
+    assert (
+        PipelineExperiment(ranks=1, tied=True, layers=2).stage_bytes[0].weights
+        < PipelineExperiment(ranks=1, layers=2).stage_bytes[0].weights
+    )
 
 
 def test_every_bubble_is_explained():
     sentences = PipelineExperiment(hardware="unit").explain(PipelineExperiment().predict())
-    assert "Rank 3 idles 3 slots first: nothing reaches it before F0 has crossed ranks 0, 1 and 2." in sentences
-    assert any(s.startswith("Rank 0 idles 6 slots before B0") and "ranks 3, 2 and 1" in s for s in sentences)
+    assert (
+        "Rank 3 idles 3 slots first: nothing reaches it before F0 has crossed ranks 0, 1 and 2."
+        in sentences
+    )
+    assert any(
+        s.startswith("Rank 0 idles 6 slots before B0") and "ranks 3, 2 and 1" in s
+        for s in sentences
+    )
     assert any(s.startswith("Rank 3 idles 6 slots at the end") for s in sentences)
     from bigtrain_lab.core import Span
-    spans = [Span(0, "compute", "F", f"0F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))]
-    spans += [Span(1, "compute", "F", "1F0", 0, 7), Span(0, "compute", "validate", "validate", 7, 8)]
-    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(Trace.of(spans, "modelled", ranks=2))
-    assert any(s.startswith("Rank 0") for s in told) is False  # stage 0 waits for no other rank's forward
-    spans = [Span(1, "compute", "F", f"1F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))] + [Span(0, "compute", "F", "0F0", 0, 7)]
-    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(Trace.of(spans, "modelled", ticks_per_unit=1, ranks=2))
-    assert told[0].startswith("Rank 1 idles 3 slots before F2") and "2 such waits take 4 slots" in told[0]  # the longest is told
+
+    spans = [
+        Span(0, "compute", "F", f"0F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))
+    ]
+    spans += [
+        Span(1, "compute", "F", "1F0", 0, 7),
+        Span(0, "compute", "validate", "validate", 7, 8),
+    ]
+    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(
+        Trace.of(spans, "modelled", ranks=2)
+    )
+    assert (
+        any(s.startswith("Rank 0") for s in told) is False
+    )  # stage 0 waits for no other rank's forward
+    spans = [
+        Span(1, "compute", "F", f"1F{i}", start, start + 1) for i, start in enumerate((0, 2, 6))
+    ] + [Span(0, "compute", "F", "0F0", 0, 7)]
+    told = PipelineExperiment(ranks=2, schedule="gpipe").explain(
+        Trace.of(spans, "modelled", ticks_per_unit=1, ranks=2)
+    )
+    assert (
+        told[0].startswith("Rank 1 idles 3 slots before F2")
+        and "2 such waits take 4 slots" in told[0]
+    )  # the longest is told
     split = PipelineExperiment(schedule="zb-h2")
-    assert any("at the end: its part is done, and other ranks still have work of their own" in s for s in split.explain(split.predict()))
+    assert any(
+        "at the end: its part is done, and other ranks still have work of their own" in s
+        for s in split.explain(split.predict())
+    )
     assert PipelineExperiment(ranks=1).explain(PipelineExperiment(ranks=1).predict()) == []
 
 
@@ -173,8 +267,10 @@ def test_a_schedule_may_count_in_numpy_s_integers(family):
         batch = np.arange(self.micro_batches)
         return [*(F(rank, m) for m in batch), *(B(rank, m) for m in batch)]
 
-    plain, counted = (type(f"Typed{kind}", (Schedule,), {"name": kind, "__module__": "__main__", "steps": of})
-                      for kind, of in (("counted-plain", Schedule.named("gpipe").steps), ("counted-numpy", steps)))
+    plain, counted = (
+        type(f"Typed{kind}", (Schedule,), {"name": kind, "__module__": "__main__", "steps": of})
+        for kind, of in (("counted-plain", Schedule.named("gpipe").steps), ("counted-numpy", steps))
+    )
     asked = PipelineExperiment(schedule=counted.name)
     assert asked.order_digest == asked.replace(schedule=plain.name).order_digest
     assert asked.predict().step_time == asked.replace(schedule="gpipe").predict().step_time
@@ -182,6 +278,10 @@ def test_a_schedule_may_count_in_numpy_s_integers(family):
 
 def test_a_damaged_trace_is_drawn_in_a_shell():
     """Its first step takes no time."""
-    spans = [Span(0, "compute", "U", "0U0", 0, 0), Span(0, "compute", "F", "0F1", 0, 4), Span(0, "compute", "U", "0U1", 990, 999)]
+    spans = [
+        Span(0, "compute", "U", "0U0", 0, 0),
+        Span(0, "compute", "F", "0F1", 0, 4),
+        Span(0, "compute", "U", "0U1", 990, 999),
+    ]
     ((_, cells),) = strip(Trace.of(spans, "modelled", ticks_per_unit=1, steps=2), 40).lanes
     assert len(cells) > 1

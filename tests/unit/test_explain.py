@@ -35,19 +35,47 @@ def idle_slots(sentence: str) -> float:
 
 
 def test_waits_for_other_things_are_told_apart():
-    spans = [Span(0, "compute", "F", f"0F{i}", i, i + 1) for i in range(3)] + [Span(0, "compute", "B", f"0B{i}", 20 + i, 21 + i) for i in range(3)]
-    spans += [Span(1, "compute", kind, f"1{name}", start, start + 1) for kind, name, start in
-              (("F", "F0", 1), ("F", "F1", 3), ("F", "F2", 7), ("B", "B0", 9), ("B", "B1", 14), ("B", "B2", 16))]
+    spans = [Span(0, "compute", "F", f"0F{i}", i, i + 1) for i in range(3)] + [
+        Span(0, "compute", "B", f"0B{i}", 20 + i, 21 + i) for i in range(3)
+    ]
+    spans += [
+        Span(1, "compute", kind, f"1{name}", start, start + 1)
+        for kind, name, start in (
+            ("F", "F0", 1),
+            ("F", "F1", 3),
+            ("F", "F2", 7),
+            ("B", "B0", 9),
+            ("B", "B1", 14),
+            ("B", "B2", 16),
+        )
+    ]
     spans += [Span(2, "compute", "F", f"2F{i}", 9 + i, 10 + i) for i in range(3)]
     trace = Trace.of(spans, "modelled", ticks_per_unit=1, ranks=3)
-    rank_1 = next(s for s in bubbles(trace, GPipe(3, 3)) if s.startswith("Rank 1 idles") and "before" in s and "first" not in s)
-    assert all(words in rank_1 for words in ("Rank 1 idles 4 slots before B1", "gradient", "rank 2", "3 such waits take 6 slots", "2 waits for inputs take 4 slots"))
+    rank_1 = next(
+        s
+        for s in bubbles(trace, GPipe(3, 3))
+        if s.startswith("Rank 1 idles") and "before" in s and "first" not in s
+    )
+    assert all(
+        words in rank_1
+        for words in (
+            "Rank 1 idles 4 slots before B1",
+            "gradient",
+            "rank 2",
+            "3 such waits take 6 slots",
+            "2 waits for inputs take 4 slots",
+        )
+    )
 
 
-@pytest.mark.parametrize("name,whole", [
-    ("1f1b", ("27.3%", "more micro-batches", "share smaller")), ("pipedream", ("27.3%", "a longer run", "share smaller")),
-    ("naive", ("75.0%", "one rank works at a time", "however many micro-batches")),
-])
+@pytest.mark.parametrize(
+    "name,whole",
+    [
+        ("1f1b", ("27.3%", "more micro-batches", "share smaller")),
+        ("pipedream", ("27.3%", "a longer run", "share smaller")),
+        ("naive", ("75.0%", "one rank works at a time", "however many micro-batches")),
+    ],
+)
 def test_the_whole_is_told_of_every_kind_of_schedule(name, whole):
     assert [words for words in whole if words not in told(name)[1][-1]] == []
 
@@ -61,9 +89,14 @@ def test_what_the_whole_promises_holds(name):
 
 def test_what_no_number_of_micro_batches_mends_is_told():
     """A stage twice as long as the three others: 1 - 5/8 of the rank-time is idle in the limit."""
+
     def at(m):
         schedule = Schedule.named("1f1b")(4, m)
         trace = simulate(schedule, {"F": [1, 1, 1, 2], "B": [2, 2, 2, 4], "U": 0})
         return trace.bubble(), bubbles(trace, schedule)[-1]
-    assert all(words in at(8)[1] for words in ("Rank 3 has the most work", "37.5%", "however many micro-batches"))
+
+    assert all(
+        words in at(8)[1]
+        for words in ("Rank 3 has the most work", "37.5%", "however many micro-batches")
+    )
     assert 0.375 < at(128)[0] < 0.39 < at(8)[0]

@@ -32,16 +32,26 @@ WORDS, WIDTH, STEPS, BACKWARDS = 11, 6, 2, 2
 class Layer(nn.Module):
     def __init__(self, way):
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH), nn.LayerNorm(WIDTH)
+        self.up, self.down, self.norm = (
+            nn.Linear(WIDTH, 7),
+            nn.Linear(7, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
         self.way = way
 
     def inner(self, x):
-        return self.down(nn.functional.dropout(torch.tanh(self.up(self.norm(x))), 0.2, self.way == "dropout"))
+        return self.down(
+            nn.functional.dropout(torch.tanh(self.up(self.norm(x))), 0.2, self.way == "dropout")
+        )
 
     def forward(self, x):
         if self.way == "ours inside":
             return checkpoint(self.inner, x)
-        return torch_checkpoint(self.inner, x, use_reentrant=False) if self.way == "torch inside" else self.inner(x)
+        return (
+            torch_checkpoint(self.inner, x, use_reentrant=False)
+            if self.way == "torch inside"
+            else self.inner(x)
+        )
 
 
 class Model(nn.Module):
@@ -51,7 +61,10 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.way, self.scale = way, nn.Parameter(torch.rand(3))
-        self.embed, self.frozen = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.embed, self.frozen = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+        )
         self.layers = nn.ModuleList(Layer(way) for _ in range(3))
         self.layers[1].norm.weight.requires_grad_(False)
         self.head = nn.Linear(WIDTH, WORDS)
@@ -78,10 +91,16 @@ class Model(nn.Module):
 
 
 OPTIMIZERS = {  # each with another way of using the parts
-    "dropout": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "ours around": partial(torch.optim.Adam, lr=1e-2),
-    "torch around": partial(torch.optim.AdamW, lr=1e-2), "ours inside": partial(torch.optim.Adagrad, lr=1e-2),
-    "torch inside": partial(torch.optim.RMSprop, lr=1e-2), "twice": partial(LAMB, lr=1e-2), "chain": partial(LARS, lr=0.1),
-    "torch, reentrant around": partial(torch.optim.Adam, lr=1e-2), "unused": partial(torch.optim.SGD, lr=0.1)}
+    "dropout": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "ours around": partial(torch.optim.Adam, lr=1e-2),
+    "torch around": partial(torch.optim.AdamW, lr=1e-2),
+    "ours inside": partial(torch.optim.Adagrad, lr=1e-2),
+    "torch inside": partial(torch.optim.RMSprop, lr=1e-2),
+    "twice": partial(LAMB, lr=1e-2),
+    "chain": partial(LARS, lr=0.1),
+    "torch, reentrant around": partial(torch.optim.Adam, lr=1e-2),
+    "unused": partial(torch.optim.SGD, lr=0.1),
+}
 
 
 def batch(rank, step, number):
@@ -124,15 +143,24 @@ def train(way, group, index, size, span=lambda *_: nullcontext()):
     return model, norms
 
 
-WAYS = {1: [*OPTIMIZERS], 2: [*OPTIMIZERS][7:], 3: [*OPTIMIZERS][:4], 4: [*OPTIMIZERS][4:7]}  # of so many ranks
+WAYS = {
+    1: [*OPTIMIZERS],
+    2: [*OPTIMIZERS][7:],
+    3: [*OPTIMIZERS][:4],
+    4: [*OPTIMIZERS][4:7],
+}  # of so many ranks
 
 
 def every_way(group, index, size):
     found = {}
     for way in WAYS[size]:
         model, norms = train(way, group, index, size)
-        assert not model.under_way and not any(unit.whole.untyped_storage().nbytes() for unit in model.units)
-        found |= {f"{size} {way} {index} {name}": value for name, value in model.full_state_dict().items()}
+        assert not model.under_way and not any(
+            unit.whole.untyped_storage().nbytes() for unit in model.units
+        )
+        found |= {
+            f"{size} {way} {index} {name}": value for name, value in model.full_state_dict().items()
+        }
         found[f"{size} {way} {index} norms"] = torch.tensor(norms, dtype=torch.float64)
         with torch.no_grad():
             found[f"{size} {way} {index} read"] = loss_of(model.eval(), 0, 0, 0)
@@ -142,9 +170,12 @@ def every_way(group, index, size):
     return found
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs")  # torch's reentrant checkpoint, read without gradients
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs"
+)  # torch's reentrant checkpoint, read without gradients
 def test_ranks_learn_what_one_process_learns(tmp_path):
     """On 1 to 4 ranks, on each of them: with clipping, over accumulated backwards, from rank 0's weights, whatever the way units are used."""
+
     def program(rank):
         found = {}
         for size in (3, 4, 2):
@@ -158,11 +189,20 @@ def test_ranks_learn_what_one_process_learns(tmp_path):
     found |= {name: torch.from_numpy(value) for name, value in run.result.items()}
     for size, way in ((size, way) for size, ways in WAYS.items() for way in ways):
         model, norms = alone(way, size)
-        expected = model.state_dict() | {"norms": torch.tensor(norms, dtype=torch.float64), "read": loss_of(model.eval(), 0, 0, 0).detach()}
+        expected = model.state_dict() | {
+            "norms": torch.tensor(norms, dtype=torch.float64),
+            "read": loss_of(model.eval(), 0, 0, 0).detach(),
+        }
         whole = torch.cat([p.flatten() for p in model.parameters()]).norm()
         for (name, value), rank in product(expected.items(), range(size)):
             differs = torch.linalg.vector_norm(found[f"{size} {way} {rank} {name}"] - value)
-            assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (size, way, rank, name, differs)
+            assert differs <= 1e-12 * max(value.norm(), 1e-3 * whole), (
+                size,
+                way,
+                rank,
+                name,
+                differs,
+            )
 
 
 def chain_of(widths):
@@ -179,7 +219,9 @@ def observed(rank):
     group = rank.group("dp")
     with pytest.raises(Impossible, match="rank 0: .*rank 1: .*rank 2: "):
         FullyShardedDataParallel(nn.Linear(2, 2 + rank.index), group)
-    x = torch.randn(2, SIZES[0], dtype=torch.float64, generator=torch.Generator().manual_seed(rank.index))
+    x = torch.randn(
+        2, SIZES[0], dtype=torch.float64, generator=torch.Generator().manual_seed(rank.index)
+    )
     model, found = FullyShardedDataParallel(chain_of(SIZES), group), []
     rank.watch(model.holdings)
     for step in range(2):
@@ -196,27 +238,41 @@ def observed(rank):
         for number in range(2):
             inputs, outputs = [x], []
             for unit, kind in USES:
-                with model.opened(unit, kind), rank.span((Action(kind, unit, 2 * step + number),), beside=model.under_way):
+                with (
+                    model.opened(unit, kind),
+                    rank.span((Action(kind, unit, 2 * step + number),), beside=model.under_way),
+                ):
                     if kind == "F":
                         outputs.append(model.module[unit](inputs[unit]))
                         inputs.append(outputs[unit].detach().requires_grad_())
                     else:
-                        loss, seed = (outputs[3].pow(2).mean(), None) if unit == 3 else (outputs[unit], inputs[unit + 1].grad)
+                        loss, seed = (
+                            (outputs[3].pow(2).mean(), None)
+                            if unit == 3
+                            else (outputs[unit], inputs[unit + 1].grad)
+                        )
                         loss.backward(seed)
         with rank.span((Action("U", 1, step),)):
             model.finish_gradient_synchronization()
         found.append({name: piece.grad.clone() for name, piece in model.named_parameters()})
         model.zero_grad()
-    assert all(torch.equal(gradient, other[name]) for other in found[1:] for name, gradient in found[0].items())
+    assert all(
+        torch.equal(gradient, other[name])
+        for other in found[1:]
+        for name, gradient in found[0].items()
+    )
     return {}
 
 
 def in_the_lane(uses, firsts):
     """What the lane does in one batch; `firsts`: how often each unit was used before."""
-    names = [f"{unit}{kind}{firsts + [u for u in uses[:at]].count((unit, kind))}" for at, (unit, kind) in enumerate(uses)]
+    names = [
+        f"{unit}{kind}{firsts + [u for u in uses[:at]].count((unit, kind))}"
+        for at, (unit, kind) in enumerate(uses)
+    ]
     ops = [f"parameters of {names[0]}"]
     for at, (unit, kind) in enumerate(uses):
-        following = uses[at + 1:at + 2]
+        following = uses[at + 1 : at + 2]
         same = following and following[0][0] == unit
         if following and not same:
             ops.append(f"parameters of {names[at + 1]}")
@@ -228,7 +284,10 @@ def in_the_lane(uses, firsts):
 
 
 def padded_bytes():
-    return [-(-sum(p.numel() for p in layer.parameters()) // SHARDS) * SHARDS * 8 for layer in chain_of(SIZES)]
+    return [
+        -(-sum(p.numel() for p in layer.parameters()) // SHARDS) * SHARDS * 8
+        for layer in chain_of(SIZES)
+    ]
 
 
 def test_messages_and_live_parameters(tmp_path):
@@ -240,10 +299,14 @@ def test_messages_and_live_parameters(tmp_path):
     two, kept = max(a + b for a, b in pairwise(padded)), sum(padded) // SHARDS
     for rank in range(SHARDS):
         lane = [span.name for span in trace.spans(rank) if span.lane == "comm:dp"]
-        assert lane == in_the_lane(USES, 0) + in_the_lane(USES, 1) + in_the_lane(USES * 2, 2) + in_the_lane(USES * 2, 4) + in_the_lane(USES * 2, 6)
+        assert lane == in_the_lane(USES, 0) + in_the_lane(USES, 1) + in_the_lane(
+            USES * 2, 2
+        ) + in_the_lane(USES * 2, 4) + in_the_lane(USES * 2, 6)
         sent = sum(t.bytes for t in trace.transfers(rank) if t.lane == "comm:dp")
         assert sent == 8 * 3 * sum(padded) * (SHARDS - 1) // SHARDS
-        assert max(reading.held.get("weights", 0) for reading in readings(trace, rank)) == kept + two
+        assert (
+            max(reading.held.get("weights", 0) for reading in readings(trace, rank)) == kept + two
+        )
 
 
 class Branches(nn.Module):
@@ -262,11 +325,16 @@ class Branches(nn.Module):
 class Beside(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight, self.spread = nn.Parameter(torch.randn(4, 4)), nn.ParameterList([torch.ones(4)])
+        self.weight, self.spread = (
+            nn.Parameter(torch.randn(4, 4)),
+            nn.ParameterList([torch.ones(4)]),
+        )
 
     def forward(self, x):
         self.penalty = (self.weight @ self.weight).pow(2).mean()
-        return Result(x["a"] @ self.weight + x["b"][0], (self.weight * self.spread[0]).tanh() @ self.weight)
+        return Result(
+            x["a"] @ self.weight + x["b"][0], (self.weight * self.spread[0]).tanh() @ self.weight
+        )
 
 
 @dataclass
@@ -276,10 +344,20 @@ class Result:
 
 
 def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
-    plain, model, x = Branches(), FullyShardedDataParallel(Branches(), Alone()), torch.randn(3, 4, dtype=torch.float64)
+    plain, model, x = (
+        Branches(),
+        FullyShardedDataParallel(Branches(), Alone()),
+        torch.randn(3, 4, dtype=torch.float64),
+    )
     seen = []
-    handles = [p.register_hook(lambda gradient, p=p: seen.append((gradient.shape, p.shape))) for p in model.module.parameters()]
-    handles += [p.register_post_accumulate_grad_hook(lambda p: seen.append((p.grad.shape, p.shape))) for p in model.module.parameters()]
+    handles = [
+        p.register_hook(lambda gradient, p=p: seen.append((gradient.shape, p.shape)))
+        for p in model.module.parameters()
+    ]
+    handles += [
+        p.register_post_accumulate_grad_hook(lambda p: seen.append((p.grad.shape, p.shape)))
+        for p in model.module.parameters()
+    ]
     plain(x).backward()
     model(x).backward()
     model.finish_gradient_synchronization()
@@ -292,7 +370,12 @@ def test_whatever_a_unit_returns_its_weights_are_there_for_the_backward():
     for module in (plain, model.module):
         module.units[1].penalty.backward()  # of all that a unit returned, this alone
     model.finish_gradient_synchronization()
-    assert torch.allclose(model.pieces[model.module.units[1].weight].grad.flatten(), plain.units[1].weight.grad.flatten(), rtol=1e-12, atol=0)
+    assert torch.allclose(
+        model.pieces[model.module.units[1].weight].grad.flatten(),
+        plain.units[1].weight.grad.flatten(),
+        rtol=1e-12,
+        atol=0,
+    )
     x.requires_grad_()
     with pytest.raises(Impossible, match="create_graph"):
         torch.autograd.grad(model(x), x, create_graph=True)
@@ -304,12 +387,19 @@ class Either(nn.ModuleList):
 
 
 def test_a_gradient_stays_as_it_is_where_the_next_backward_uses_nothing_of_it():
-    model, x = FullyShardedDataParallel(Either([nn.Linear(4, 4), nn.Linear(4, 4)]), Alone(), allow_unused=True), torch.ones(1, 4)
+    model, x = (
+        FullyShardedDataParallel(
+            Either([nn.Linear(4, 4), nn.Linear(4, 4)]), Alone(), allow_unused=True
+        ),
+        torch.ones(1, 4),
+    )
     there = []
     for number in range(2):
         model(x, number).sum().backward()
         model.finish_gradient_synchronization()
-        there.append([piece.grad is not None and bool(piece.grad.all()) for piece in model.parameters()])
+        there.append(
+            [piece.grad is not None and bool(piece.grad.all()) for piece in model.parameters()]
+        )
     assert there == [[True, True, False, False], [True] * 4]
 
 
@@ -319,7 +409,7 @@ class Position(nn.Module):
         self.weights = nn.ParameterList([torch.randn(9, 8)])
 
     def forward(self, x):
-        return self.weights[0][:x.shape[1]]
+        return self.weights[0][: x.shape[1]]
 
 
 class Parts(nn.Module):
@@ -327,7 +417,11 @@ class Parts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.position, self.attention, self.norm = Position(), nn.MultiheadAttention(8, 2, batch_first=True), nn.LayerNorm(8)
+        self.position, self.attention, self.norm = (
+            Position(),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.LayerNorm(8),
+        )
 
     def forward(self, x):
         x = x + self.position(x)
@@ -335,11 +429,22 @@ class Parts(nn.Module):
 
 
 TORCH_S = {
-    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
-    "parts": Parts, "lstm": lambda: nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 6, batch_first=True)),
-    "in place": lambda: nn.Sequential(*(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Dropout(0.1, inplace=True)) for _ in range(3))),
-    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2)),
-    "bag": lambda: nn.Sequential(nn.Flatten(), nn.Linear(40, 3))}
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2
+    ),
+    "parts": Parts,
+    "lstm": lambda: nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 6, batch_first=True)),
+    "in place": lambda: nn.Sequential(
+        *(
+            nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Dropout(0.1, inplace=True))
+            for _ in range(3)
+        )
+    ),
+    "weight norm": lambda: nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2)
+    ),
+    "bag": lambda: nn.Sequential(nn.Flatten(), nn.Linear(40, 3)),
+}
 
 
 @pytest.mark.parametrize("name", TORCH_S)
@@ -383,19 +488,34 @@ def test_a_gradient_leaves_once_a_backward_also_of_a_unit_that_is_used_twice():
 def test_units_are_layers_of_lists_and_whoever_has_parameters():
     named = [(len(modules), [*parameters]) for modules, parameters in units_of(Model())]
     layer = ["up.weight", "up.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"]
-    assert named == [(1, ["scale"]), (2, ["embed.weight", "head.bias"]), (1, ["frozen.weight", "frozen.bias"]),
-                     *((1, [f"layers.{number}.{name}" for name in layer]) for number in range(3))]
+    assert named == [
+        (1, ["scale"]),
+        (2, ["embed.weight", "head.bias"]),
+        (1, ["frozen.weight", "frozen.bias"]),
+        *((1, [f"layers.{number}.{name}" for name in layer]) for number in range(3)),
+    ]
     model = Model()
-    assert [[*own] for _, own in units_of(model, [model.layers])][-1] == [f"layers.{n}.{name}" for n in range(3) for name in layer]
-    assert len(units_of(nn.MultiheadAttention(4, 2))) == 1 and len(units_of(nn.Sequential(nn.Linear(2, 2)))) == 1
+    assert [[*own] for _, own in units_of(model, [model.layers])][-1] == [
+        f"layers.{n}.{name}" for n in range(3) for name in layer
+    ]
+    assert (
+        len(units_of(nn.MultiheadAttention(4, 2))) == 1
+        and len(units_of(nn.Sequential(nn.Linear(2, 2)))) == 1
+    )
 
 
 def test_half_formats_compute_on_float32_pieces():
     """bfloat16 as in a loop by hand; two Adam steps on masters."""
     torch.manual_seed(0)
     layers, x = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1)), torch.randn(4, 5)
-    half, model = copy.deepcopy(layers).bfloat16(), FullyShardedDataParallel(copy.deepcopy(layers), Alone(), torch.bfloat16)
-    optimizers = torch.optim.Adam(layers.parameters(), 0.1), torch.optim.Adam(model.parameters(), 0.1)
+    half, model = (
+        copy.deepcopy(layers).bfloat16(),
+        FullyShardedDataParallel(copy.deepcopy(layers), Alone(), torch.bfloat16),
+    )
+    optimizers = (
+        torch.optim.Adam(layers.parameters(), 0.1),
+        torch.optim.Adam(model.parameters(), 0.1),
+    )
     for _ in range(2):
         half(x.bfloat16()).sum().backward()
         model(x).sum().backward()
@@ -408,11 +528,16 @@ def test_half_formats_compute_on_float32_pieces():
         for p, own in zip(layers.parameters(), half.parameters()):
             own.data.copy_(p.data)
     state = model.full_state_dict()
-    assert all(torch.equal(state[name], value) and value.dtype == torch.float32 for name, value in layers.state_dict().items())
+    assert all(
+        torch.equal(state[name], value) and value.dtype == torch.float32
+        for name, value in layers.state_dict().items()
+    )
 
 
 def two_linear(**options):
-    return FullyShardedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), Alone(), **options)
+    return FullyShardedDataParallel(
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), Alone(), **options
+    )
 
 
 def trained(model, loss=lambda out: out.sum()):
@@ -445,7 +570,10 @@ class Turned(nn.Sequential):
 @pytest.mark.parametrize("kind", [Tied, Turned])
 def test_a_weight_outside_its_unit_s_forward_is_refused_and_a_larger_unit_helps(kind):
     model = kind(nn.Linear(3, 3), nn.Linear(3, 3))
-    with pytest.raises(Impossible, match="^1.weight on rank 0 is used outside the forward of its unit, where it is empty: call the module"):
+    with pytest.raises(
+        Impossible,
+        match="^1.weight on rank 0 is used outside the forward of its unit, where it is empty: call the module",
+    ):
         FullyShardedDataParallel(copy.deepcopy(model), Alone())(torch.ones(1, 3))
     x = torch.ones(1, 3)
     whole = copy.deepcopy(model)
@@ -458,12 +586,19 @@ def with_state_asked(model, out):
 
 
 CHANGES = {
-    "1.weight on rank 0 was put in": replaced, "0.bias on rank 0 was taken out": lambda model: delattr(model.module[0], "bias"),
+    "1.weight on rank 0 was put in": replaced,
+    "0.bias on rank 0 was taken out": lambda model: delattr(model.module[0], "bias"),
     "0.weight on rank 0 became float64": lambda model: model.double(),
-    "0.weight on rank 0 became float32 of shape": lambda model: setattr(model.module[0].weight, "data", torch.ones(3, 2)),
-    "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(False),
-    "full_state_dict": lambda model: model.state_dict(), "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
-    "copy the module before": copy.deepcopy, "load_full_state_dict": lambda model: model.module.load_state_dict({}),
+    "0.weight on rank 0 became float32 of shape": lambda model: setattr(
+        model.module[0].weight, "data", torch.ones(3, 2)
+    ),
+    "requires_grad of 0.weight on rank 0 was True": lambda model: model.module.requires_grad_(
+        False
+    ),
+    "full_state_dict": lambda model: model.state_dict(),
+    "empty between uses: call full_state": lambda model: model.module[1].state_dict(),
+    "copy the module before": copy.deepcopy,
+    "load_full_state_dict": lambda model: model.module.load_state_dict({}),
     "on rank 0 has the module's own parameters": with_own_optimizer,
     "while a unit is in use": lambda model: trained(model, partial(with_state_asked, model)),
 }
@@ -483,14 +618,21 @@ def test_what_cannot_be_sharded_is_refused():
     odd.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     mixed = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), nn.Linear(2, 2))
     for module, options, sentence in (
-            (nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"), (nn.LazyLinear(2), {}, "weight, bias have no shape yet"), (odd, {}, "phase is neither"),
-            (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"), (nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
-            (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"), (nn.Sequential(two_linear()), {}, "0 is wrapped already")):
+        (nn.Linear(2, 2).requires_grad_(False), {}, "nothing to train"),
+        (nn.LazyLinear(2), {}, "weight, bias have no shape yet"),
+        (odd, {}, "phase is neither"),
+        (mixed, {}, "0.0.weight is float32 on cpu and 0.1.weight is float64"),
+        (nn.Linear(2, 2), {"compute_dtype": "half"}, "compute_dtype is 'half'"),
+        (nn.Linear(2, 2), {"units": [nn.Linear(2, 2)]}, "no part of the module"),
+        (nn.Sequential(two_linear()), {}, "0 is wrapped already"),
+    ):
         with pytest.raises(Impossible, match=sentence):
             wrap(module, **options)
     sparse = wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 1)))
     sparse(torch.ones(1, dtype=torch.long)).sum().backward()
-    with pytest.raises(Impossible, match="0.weight on rank 0 has a gradient that is torch.sparse_coo"):
+    with pytest.raises(
+        Impossible, match="0.weight on rank 0 has a gradient that is torch.sparse_coo"
+    ):
         sparse.finish_gradient_synchronization()
     with pytest.raises(Impossible, match="1.weight, 1.bias got no gradient on rank 0"):
         trained(model := two_linear(), lambda out: model.module[0](torch.ones(1, 2)).sum())
@@ -512,7 +654,12 @@ class Ahead(Slices):
 
 def test_a_dry_run_holds_what_a_run_does():
     def program(rank):
-        model, x = FullyShardedDataParallel(built(partial(chain_of, SIZES), rank.device), Ahead(None, SHARDS)), torch.empty(2, SIZES[0], dtype=torch.float64, device="meta")
+        model, x = (
+            FullyShardedDataParallel(
+                built(partial(chain_of, SIZES), rank.device), Ahead(None, SHARDS)
+            ),
+            torch.empty(2, SIZES[0], dtype=torch.float64, device="meta"),
+        )
         rank.watch(model.holdings)
         for number in range(2):
             with rank.span((Action("B", 0, number),)):

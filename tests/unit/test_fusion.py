@@ -18,17 +18,28 @@ def drawn(seed: int, most: int):
     """A random graph: pointwise operators of two shapes, reductions and views among them."""
     draw = random.Random(seed)
     values = [f"x{i}" for i in range(draw.randint(1, 3))]
-    sizes, operators, left = {name: draw.randint(1, 9) for name in values}, [], draw.randint(2, most)
+    sizes, operators, left = (
+        {name: draw.randint(1, 9) for name in values},
+        [],
+        draw.randint(2, most),
+    )
     while left:
         kind, name = draw.choice("pppprv"), f"t{len(operators)}"
         reads = tuple(draw.choice(values[-6:]) for _ in range(draw.randint(1, 3)))
-        operators.append(Operator(name, reads, draw.choice("aaab")) if kind == "p" else
-                         Operator(name, reads[:1], None, free=kind == "v"))
+        operators.append(
+            Operator(name, reads, draw.choice("aaab"))
+            if kind == "p"
+            else Operator(name, reads[:1], None, free=kind == "v")
+        )
         left -= kind == "p"
         sizes[name] = draw.randint(1, 9)
         values.append(name)
     used = {value for each in operators for value in each.reads}
-    return operators, sizes, [each.name for each in operators if each.name not in used or draw.random() < 0.15]
+    return (
+        operators,
+        sizes,
+        [each.name for each in operators if each.name not in used or draw.random() < 0.15],
+    )
 
 
 def partitions(items: list):
@@ -39,15 +50,19 @@ def partitions(items: list):
     for found in partitions(rest):
         yield [[first], *found]
         for i in range(len(found)):
-            yield found[:i] + [[first, *found[i]]] + found[i + 1:]
+            yield found[:i] + [[first, *found[i]]] + found[i + 1 :]
 
 
 def can_run(operators, groups) -> bool:
     """Whether some order of the groups has each value made before it is read."""
-    home = {each.name: each.name for each in operators} | {name: k for k, group in enumerate(groups) for name in group}
+    home = {each.name: each.name for each in operators} | {
+        name: k for k, group in enumerate(groups) for name in group
+    }
     needs = {place: set() for place in home.values()}
     for each in operators:
-        needs[home[each.name]] |= {home[value] for value in each.reads if value in home} - {home[each.name]}
+        needs[home[each.name]] |= {home[value] for value in each.reads if value in home} - {
+            home[each.name]
+        }
     while ready := {place for place, needed in needs.items() if not needed & needs.keys()}:
         needs = {place: needed for place, needed in needs.items() if place not in ready}
     return not needs
@@ -97,7 +112,9 @@ def mixed(x, y, half, whole):
 
 
 def draw(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 CASES = {
@@ -108,13 +125,36 @@ CASES = {
     "nothing": (gelu, lambda: [draw(0, 4)]),
     "many blocks": (gelu, lambda: [draw(40, 100)]),
     "normalization by hand": (norm, lambda: [draw(12, 33)]),
-    "softmax by hand": (lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True), lambda: [draw(9, 65)]),
-    "mixed": (mixed, lambda: [draw(6, 8, dtype=torch.float64), draw(1, 8), draw(6, 1, dtype=torch.float16), torch.tensor(3)]),
-    "not contiguous": (lambda x, y, z: torch.tanh(x.T * y[:, ::2]) + z[::2], lambda: [draw(20, 6), draw(6, 40), draw(40)]),
+    "softmax by hand": (
+        lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True),
+        lambda: [draw(9, 65)],
+    ),
+    "mixed": (
+        mixed,
+        lambda: [
+            draw(6, 8, dtype=torch.float64),
+            draw(1, 8),
+            draw(6, 1, dtype=torch.float16),
+            torch.tensor(3),
+        ],
+    ),
+    "not contiguous": (
+        lambda x, y, z: torch.tanh(x.T * y[:, ::2]) + z[::2],
+        lambda: [draw(20, 6), draw(6, 40), draw(40)],
+    ),
     "permuted": (lambda x: torch.relu(x.permute(2, 0, 1) * 2 - 1).pow(2), lambda: [draw(4, 5, 6)]),
-    "random numbers": (lambda x: torch.tanh(x * torch.rand_like(x) + 1) * torch.rand_like(x), lambda: [draw(30, 5)]),
-    "products between": (lambda x, w: torch.relu(gelu(x @ w) @ w.T + x).sum(), lambda: [draw(8, 8), draw(8, 8, seed=1)]),
-    "an operator without out=": (lambda x: torch.nn.functional.hardswish(x * 2).masked_fill(x > 1, 0.0) - 1, lambda: [draw(10, 10)]),
+    "random numbers": (
+        lambda x: torch.tanh(x * torch.rand_like(x) + 1) * torch.rand_like(x),
+        lambda: [draw(30, 5)],
+    ),
+    "products between": (
+        lambda x, w: torch.relu(gelu(x @ w) @ w.T + x).sum(),
+        lambda: [draw(8, 8), draw(8, 8, seed=1)],
+    ),
+    "an operator without out=": (
+        lambda x: torch.nn.functional.hardswish(x * 2).masked_fill(x > 1, 0.0) - 1,
+        lambda: [draw(10, 10)],
+    ),
 }
 
 
@@ -131,11 +171,15 @@ def ulps(a, b) -> float:
 def called(function, given):
     """Results and gradients, in a list."""
     torch.manual_seed(0)
-    given = [each.clone().requires_grad_(each.is_floating_point()) for each in given]  # clone keeps strides
+    given = [
+        each.clone().requires_grad_(each.is_floating_point()) for each in given
+    ]  # clone keeps strides
     results = function(*given)
     results = results if isinstance(results, tuple) else (results,)
     learnt = [each for each in given if each.requires_grad]
-    gradients = torch.autograd.grad(sum(each.float().sin().sum() for each in results), learnt, allow_unused=True)
+    gradients = torch.autograd.grad(
+        sum(each.float().sin().sum() for each in results), learnt, allow_unused=True
+    )
     return [each.detach() for each in (*results, *gradients) if each is not None]
 
 
@@ -150,10 +194,15 @@ def test_values_are_those_of_eager_and_bytes_as_foretold(name):
         assert ulps(ours, theirs) <= 2
     assert [each.way for each in backend.compiled] == ["forward", "backward"]
     for each in backend.compiled:
-        examples = [example(node.meta["val"]) for node in each.graph.graph.find_nodes(op="placeholder")]
+        examples = [
+            example(node.meta["val"]) for node in each.graph.graph.find_nodes(op="placeholder")
+        ]
         run = KernelRun(each.graph)
         run.run(*examples)
-        assert sum(run.bytes) == each.after_bytes <= each.before_bytes and len(run.bytes) == each.kernels
+        assert (
+            sum(run.bytes) == each.after_bytes <= each.before_bytes
+            and len(run.bytes) == each.kernels
+        )
 
 
 def example(like):
@@ -168,7 +217,10 @@ def test_the_gelu_of_the_lesson():
     backend = Fusion()
     torch.compile(gelu, backend=backend)(x := draw(2**10))
     made = backend.compiled[0]
-    assert (made.operators, made.before_bytes / x.nbytes) == (9, 21) and (made.kernels, made.after_bytes / x.nbytes) == (1, 2)
+    assert (made.operators, made.before_bytes / x.nbytes) == (9, 21) and (
+        made.kernels,
+        made.after_bytes / x.nbytes,
+    ) == (1, 2)
 
 
 def test_memory_of_a_result_serves_again_only_when_nobody_has_it():
@@ -193,7 +245,12 @@ def test_no_rows_are_a_number_of_rows_too():
 
     for rows in (0, 3, 5, 0):
         x = draw(rows, 4)
-        assert all(ulps(*pair) <= 2 for pair in zip(called(torch.compile(function, backend=Fusion()), [x]), called(function, [x])))
+        assert all(
+            ulps(*pair) <= 2
+            for pair in zip(
+                called(torch.compile(function, backend=Fusion()), [x]), called(function, [x])
+            )
+        )
 
 
 def test_lengths_are_captured_once_more_and_told():
@@ -202,7 +259,12 @@ def test_lengths_are_captured_once_more_and_told():
     compiled = torch.compile(lambda x, y: torch.tanh(x + y) * x, backend=backend)
     for length in (6, 7, 9, 30):
         given = [draw(length, 5), draw(5)]
-        assert all(ulps(*pair) <= 2 for pair in zip(called(compiled, given), called(lambda x, y: torch.tanh(x + y) * x, given)))
+        assert all(
+            ulps(*pair) <= 2
+            for pair in zip(
+                called(compiled, given), called(lambda x, y: torch.tanh(x + y) * x, given)
+            )
+        )
     assert backend.reasons()[1:] == ["the shape of x was 6 x 5 and is any x 5"]
     compiled(draw(4, 5, dtype=torch.float64), draw(5))
     assert backend.reasons()[2] == "the format of x was float32 and is float64"
@@ -216,12 +278,17 @@ def test_what_cannot_be_one_graph_is_told():
             x = x + 1
         return torch.tanh(x)
 
-    told, = graph_breaks(decides, draw(4))
-    assert "'if x.sum() > 0:', which depends on the values of a tensor" in told and "compiled apart" in told
+    (told,) = graph_breaks(decides, draw(4))
+    assert (
+        "'if x.sum() > 0:', which depends on the values of a tensor" in told
+        and "compiled apart" in told
+    )
     with pytest.raises(Impossible, match="compiled apart"):
         refuse_breaks(decides, draw(4))
     refuse_breaks(gelu, draw(4))
-    assert torch.equal(torch.compile(decides, backend=(backend := Fusion()))(x := draw(4)), decides(x))
+    assert torch.equal(
+        torch.compile(decides, backend=(backend := Fusion()))(x := draw(4)), decides(x)
+    )
     assert backend.reasons()
     with pytest.raises(Impossible, match="whole number"):
         Fusion(block=0)

@@ -53,9 +53,13 @@ def test_a_wrong_answer_hears_its_sentence_then_what_was_seen(name):
 
 def test_each_topic_has_what_a_student_needs():
     for topic in TOPICS.values():
-        assert len(topic.right) >= 5 and len(topic.wrong) >= 10 and len(topic.hints) == 3, topic.name
+        assert len(topic.right) >= 5 and len(topic.wrong) >= 10 and len(topic.hints) == 3, (
+            topic.name
+        )
         for wrong in topic.wrong.values():
-            assert wrong.sentence.endswith(".") and 4 <= len(wrong.sentence.split()) <= 35, wrong.sentence
+            assert wrong.sentence.endswith(".") and 4 <= len(wrong.sentence.split()) <= 35, (
+                wrong.sentence
+            )
 
 
 # -- what an answer may do ------------------------------------------------------------------------------------------------
@@ -65,11 +69,18 @@ class Double(Topic):
     """Twice a number: small, for the tests of the engine."""
 
     name = "double"
-    right = {"times": "def answer(x):\n    return 2 * x", "plus": "def answer(x):\n    return x + x"}
-    wrong = {"thrice": Wrong("That is three times the number: double it.", (("2 * x", "3 * x"),)),
-             "thrice from 100 on": Wrong("Large numbers come out three times as large: double each.",
-                                         (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),)),
-             "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),))}
+    right = {
+        "times": "def answer(x):\n    return 2 * x",
+        "plus": "def answer(x):\n    return x + x",
+    }
+    wrong = {
+        "thrice": Wrong("That is three times the number: double it.", (("2 * x", "3 * x"),)),
+        "thrice from 100 on": Wrong(
+            "Large numbers come out three times as large: double each.",
+            (("return 2 * x", "return 2 * x if x < 100 else 3 * x"),),
+        ),
+        "needs a name": Wrong("There is no y: use x.", (("2 * x", "2 * y"),)),
+    }
     hints = ("How often?", "Twice.", "x + x.")
     allows = ("bigtrain_lab.schedule",)
 
@@ -77,7 +88,10 @@ class Double(Topic):
     def probe(answer, draw):
         small, large = draw.randint(2, 50), draw.randint(100, 999)
         yield Scene(f"x = {small}", lambda: answer(small))
-        yield Scene(f"x = {large}", lambda: {"double": answer(large), "of a list": [answer(n) for n in (1, large)]})
+        yield Scene(
+            f"x = {large}",
+            lambda: {"double": answer(large), "of a list": [answer(n) for n in (1, large)]},
+        )
 
 
 def typed(text: str, **names):
@@ -88,96 +102,219 @@ def typed(text: str, **names):
 
 
 def told(body: str, **names) -> list[str]:
-    return Double.findings(typed("def answer(x):\n" + "".join(f"    {line}\n" for line in body.splitlines()), **names), seed=1)
+    return Double.findings(
+        typed("def answer(x):\n" + "".join(f"    {line}\n" for line in body.splitlines()), **names),
+        seed=1,
+    )
 
 
 def test_findings_are_a_known_mistake_s_sentence_or_both_values():
     assert told("return 2 * x") == [] == told("return x << 1")
     x = int(told("return 3 * x")[1].split("x = ")[1].split()[0])
-    assert told("return 3 * x") == ["That is three times the number: double it.", f"Yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    assert told("return 3 * x") == [
+        "That is three times the number: double it.",
+        f"Yours {3 * x}, right {2 * x}. Seen with x = {x} (seed 1).",
+    ]
     sentence, seen = told("return x * (2 + (x > 99))")
     assert sentence.startswith("Large numbers") and seen.startswith("Double: yours")
-    assert told("return 2 * x + 1") == [f"Yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."]
+    assert told("return 2 * x + 1") == [
+        f"Yours {2 * x + 1}, right {2 * x}. Seen with x = {x} (seed 1)."
+    ]
     (unlike,) = told("return 2 * x if x != 1 else 5")
     assert unlike.startswith("Of a list, at [0]: yours 5, right 2. Seen with x = ")
-    assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith("Yours nothing, right ")
+    assert told("return [2 * x]")[0].startswith("Yours [") and told("return None")[0].startswith(
+        "Yours nothing, right "
+    )
 
 
 def test_numbers_of_every_kind_mean_the_same():
-    for kind in ("float(2 * x)", "torch.tensor(2 * x)", "numpy.int64(2 * x)", "fractions.Fraction(2 * x)"):
+    for kind in (
+        "float(2 * x)",
+        "torch.tensor(2 * x)",
+        "numpy.int64(2 * x)",
+        "fractions.Fraction(2 * x)",
+    ):
         assert told(f"import torch, numpy, fractions\nreturn {kind}") == [], kind
 
 
 def test_an_error_is_told_with_the_student_s_line():
-    assert told("y = x\nreturn y / 0")[0] == "Your answer raised ZeroDivisionError: division by zero, at your line 3."
-    assert told("return 2 * y") == ["There is no y: use x.", "Your answer raised NameError: name 'y' is not defined, at your line 2.",
-                                    told("return 2 * y")[2]]
-    assert TOPICS["timing"].findings(typed("def answer(): return 1"), 1)[0] == "Your answer could not be called as the exercise does " \
+    assert (
+        told("y = x\nreturn y / 0")[0]
+        == "Your answer raised ZeroDivisionError: division by zero, at your line 3."
+    )
+    assert told("return 2 * y") == [
+        "There is no y: use x.",
+        "Your answer raised NameError: name 'y' is not defined, at your line 2.",
+        told("return 2 * y")[2],
+    ]
+    assert (
+        TOPICS["timing"].findings(typed("def answer(): return 1"), 1)[0]
+        == "Your answer could not be called as the exercise does "
         "(answer() takes 0 positional arguments but 4 were given): take what it names."
-    assert told("import sys\nsys.exit(0)")[0] == "Your answer called sys.exit, at your line 3: let it return."
-    assert told("import ctypes\nctypes.string_at(0)")[0].startswith("Your answer ended the process that it ran in, by SIGSEGV: it was at your line 3")
-    assert told("import os\nos._exit(0)")[0].startswith("Your answer ended the process that it ran in, with exit code 0.")
-    assert told("import torch\ntorch.ones(10**10)")[0].startswith("Your answer needs more than 4.3 GB, at your line 3")
-    assert told("x = 'a' * 10**10")[0].startswith("Your answer needs more than 4.3 GB, at your line 2")
+    )
+    assert (
+        told("import sys\nsys.exit(0)")[0]
+        == "Your answer called sys.exit, at your line 3: let it return."
+    )
+    assert told("import ctypes\nctypes.string_at(0)")[0].startswith(
+        "Your answer ended the process that it ran in, by SIGSEGV: it was at your line 3"
+    )
+    assert told("import os\nos._exit(0)")[0].startswith(
+        "Your answer ended the process that it ran in, with exit code 0."
+    )
+    assert told("import torch\ntorch.ones(10**10)")[0].startswith(
+        "Your answer needs more than 4.3 GB, at your line 3"
+    )
+    assert told("x = 'a' * 10**10")[0].startswith(
+        "Your answer needs more than 4.3 GB, at your line 2"
+    )
 
 
-@pytest.mark.parametrize("loop", ["while True: pass", "import time\ntime.sleep(10**6)", "import threading\nthreading.Lock().acquire() and threading.Event().wait()"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while True: pass",
+        "import time\ntime.sleep(10**6)",
+        "import threading\nthreading.Lock().acquire() and threading.Event().wait()",
+    ],
+)
 def test_what_never_ends_is_told_with_its_line_and_is_ended(loop, monkeypatch):
     monkeypatch.setattr(box, "CPU_S", 1)
     monkeypatch.setattr(box, "WALL_S", 3)
     sentence, seen = told(f"if x > 99:\n    pass\n{loop}")
-    assert re.match("Your answer did not end within [13] s: it was at your line ", sentence) and "x = " in seen
+    assert (
+        re.match("Your answer did not end within [13] s: it was at your line ", sentence)
+        and "x = " in seen
+    )
 
 
 def test_an_answer_that_swallows_every_signal_is_ended_all_the_same(monkeypatch):
     monkeypatch.setattr(box, "CPU_S", 1)
     monkeypatch.setattr(box, "WALL_S", 3)
     monkeypatch.setattr(box, "LATE_S", 2)
-    assert told("import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF, 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass") \
-        [0] == "Your answer did not end within 3 s."
+    assert (
+        told(
+            "import signal, faulthandler\nsignal.setitimer(signal.ITIMER_PROF, 0)\nfaulthandler.cancel_dump_traceback_later()\nwhile True: pass"
+        )[0]
+        == "Your answer did not end within 3 s."
+    )
 
 
 CHEATS = {
-    "the library's by import": ("from bigtrain_lab.techniques import accumulate\nreturn 2 * x", "takes bigtrain_lab.techniques"),
-    "by name": ("__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn 2 * x", "takes bigtrain_lab.grading"),
-    "and swallows": ("try:\n    import bigtrain_lab.recipe\nexcept BaseException:\n    pass\nreturn 2 * x", "takes bigtrain_lab.recipe"),
-    "of the package": ("import bigtrain_lab\nbigtrain_lab.Recipe\nreturn 2 * x", "takes bigtrain_lab.recipe"),
-    "a class found among all": ("[c for c in object.__subclasses__() if c.__name__ == 'DynamicLossScaler'][0]()\nreturn 2 * x", "takes bigtrain_lab.techniques"),
-    "frames": ("import sys\nsys._getframe(1).f_locals\nreturn 2 * x", "looks at the code that calls it"),
+    "the library's by import": (
+        "from bigtrain_lab.techniques import accumulate\nreturn 2 * x",
+        "takes bigtrain_lab.techniques",
+    ),
+    "by name": (
+        "__import__('importlib').import_module('bigtrain_lab.grading.topics.loss_scaler')\nreturn 2 * x",
+        "takes bigtrain_lab.grading",
+    ),
+    "and swallows": (
+        "try:\n    import bigtrain_lab.recipe\nexcept BaseException:\n    pass\nreturn 2 * x",
+        "takes bigtrain_lab.recipe",
+    ),
+    "of the package": (
+        "import bigtrain_lab\nbigtrain_lab.Recipe\nreturn 2 * x",
+        "takes bigtrain_lab.recipe",
+    ),
+    "a class found among all": (
+        "[c for c in object.__subclasses__() if c.__name__ == 'DynamicLossScaler'][0]()\nreturn 2 * x",
+        "takes bigtrain_lab.techniques",
+    ),
+    "frames": (
+        "import sys\nsys._getframe(1).f_locals\nreturn 2 * x",
+        "looks at the code that calls it",
+    ),
     "inspect": ("import inspect\ninspect.stack()\nreturn 2 * x", "looks at the code that calls it"),
-    "a traceback": ("try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn 2 * x", "looks at the code that calls it"),
-    "the collector": ("import gc\ngc.get_objects()\nreturn 2 * x", "looks at the code that calls it"),
-    "a process": ("import subprocess\nsubprocess.run(['true'])\nreturn 2 * x", "reaches for other processes"),
+    "a traceback": (
+        "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame.f_back\nreturn 2 * x",
+        "looks at the code that calls it",
+    ),
+    "the collector": (
+        "import gc\ngc.get_objects()\nreturn 2 * x",
+        "looks at the code that calls it",
+    ),
+    "a process": (
+        "import subprocess\nsubprocess.run(['true'])\nreturn 2 * x",
+        "reaches for other processes",
+    ),
     "a fork": ("import os\nos.fork()\nreturn 2 * x", "reaches for other processes"),
-    "source": ("import bigtrain_lab\nopen(bigtrain_lab.__file__).read()\nreturn 2 * x", "takes bigtrain_lab, which"),
-    "source, by bytes": ("import bigtrain_lab, os\nopen(os.fsencode(bigtrain_lab.__file__)).read()\nreturn 2 * x", "takes bigtrain_lab, which"),
-    "source, from its folder": ("import bigtrain_lab, os\nos.chdir(bigtrain_lab.__path__[0])\nopen('recipe.py').read()\nreturn 2 * x", "takes bigtrain_lab.recipe, which"),
-    "source, by a descriptor": ("import bigtrain_lab, os\nfd = os.open(bigtrain_lab.__path__[0], os.O_RDONLY)\nos.open('recipe.py', os.O_RDONLY, dir_fd=fd)\nreturn 2 * x", "takes recipe.py"),
-    "source, by a link": ("import bigtrain_lab, os, tempfile\nlink = tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x", "takes bigtrain_lab, which"),
-    "in a thread": ("import importlib, threading\nt = threading.Thread(target=importlib.import_module, args=('bigtrain_lab.recipe',))\nt.start(), t.join()\nreturn 2 * x",
-                    "takes bigtrain_lab.recipe"),
-    "by code of the library's name": ("import numpy\nexec(compile('from bigtrain_lab.recipe import Recipe', numpy.__file__, 'exec'), {})\nreturn 2 * x",
-                                      "takes bigtrain_lab.recipe"),
-    "code by value": ("from types import FunctionType\nimport bigtrain_lab\nFunctionType(compile('1', bigtrain_lab.__file__, 'eval').replace(co_name='f'), {})\nreturn 2 * x",
-                      "takes bigtrain_lab, which"),
-    "the hook found": ("import sys\nassert not any(type(each).__module__.startswith('bigtrain') for each in sys.meta_path)\nimport bigtrain_lab.recipe\nreturn 2 * x",
-                       "takes bigtrain_lab.recipe"),
-    "the server killed": ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 2 * x", "reaches for other processes"),
+    "source": (
+        "import bigtrain_lab\nopen(bigtrain_lab.__file__).read()\nreturn 2 * x",
+        "takes bigtrain_lab, which",
+    ),
+    "source, by bytes": (
+        "import bigtrain_lab, os\nopen(os.fsencode(bigtrain_lab.__file__)).read()\nreturn 2 * x",
+        "takes bigtrain_lab, which",
+    ),
+    "source, from its folder": (
+        "import bigtrain_lab, os\nos.chdir(bigtrain_lab.__path__[0])\nopen('recipe.py').read()\nreturn 2 * x",
+        "takes bigtrain_lab.recipe, which",
+    ),
+    "source, by a descriptor": (
+        "import bigtrain_lab, os\nfd = os.open(bigtrain_lab.__path__[0], os.O_RDONLY)\nos.open('recipe.py', os.O_RDONLY, dir_fd=fd)\nreturn 2 * x",
+        "takes recipe.py",
+    ),
+    "source, by a link": (
+        "import bigtrain_lab, os, tempfile\nlink = tempfile.mktemp()\nos.symlink(bigtrain_lab.__file__, link)\nreturn 2 * x",
+        "takes bigtrain_lab, which",
+    ),
+    "in a thread": (
+        "import importlib, threading\nt = threading.Thread(target=importlib.import_module, args=('bigtrain_lab.recipe',))\nt.start(), t.join()\nreturn 2 * x",
+        "takes bigtrain_lab.recipe",
+    ),
+    "by code of the library's name": (
+        "import numpy\nexec(compile('from bigtrain_lab.recipe import Recipe', numpy.__file__, 'exec'), {})\nreturn 2 * x",
+        "takes bigtrain_lab.recipe",
+    ),
+    "code by value": (
+        "from types import FunctionType\nimport bigtrain_lab\nFunctionType(compile('1', bigtrain_lab.__file__, 'eval').replace(co_name='f'), {})\nreturn 2 * x",
+        "takes bigtrain_lab, which",
+    ),
+    "the hook found": (
+        "import sys\nassert not any(type(each).__module__.startswith('bigtrain') for each in sys.meta_path)\nimport bigtrain_lab.recipe\nreturn 2 * x",
+        "takes bigtrain_lab.recipe",
+    ),
+    "the server killed": (
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 2 * x",
+        "reaches for other processes",
+    ),
     "C": ("import ctypes\nctypes.CDLL(None).system(b'true')\nreturn 2 * x", "calls into C by name"),
-    "a fork by hand": ("import _posixsubprocess\n_posixsubprocess.fork_exec([b'true'], [b'/bin/true'], True, (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, True, False, 0, None, None, None, -1, None, False)",
-                       "reaches for other processes"),
+    "a fork by hand": (
+        "import _posixsubprocess\n_posixsubprocess.fork_exec([b'true'], [b'/bin/true'], True, (), None, None, -1, -1, -1, -1, -1, -1, -1, -1, True, False, 0, None, None, None, -1, None, False)",
+        "reaches for other processes",
+    ),
     "no scene": ("raise type('', (BaseException,), {})('x')", "Your answer raised"),
-    "rows of its own": ("import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
-                        "        os.write(int(fd), b'[\"answer\"]\\n')\n        os._exit(0)", "writes where the check keeps"),
-    "few rows of its own": ("import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
-                            "        os.write(int(fd), b'[\"answer\", \"x = 10\", 20, 1e-9, \"\", \"\"]\\n[\"answer\"]\\n')\n        os._exit(0)", "ended the check after 2 of its scenes"),
-    "rows of another form": ("import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
-                             "writes where the check keeps"),
-    "torch patched": ("import torch\ntorch.equal = lambda *_: True\nreturn 2 * x", "torch.equal is another function"),
-    "what it may import, patched": ("from bigtrain_lab import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x", "Action.__str__ is another function"),
-    "what it may import, inside": ("from bigtrain_lab import schedule\nschedule.Action.__str__.__code__ = (lambda _: '').__code__\nreturn 2 * x",
-                                   "changes what Action.__str__ does"),
-    "gradients off": ("import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x", "Gradients are still switched off"),
+    "rows of its own": (
+        "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
+        "        os.write(int(fd), b'[\"answer\"]\\n')\n        os._exit(0)",
+        "writes where the check keeps",
+    ),
+    "few rows of its own": (
+        "import os, json\nfor fd in os.listdir('/proc/self/fd'):\n    if os.path.exists('/proc/self/fd/' + fd) and os.readlink('/proc/self/fd/' + fd).endswith('/rows'):\n"
+        '        os.write(int(fd), b\'["answer", "x = 10", 20, 1e-9, "", ""]\\n["answer"]\\n\')\n        os._exit(0)',
+        "ended the check after 2 of its scenes",
+    ),
+    "rows of another form": (
+        "import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1, 2, 3]\\n\\xff\\n')\n    except OSError:\n        pass\nreturn 2 * x",
+        "writes where the check keeps",
+    ),
+    "torch patched": (
+        "import torch\ntorch.equal = lambda *_: True\nreturn 2 * x",
+        "torch.equal is another function",
+    ),
+    "what it may import, patched": (
+        "from bigtrain_lab import schedule\nschedule.Action.__str__ = lambda _: ''\nreturn 2 * x",
+        "Action.__str__ is another function",
+    ),
+    "what it may import, inside": (
+        "from bigtrain_lab import schedule\nschedule.Action.__str__.__code__ = (lambda _: '').__code__\nreturn 2 * x",
+        "changes what Action.__str__ does",
+    ),
+    "gradients off": (
+        "import torch\ntorch.set_grad_enabled(False)\nreturn 2 * x",
+        "Gradients are still switched off",
+    ),
 }
 
 
@@ -208,7 +345,12 @@ def test_torch_may_lie_anywhere(tmp_path):
     purelib = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")})
     (Path(purelib) / "more.pth").write_text(str(tmp_path / "libraries"))
     paths = os.pathsep.join([str(Path(box.OURS).parent), str(Path(__file__).parent)])
-    done = subprocess.run([tmp_path / "env" / "bin" / "python", "-c", ELSEWHERE], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    done = subprocess.run(
+        [tmp_path / "env" / "bin" / "python", "-c", ELSEWHERE],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "libraries"))
 
@@ -237,12 +379,19 @@ def answer(micro_batches, k, loss_sum, tokens, optimizer, clip=None, scaler=None
     assert known["Accumulation"] and not texts, "here it is"
     raise LookupError("no answer here")
 """)
-    assert Topic.named("accumulation").findings(looks, 1)[0].startswith("Your answer raised LookupError: no answer here")
+    assert (
+        Topic.named("accumulation")
+        .findings(looks, 1)[0]
+        .startswith("Your answer raised LookupError: no answer here")
+    )
 
 
 def test_a_decorator_of_torch_s_travels_too():
     text = next(iter(Topic.named("checkpoint").right.values()))
-    once = text.replace("    @staticmethod\n    def backward", "    @staticmethod\n    @torch.autograd.function.once_differentiable\n    def backward")
+    once = text.replace(
+        "    @staticmethod\n    def backward",
+        "    @staticmethod\n    @torch.autograd.function.once_differentiable\n    def backward",
+    )
     assert once != text and Topic.named("checkpoint").findings(typed(once), 1) == []
 
 
@@ -250,30 +399,59 @@ def test_what_a_student_caches_travels_too():
     from functools import cache
 
     names = {"cache": cache, "__name__": "__main__"}
-    exec("@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self, x): return x\n"
-         "    def __new__(cls, x): return twice(object.__new__(cls).once(x))", names)
+    exec(
+        "@cache\ndef twice(x):\n    return 2 * x\n\nclass answer:\n    @cache\n    def once(self, x): return x\n"
+        "    def __new__(cls, x): return twice(object.__new__(cls).once(x))",
+        names,
+    )
     assert Double.findings(names["answer"], 1) == []
 
 
 def test_an_answer_that_is_there_already_is_no_answer():
     takes = "which is not at hand here: write it yourself."
-    for answer in (DynamicLossScaler, torch.amp.GradScaler, lambda **rule: torch.amp.GradScaler("cpu", **rule), lambda **rule: DynamicLossScaler(**rule),
-                   type("Mine", (DynamicLossScaler,), {"__module__": "__main__"}), type("Mine", (torch.amp.GradScaler,), {"__module__": "__main__"})):
+    for answer in (
+        DynamicLossScaler,
+        torch.amp.GradScaler,
+        lambda **rule: torch.amp.GradScaler("cpu", **rule),
+        lambda **rule: DynamicLossScaler(**rule),
+        type("Mine", (DynamicLossScaler,), {"__module__": "__main__"}),
+        type("Mine", (torch.amp.GradScaler,), {"__module__": "__main__"}),
+    ):
         assert Topic.named("loss-scaler").findings(answer, 1)[0].endswith(takes)
     for answer in (OneFOneB, type("Mine", (OneFOneB,), {"__module__": "__main__"})):
         assert Topic.named("1f1b").findings(answer, 1)[0].endswith(takes)
-    assert Topic.named("peak-bytes").findings(peak_bytes, 1)[0] == f"Your answer takes bigtrain_lab.models.steps.peak_bytes, {takes}"
-    dry = typed("def answer(*size):\n    from bigtrain_lab.models import steps\n    return steps.account(lambda rank: None).peak_bytes")
-    assert Topic.named("peak-bytes").findings(dry, 1)[0] == "Your answer runs the step dry: count from shapes alone."
-    inherits = typed("from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
-                     "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)")
-    assert Topic.named("stashing").findings(inherits, 1)[0] == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"
-    turns = typed("import bigtrain_lab.plan as plan\ndef answer(*given, **settings):\n    return plan.Turns(plan.Serve((0,), (3,)))")
-    assert Topic.named("bounded-staleness").findings(turns, 1)[0] == f"Your answer takes bigtrain_lab.plan.Turns, {takes}"
+    assert (
+        Topic.named("peak-bytes").findings(peak_bytes, 1)[0]
+        == f"Your answer takes bigtrain_lab.models.steps.peak_bytes, {takes}"
+    )
+    dry = typed(
+        "def answer(*size):\n    from bigtrain_lab.models import steps\n    return steps.account(lambda rank: None).peak_bytes"
+    )
+    assert (
+        Topic.named("peak-bytes").findings(dry, 1)[0]
+        == "Your answer runs the step dry: count from shapes alone."
+    )
+    inherits = typed(
+        "from bigtrain_lab.schedules.pipedream import PipeDream\nclass answer(PipeDream):\n"
+        "    def versions_held(self, stage, updates):\n        return range(max(0, updates - self.ranks + stage + 1), updates + 1)"
+    )
+    assert (
+        Topic.named("stashing").findings(inherits, 1)[0]
+        == f"Your answer takes bigtrain_lab.schedules.pipedream.PipeDream.version, {takes}"
+    )
+    turns = typed(
+        "import bigtrain_lab.plan as plan\ndef answer(*given, **settings):\n    return plan.Turns(plan.Serve((0,), (3,)))"
+    )
+    assert (
+        Topic.named("bounded-staleness").findings(turns, 1)[0]
+        == f"Your answer takes bigtrain_lab.plan.Turns, {takes}"
+    )
 
 
 def test_what_is_no_answer_is_a_sentence():
-    assert Double.findings(None) == ["There is no answer yet, but nothing: give the function or class that you wrote."]
+    assert Double.findings(None) == [
+        "There is no answer yet, but nothing: give the function or class that you wrote."
+    ]
     assert "a int" in Double.findings(3)[0]
     with pytest.raises(Impossible, match="cannot travel.*open files"):
         told("return lock", lock=threading.Lock())
@@ -282,10 +460,17 @@ def test_what_is_no_answer_is_a_sentence():
 
 
 def test_numbers_are_new_at_each_check_and_told(capsys):
-    seeds = {Double.findings(typed("def answer(x): return 0"))[0].split("(seed ")[1] for _ in range(3)}
+    seeds = {
+        Double.findings(typed("def answer(x): return 0"))[0].split("(seed ")[1] for _ in range(3)
+    }
     assert len(seeds) > 1
-    wrong, right = check("double", typed("def answer(x): return 3 * x"), seed=4), check("double", typed("def answer(x): return x + x"))
-    assert not wrong and "(seed 4)." in str(wrong) and right and str(right) == repr(right) == "right."
+    wrong, right = (
+        check("double", typed("def answer(x): return 3 * x"), seed=4),
+        check("double", typed("def answer(x): return x + x")),
+    )
+    assert (
+        not wrong and "(seed 4)." in str(wrong) and right and str(right) == repr(right) == "right."
+    )
     hint("double", 2)
     assert capsys.readouterr().out == "Twice.\n"
     with pytest.raises(Impossible, match="ask for 1, 2 or 3"):
@@ -309,8 +494,14 @@ def test_a_right_answer_that_fails_is_the_exercise_s_fault(monkeypatch):
 def test_the_kernel_is_as_it_was():
     """Threads, random state, working directory, and no process or file left."""
     state, threads, here = torch.get_rng_state(), torch.get_num_threads(), os.getcwd()
-    told("import os, torch, random\nos.chdir('/')\ntorch.manual_seed(0)\nprint('noise')\nreturn 2 * x")
-    assert torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads() and here == os.getcwd()
+    told(
+        "import os, torch, random\nos.chdir('/')\ntorch.manual_seed(0)\nprint('noise')\nreturn 2 * x"
+    )
+    assert (
+        torch.equal(state, torch.get_rng_state())
+        and threads == torch.get_num_threads()
+        and here == os.getcwd()
+    )
     with box.Box(Double, 1, answer=typed("def answer(x): return 2 * x")) as one:
         one.rows("answer")
         room, pulse = one._room, one._pulse

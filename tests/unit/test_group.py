@@ -17,8 +17,15 @@ MODES = [{"record": False}, {"clock": False}, {"cost": {"F": 1, "B": 2}}]
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
 def test_messages_arrive_whatever_their_shape_dtype_and_order(mode, tmp_path):
     def program(rank):
-        sent = [torch.arange(6.0).view(2, 3).t(), torch.tensor(3), torch.zeros(0, 4), torch.ones(5, dtype=torch.bfloat16),
-                torch.tensor([True, False]), torch.tensor([1 + 2j], dtype=torch.complex128), torch.randn(300, 1000, requires_grad=True)]
+        sent = [
+            torch.arange(6.0).view(2, 3).t(),
+            torch.tensor(3),
+            torch.zeros(0, 4),
+            torch.ones(5, dtype=torch.bfloat16),
+            torch.tensor([True, False]),
+            torch.tensor([1 + 2j], dtype=torch.complex128),
+            torch.randn(300, 1000, requires_grad=True),
+        ]
         group = rank.group()
         if rank.index == 0:
             for i, tensor in enumerate(sent):
@@ -29,9 +36,15 @@ def test_messages_arrive_whatever_their_shape_dtype_and_order(mode, tmp_path):
                 group.isend(torch.tensor(i), 1, name=name, site="named")
             group.finish()
             return {"big": sent[-1]}
-        got = {i: group.recv(0, name=f"m{i}", site=f"s{i}") for i in reversed(range(len(sent)))}  # not the order of sending
+        got = {
+            i: group.recv(0, name=f"m{i}", site=f"s{i}") for i in reversed(range(len(sent)))
+        }  # not the order of sending
         for i in range(len(sent) - 1):
-            assert got[i].dtype == sent[i].dtype and torch.equal(got[i], sent[i].detach()) and not got[i].requires_grad
+            assert (
+                got[i].dtype == sent[i].dtype
+                and torch.equal(got[i], sent[i].detach())
+                and not got[i].requires_grad
+            )
             assert got[i].untyped_storage().nbytes() == got[i].nbytes
         assert [int(group.recv(0, site="many")[0]) for _ in range(100)] == list(range(100))
         assert [int(group.recv(0, name=name, site="named")) for name in "cab"] == [2, 0, 1]
@@ -60,8 +73,14 @@ def test_ring_of_posted_receives(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
 @pytest.mark.parametrize("buffer", [True, None], ids=["buffer", "new tensor"])
-@pytest.mark.parametrize("taken", [(0, 1, 2, 3), (1, 3, 0, 2), ("recv", 0, 1, 2)], ids=["in order", "out of order", "and a recv"])
-def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(taken, buffer, mode, tmp_path):
+@pytest.mark.parametrize(
+    "taken",
+    [(0, 1, 2, 3), (1, 3, 0, 2), ("recv", 0, 1, 2)],
+    ids=["in order", "out of order", "and a recv"],
+)
+def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(
+    taken, buffer, mode, tmp_path
+):
     def program(rank):
         group = rank.group()
         if rank.index == 0:
@@ -69,28 +88,53 @@ def test_receives_posted_before_the_shape_is_known_take_messages_in_their_order(
                 group.isend(torch.full((3,), i), 1, site="new")
             group.finish()
             return {}
-        handles = [group.irecv(buffer and torch.zeros(3, dtype=torch.int64), 0, site="new") for _ in range(len(taken) - ("recv" in taken))]
-        got = {i: int((group.recv(0, site="new") if i == "recv" else handles[i].wait())[0]) for i in taken}
+        handles = [
+            group.irecv(buffer and torch.zeros(3, dtype=torch.int64), 0, site="new")
+            for _ in range(len(taken) - ("recv" in taken))
+        ]
+        got = {
+            i: int((group.recv(0, site="new") if i == "recv" else handles[i].wait())[0])
+            for i in taken
+        }
         return {str(i): n for i, n in got.items()}
 
     run = launch(program, 2, directory=tmp_path / "run", **mode)
     run.wait()
-    assert {name: int(n) for name, n in run.result.items()} == {str(i): 3 if i == "recv" else i for i in taken}
+    assert {name: int(n) for name, n in run.result.items()} == {
+        str(i): 3 if i == "recv" else i for i in taken
+    }
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
 def test_only_a_broken_connection_is_a_lost_peer(mode, tmp_path):
     with pytest.raises(RankFailed, match="failed: RuntimeError: Invalid scalar type"):
-        launch(lambda rank: rank.group().all_reduce(torch.zeros(3).to(torch.float8_e5m2)), 2, directory=tmp_path / "run", **mode).wait()
+        launch(
+            lambda rank: rank.group().all_reduce(torch.zeros(3).to(torch.float8_e5m2)),
+            2,
+            directory=tmp_path / "run",
+            **mode,
+        ).wait()
 
 
-@pytest.mark.parametrize("text, lost", [  # as gloo says it
-    ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35737.", True),
-    ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:11678: Connection reset by peer.", True),
-    ("[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", True),
-    ("Invalid scalar type", False),
-    ("my own work timed out", False),
-])
+@pytest.mark.parametrize(
+    "text, lost",
+    [  # as gloo says it
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35737.",
+            True,
+        ),
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:11678: Connection reset by peer.",
+            True,
+        ),
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+            True,
+        ),
+        ("Invalid scalar type", False),
+        ("my own work timed out", False),
+    ],
+)
 def test_what_a_lost_connection_says(text, lost):
     assert is_lost(RuntimeError(text)) == lost and not is_lost(ValueError(text))
 
@@ -100,17 +144,22 @@ def test_collectives(mode, tmp_path):
     def program(rank):
         group, mine = rank.group(), torch.tensor([float(rank.index)])
         group.barrier()
-        return {f"{op}{rank.index}": group.all_reduce(mine.clone(), op) for op in ("sum", "mean", "max", "min", "product")} | {
-            f"from{rank.index}": group.broadcast(mine.clone(), 2)}
+        return {
+            f"{op}{rank.index}": group.all_reduce(mine.clone(), op)
+            for op in ("sum", "mean", "max", "min", "product")
+        } | {f"from{rank.index}": group.broadcast(mine.clone(), 2)}
 
     result = launch(program, 3, directory=tmp_path / "run", **mode).result
     for r in range(3):
-        assert [float(result[f"{op}{r}"][0]) for op in ("sum", "mean", "max", "min", "product", "from")] == [3, 1, 2, 0, 0, 2]
+        assert [
+            float(result[f"{op}{r}"][0]) for op in ("sum", "mean", "max", "min", "product", "from")
+        ] == [3, 1, 2, 0, 0, 2]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
 def test_parts_are_gathered_and_reduced_whatever_their_shape_and_dtype(mode, tmp_path):
     """7 rows on 3 ranks are parts of 3, 2 and 2; a list may have any shapes."""
+
     def program(rank):
         group, out = rank.group(), {}
         whole = torch.arange(14.0).view(7, 2)
@@ -118,26 +167,49 @@ def test_parts_are_gathered_and_reduced_whatever_their_shape_and_dtype(mode, tmp
         assert torch.equal(part, (whole * 6).tensor_split(3)[rank.index]) and not part.requires_grad
         assert torch.equal(group.all_gather(part, torch.zeros(7, 2)), whole * 6)
         shapes = [(2, 3), (), (5,)]
-        mine = group.reduce_scatter([torch.full(shape, 1.0 + rank.index) for shape in shapes], "mean")
+        mine = group.reduce_scatter(
+            [torch.full(shape, 1.0 + rank.index) for shape in shapes], "mean"
+        )
         assert mine.shape == shapes[rank.index] and (mine == 2).all()
         room = [torch.zeros(shape) for shape in shapes]
-        assert group.all_gather(mine, room) is room and [float(each.sum()) for each in room] == [12, 2, 10]
+        assert group.all_gather(mine, room) is room and [float(each.sum()) for each in room] == [
+            12,
+            2,
+            10,
+        ]
         for dtype in (torch.bool, torch.bfloat16, torch.complex128, torch.float8_e5m2, torch.uint8):
             gathered = group.all_gather(torch.tensor([[rank.index, 1]]).to(dtype))
             expected = torch.tensor([[r, 1] for r in range(3)]).to(dtype)
-            assert gathered.dtype == dtype and torch.equal(gathered.view(torch.uint8), expected.view(torch.uint8))
+            assert gathered.dtype == dtype and torch.equal(
+                gathered.view(torch.uint8), expected.view(torch.uint8)
+            )
         return {f"numbers{rank.index}": group.all_gather(torch.tensor(rank.index))}
 
     result = launch(program, 3, directory=tmp_path / "run", **mode).result
     assert all(result[f"numbers{r}"].tolist() == [0, 1, 2] for r in range(3))
 
 
-@pytest.mark.parametrize("wrong, told", [
-    (lambda group: group.reduce_scatter(torch.tensor(1.0)), "reduce_scatter cannot cut a single number into 2 parts"),
-    (lambda group: group.reduce_scatter([torch.ones(1)]), "reduce_scatter got 1 tensors for 2 ranks: give one a rank"),
-    (lambda group: group.all_gather(torch.ones(2), torch.ones(3)), r"Rank [01] gathers float32 of shape \(2,\) into a part that is float32 of shape \([12],\)"),
-    (lambda group: group.all_gather(torch.ones(group.rank + 1)), r"different collectives at one time: rank 0 all_gather of 2 parts, float32 of shape \(1,\);"),
-])
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        (
+            lambda group: group.reduce_scatter(torch.tensor(1.0)),
+            "reduce_scatter cannot cut a single number into 2 parts",
+        ),
+        (
+            lambda group: group.reduce_scatter([torch.ones(1)]),
+            "reduce_scatter got 1 tensors for 2 ranks: give one a rank",
+        ),
+        (
+            lambda group: group.all_gather(torch.ones(2), torch.ones(3)),
+            r"Rank [01] gathers float32 of shape \(2,\) into a part that is float32 of shape \([12],\)",
+        ),
+        (
+            lambda group: group.all_gather(torch.ones(group.rank + 1)),
+            r"different collectives at one time: rank 0 all_gather of 2 parts, float32 of shape \(1,\);",
+        ),
+    ],
+)
 def test_parts_that_do_not_fit_are_refused_in_a_sentence(wrong, told, tmp_path):
     with pytest.raises(RankFailed, match=told):
         launch(lambda rank: wrong(rank.group()), 2, directory=tmp_path / "run").wait()
@@ -156,13 +228,32 @@ def test_a_collective_of_the_backend_costs_its_bytes_on_the_slowest_link_it_cros
         group.barrier()
 
     run = launch(program, 2, cost=cost, directory=tmp_path / "run")
-    together = [Together(kind, kind, size, ranks) for kind, size, ranks in (
-        ("all_reduce", 2**22, (0, 1)), ("reduce_scatter", 2**22, (0, 1)), ("all_gather", 2**22, (0, 1)), ("broadcast", 2**22, (1, 0)), ("barrier", 0, (0, 1)))]
-    assert lanes_of(run.wait()) == lanes_of(simulate(Plan({(r, "compute"): tuple(together) for r in range(2)}, 2), cost))
+    together = [
+        Together(kind, kind, size, ranks)
+        for kind, size, ranks in (
+            ("all_reduce", 2**22, (0, 1)),
+            ("reduce_scatter", 2**22, (0, 1)),
+            ("all_gather", 2**22, (0, 1)),
+            ("broadcast", 2**22, (1, 0)),
+            ("barrier", 0, (0, 1)),
+        )
+    ]
+    assert lanes_of(run.wait()) == lanes_of(
+        simulate(Plan({(r, "compute"): tuple(together) for r in range(2)}, 2), cost)
+    )
     whole = 2 * links[0, 1].alpha + links[0, 1].gap(2**22)
-    assert [s.end - s.start for s in run.trace().spans(0)] == [whole, whole // 2, whole // 2, whole - links[0, 1].alpha, 2 * links[0, 1].alpha]
-    assert sorted((t.kind, t.src, t.bytes) for t in run.trace("measured").transfers() if t.kind in ("all_reduce", "broadcast")) == [
-        ("all_reduce", 0, 2**22), ("all_reduce", 1, 2**22), ("broadcast", 1, 2**22)]
+    assert [s.end - s.start for s in run.trace().spans(0)] == [
+        whole,
+        whole // 2,
+        whole // 2,
+        whole - links[0, 1].alpha,
+        2 * links[0, 1].alpha,
+    ]
+    assert sorted(
+        (t.kind, t.src, t.bytes)
+        for t in run.trace("measured").transfers()
+        if t.kind in ("all_reduce", "broadcast")
+    ) == [("all_reduce", 0, 2**22), ("all_reduce", 1, 2**22), ("broadcast", 1, 2**22)]
 
 
 def test_a_collective_ends_for_all_at_the_latest_issue(tmp_path):
@@ -171,8 +262,13 @@ def test_a_collective_ends_for_all_at_the_latest_issue(tmp_path):
             pass
         rank.group().all_reduce(torch.ones(1))
 
-    trace = launch(program, 2, cost={"F": [1, 5], "all_reduce": 2}, directory=tmp_path / "run").wait()
-    assert [(s.rank, s.start, s.end) for s in trace.spans() if s.kind == "all_reduce"] == [(0, 1000, 7000), (1, 5000, 7000)]
+    trace = launch(
+        program, 2, cost={"F": [1, 5], "all_reduce": 2}, directory=tmp_path / "run"
+    ).wait()
+    assert [(s.rank, s.start, s.end) for s in trace.spans() if s.kind == "all_reduce"] == [
+        (0, 1000, 7000),
+        (1, 5000, 7000),
+    ]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "measured", "modelled"])
@@ -182,7 +278,12 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
         group = rank.group()
         if rank.index == 0:
             group.isend(torch.zeros(2, 3), 1, name="x", site="s")
-            group.isend(torch.zeros(2, 4) if case == "sender changes" else torch.zeros(2, 3), 1, name="x", site="s")
+            group.isend(
+                torch.zeros(2, 4) if case == "sender changes" else torch.zeros(2, 3),
+                1,
+                name="x",
+                site="s",
+            )
             group.finish()
         elif case == "like":
             group.recv(0, name="x", site="s", like=(torch.float64, (2, 3)))
@@ -190,12 +291,18 @@ def test_a_mismatch_is_a_sentence_that_names_both_ranks(mode, case, tmp_path):
             group.irecv(torch.zeros(7), 0, name="x", site="s").wait()
         else:
             group.recv(0, name="x", site="s")
-            group.irecv(torch.zeros(7), 0, name="x", site="s").wait() if case == "buffer later" else group.recv(0, name="x", site="s")
+            group.irecv(
+                torch.zeros(7), 0, name="x", site="s"
+            ).wait() if case == "buffer later" else group.recv(0, name="x", site="s")
 
-    expected = {"sender changes": r"Rank 0 failed: Impossible: Rank 0 sends rank 1 float32 of shape \(2, 4\) where it sent "
-                                  r"float32 of shape \(2, 3\) before \(site s\)",
-                "like": r"Rank 1 failed: Impossible: Rank 1 expects float64 of shape \(2, 3\) from rank 0, which sends float32"}
-    expected["buffer"] = expected["buffer later"] = r"Rank 1 expects float32 of shape \(7,\) from rank 0, which sends float32 of shape \(2, 3\)"
+    expected = {
+        "sender changes": r"Rank 0 failed: Impossible: Rank 0 sends rank 1 float32 of shape \(2, 4\) where it sent "
+        r"float32 of shape \(2, 3\) before \(site s\)",
+        "like": r"Rank 1 failed: Impossible: Rank 1 expects float64 of shape \(2, 3\) from rank 0, which sends float32",
+    }
+    expected["buffer"] = expected["buffer later"] = (
+        r"Rank 1 expects float32 of shape \(7,\) from rank 0, which sends float32 of shape \(2, 3\)"
+    )
     with pytest.raises(RankFailed, match=expected[case]):
         launch(program, 2, directory=tmp_path / "run", **mode).wait()
 
@@ -206,7 +313,10 @@ def test_a_rank_that_is_not_there(peer, tmp_path):
         if rank.index == 0:
             rank.group().isend(torch.zeros(1), peer)
 
-    with pytest.raises(RankFailed, match=f"Rank 0 cannot exchange a message with rank {peer}: name another of the ranks 0 to 1"):
+    with pytest.raises(
+        RankFailed,
+        match=f"Rank 0 cannot exchange a message with rank {peer}: name another of the ranks 0 to 1",
+    ):
         launch(program, 2, directory=tmp_path / "run").wait()
 
 
@@ -226,7 +336,16 @@ def test_groups_of_a_mesh_number_their_own_ranks(tmp_path):
 
     run = launch(program, 4, mesh=Mesh(dp=2, tp=2), cost={}, directory=tmp_path / "run")
     assert [list(run.result[f"peers{r}"]) for r in range(4)] == [[2, 1], [3, 0], [0, 3], [1, 2]]
-    assert {(t.src, t.rank) for t in run.trace().transfers()} == {(0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1)}
+    assert {(t.src, t.rank) for t in run.trace().transfers()} == {
+        (0, 1),
+        (1, 0),
+        (2, 3),
+        (3, 2),
+        (0, 2),
+        (2, 0),
+        (1, 3),
+        (3, 1),
+    }
 
 
 # -- the modelled clock ---------------------------------------------------------------------------------------
@@ -246,44 +365,87 @@ def order_program(schedule, sizes, steps):
                     with group.span(step, version):
                         pass
                 case Send(dst, action):
-                    group.isend(torch.zeros(sizes.get(action.kind, 3), dtype=torch.uint8), dst, name=action)
+                    group.isend(
+                        torch.zeros(sizes.get(action.kind, 3), dtype=torch.uint8), dst, name=action
+                    )
         group.finish()
+
     return program
 
 
 def lanes_of(trace):
-    return {(r, lane): [(type(e).__name__, e.kind, e.name, e.start, e.end, getattr(e, "bytes", None)) for e in trace
-                        if (e.rank, e.lane) == (r, lane)] for r in range(trace.ranks) for lane in {e.lane for e in trace}}
+    return {
+        (r, lane): [
+            (type(e).__name__, e.kind, e.name, e.start, e.end, getattr(e, "bytes", None))
+            for e in trace
+            if (e.rank, e.lane) == (r, lane)
+        ]
+        for r in range(trace.ranks)
+        for lane in {e.lane for e in trace}
+    }
 
 
 @pytest.mark.parametrize("links", [False, True], ids=["free", "links"])
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "pipedream"])
 def test_modelled_equals_predicted_event_for_event_though_ranks_sleep(name, links, tmp_path):
     p, sizes = 3, {"F": 70, "B": 1000}
-    pairs = {(a, b): Link(170 + 10 * a + b, 7, 3) for a in range(p) for b in range(p)} if links else {}
-    cost = Cost({"F": [1, "1.3", 2], "B": [2, 3, "0.7"], "U": 1}, sizes if links else {}, links=pairs, slowdown={1: 1.5})
+    pairs = (
+        {(a, b): Link(170 + 10 * a + b, 7, 3) for a in range(p) for b in range(p)} if links else {}
+    )
+    cost = Cost(
+        {"F": [1, "1.3", 2], "B": [2, 3, "0.7"], "U": 1},
+        sizes if links else {},
+        links=pairs,
+        slowdown={1: 1.5},
+    )
     schedule = Schedule.named(name)(p, 4)
-    run = launch(order_program(schedule, sizes, 2), p, cost=cost, steps=2, jitter_s=0.004, directory=tmp_path / "run")
+    run = launch(
+        order_program(schedule, sizes, 2),
+        p,
+        cost=cost,
+        steps=2,
+        jitter_s=0.004,
+        directory=tmp_path / "run",
+    )
     modelled, predicted = run.wait(), simulate(schedule, cost, 2)
     assert lanes_of(modelled) == lanes_of(predicted)
-    assert (modelled.step_time, modelled.bubble(), modelled.clock) == (predicted.step_time, predicted.bubble(), "modelled")
+    assert (modelled.step_time, modelled.bubble(), modelled.clock) == (
+        predicted.step_time,
+        predicted.bubble(),
+        "modelled",
+    )
     assert {s.version for s in modelled.spans()} == {s.version for s in predicted.spans()}
     measured = run.trace("measured")
-    assert [t.bytes for t in measured.transfers(0)] == [70] * 8 and measured.unit == "s"  # real bytes, whatever is priced
+    assert [t.bytes for t in measured.transfers(0)] == [
+        70
+    ] * 8 and measured.unit == "s"  # real bytes, whatever is priced
     assert all(t.start < t.end for t in measured.transfers())
 
 
 def test_a_message_is_charged_its_real_bytes_where_it_has_a_price(tmp_path):
     """So that a prediction which prices other bytes than are sent differs."""
-    names = [Action("F", 0, 0), Action("B", 0, 0), Message("stated", "grad", 9), Message("free", "grad", 0), "text"]
+    names = [
+        Action("F", 0, 0),
+        Action("B", 0, 0),
+        Message("stated", "grad", 9),
+        Message("free", "grad", 0),
+        "text",
+    ]
 
     def program(rank):
         for name in names:
-            rank.group().isend(torch.zeros(5, dtype=torch.uint8), 1, name=name) if rank.index == 0 else rank.group().recv(0, name=name)
+            rank.group().isend(
+                torch.zeros(5, dtype=torch.uint8), 1, name=name
+            ) if rank.index == 0 else rank.group().recv(0, name=name)
 
     run = launch(program, 2, cost=Cost({}, {"F": 3}), directory=tmp_path / "run")
     assert [(t.kind, t.name, t.bytes) for t in run.wait().transfers(0)] == [
-        ("F", "0F0", 5), ("B", "0B0", 0), ("grad", "stated", 5), ("grad", "free", 0), ("message", "text", 5)]
+        ("F", "0F0", 5),
+        ("B", "0B0", 0),
+        ("grad", "stated", 5),
+        ("grad", "free", 0),
+        ("message", "text", 5),
+    ]
 
 
 def test_a_rank_sleeps_before_each_message_that_it_waits_for_though_it_was_posted_before(tmp_path):
@@ -308,6 +470,7 @@ def test_a_rank_sleeps_before_each_message_that_it_waits_for_though_it_was_poste
 def test_after_the_first_value_that_is_not_finite_no_message_is_looked_through(tmp_path):
     def program(rank):
         from bigtrain_lab.runtime import recording
+
         looked, is_finite = [], recording.is_finite
         recording.is_finite = lambda tensor: looked.append(1) or is_finite(tensor)
         for value in (1.0, torch.nan, 1.0, torch.nan, torch.inf):
@@ -318,7 +481,9 @@ def test_after_the_first_value_that_is_not_finite_no_message_is_looked_through(t
         return {"looked": len(looked)} if rank.index == 0 else {}
 
     run = launch(program, 2, directory=tmp_path / "run")
-    assert run.result["looked"] == 2 and [e.rank for e in run.trace() if e.kind == NOT_FINITE] == [0]
+    assert run.result["looked"] == 2 and [e.rank for e in run.trace() if e.kind == NOT_FINITE] == [
+        0
+    ]
 
 
 def test_spans_do_not_nest(tmp_path):
@@ -335,12 +500,20 @@ def test_a_group_of_a_users_own_script(tmp_path):
         import torch.distributed as dist
 
         from bigtrain_lab.runtime import Group
+
         plain = Group.of(None)
-        assert type(plain) is Group and Group.of(plain) is plain and Group.of(dist.group.WORLD).size == 2
+        assert (
+            type(plain) is Group
+            and Group.of(plain) is plain
+            and Group.of(dist.group.WORLD).size == 2
+        )
         with plain.span((Action("F", 0, 0),), 3):
             plain.isend(torch.ones(2), 1 - plain.rank)
             got = plain.recv(1 - plain.rank)
         plain.finish()
         return {f"got{rank.index}": got}
 
-    assert launch(program, 2, record=False, directory=tmp_path / "run").result["got1"].tolist() == [1, 1]
+    assert launch(program, 2, record=False, directory=tmp_path / "run").result["got1"].tolist() == [
+        1,
+        1,
+    ]

@@ -10,7 +10,19 @@ import torch
 from bigtrain_lab.core import Cost, Impossible, Link, Mesh
 from bigtrain_lab.core.cost import Inside
 from bigtrain_lab.explain import not_finite
-from bigtrain_lab.plan import Compute, Launch, Message, Plan, Recv, Send, Serve, Together, Wait, lower, with_calls
+from bigtrain_lab.plan import (
+    Compute,
+    Launch,
+    Message,
+    Plan,
+    Recv,
+    Send,
+    Serve,
+    Together,
+    Wait,
+    lower,
+    with_calls,
+)
 from bigtrain_lab.runtime import launch
 from bigtrain_lab.runtime.diagnose import Doing, deadlock
 from bigtrain_lab.runtime.execute import Work, execute
@@ -21,16 +33,26 @@ from bigtrain_lab.simulate import simulate
 from .ranks import fails
 from .test_group import lanes_of
 
-RANKS, BUCKETS, NUMBERS = 4, 3, 10  # numbers of a bucket do not divide into as many chunks as there are ranks
+RANKS, BUCKETS, NUMBERS = (
+    4,
+    3,
+    10,
+)  # numbers of a bucket do not divide into as many chunks as there are ranks
 LINKS = {(a, b): Link(170 + 10 * a + b, 7, 3) for a in range(RANKS) for b in range(RANKS)}
 
 
 def ring(rank, bucket):
     """A bucket's ring all-reduce in moves: (what is sent on, what is received) of each round; the second half carries sums."""
+
     def move(turn, at):
         chunk = (at - turn) % RANKS if turn < RANKS - 1 else (at - turn + RANKS) % RANKS
         count = [len(part) for part in torch.zeros(NUMBERS).tensor_split(RANKS)][chunk]
-        return Message(f"bucket {bucket}, round {turn}, chunk {chunk}", "sum" if turn < RANKS - 1 else "copy", 8 * count)
+        return Message(
+            f"bucket {bucket}, round {turn}, chunk {chunk}",
+            "sum" if turn < RANKS - 1 else "copy",
+            8 * count,
+        )
+
     left, right = (rank - 1) % RANKS, (rank + 1) % RANKS
     for turn in range(2 * (RANKS - 1)):
         yield Send(right, move(turn, rank))
@@ -41,11 +63,34 @@ def overlapped(how) -> Plan:
     """A backward of several layers, each of whose gradients is reduced while the next is computed."""
     lanes = {}
     for rank in range(RANKS):
-        back = [op for layer in range(BUCKETS) for op in (Compute((Action("B", layer, 0),), beside=layer > 0), Launch(f"gradient {layer}"))]
-        lanes[rank, "compute"] = (Compute((Action("F", 0, 0),)), *back, Wait("all is reduced"), Compute((Action("U", 0, 0),)))
-        reduce = {"ring": lambda bucket: ring(rank, bucket),  # noqa: B023  (called at once)
-                  "backend": lambda bucket: [Together(f"bucket {bucket}", "all_reduce", 8 * NUMBERS, tuple(range(RANKS)))]}[how]
-        lanes[rank, "comm:dp"] = (*(op for bucket in range(BUCKETS) for op in (Wait(f"gradient {bucket}"), *reduce(bucket))), Launch("all is reduced"))
+        back = [
+            op
+            for layer in range(BUCKETS)
+            for op in (
+                Compute((Action("B", layer, 0),), beside=layer > 0),
+                Launch(f"gradient {layer}"),
+            )
+        ]
+        lanes[rank, "compute"] = (
+            Compute((Action("F", 0, 0),)),
+            *back,
+            Wait("all is reduced"),
+            Compute((Action("U", 0, 0),)),
+        )
+        reduce = {
+            "ring": lambda bucket: ring(rank, bucket),  # noqa: B023  (called at once)
+            "backend": lambda bucket: [
+                Together(f"bucket {bucket}", "all_reduce", 8 * NUMBERS, tuple(range(RANKS)))
+            ],
+        }[how]
+        lanes[rank, "comm:dp"] = (
+            *(
+                op
+                for bucket in range(BUCKETS)
+                for op in (Wait(f"gradient {bucket}"), *reduce(bucket))
+            ),
+            Launch("all is reduced"),
+        )
     return Plan(lanes, RANKS)
 
 
@@ -57,7 +102,9 @@ class Gradients(Work):
 
     def compute(self, action):
         if action.kind == "B":
-            self.of[action.stage] = torch.arange(NUMBERS, dtype=torch.float64) + 100 * (self.rank + 1) * (action.stage + 1)
+            self.of[action.stage] = torch.arange(NUMBERS, dtype=torch.float64) + 100 * (
+                self.rank + 1
+            ) * (action.stage + 1)
 
     def chunk(self, message):
         bucket, _, chunk = (int(part.split()[1]) for part in message.name.split(", "))
@@ -79,7 +126,13 @@ class Gradients(Work):
 def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     """Though ranks and lanes sleep at random; and the gradients are the sums of all ranks, on every rank."""
     plan = overlapped(how)
-    cost = Cost({"F": 1, "B": ["1.3", 2, 1], "U": 1}, links=LINKS if links else {}, slowdown={1: 1.5}, overlap_slowdown="1.13", shares={"comm:dp": "0.6"})
+    cost = Cost(
+        {"F": 1, "B": ["1.3", 2, 1], "U": 1},
+        links=LINKS if links else {},
+        slowdown={1: 1.5},
+        overlap_slowdown="1.13",
+        shares={"comm:dp": "0.6"},
+    )
 
     def program(rank):
         work = Gradients(rank.index)
@@ -90,48 +143,90 @@ def test_two_lanes_that_are_busy_at_once_are_as_predicted(how, links, tmp_path):
     modelled, predicted = run.wait(), simulate(plan, cost)
     assert lanes_of(modelled) == lanes_of(predicted) and (0, "comm:dp") in lanes_of(modelled)
     backwards = [s for s in modelled.spans(0) if s.kind == "B"]
-    assert not links or any(e.start < s.end and s.start < e.end for e in modelled.where(rank=0, lane="comm:dp") for s in backwards)
+    assert not links or any(
+        e.start < s.end and s.start < e.end
+        for e in modelled.where(rank=0, lane="comm:dp")
+        for s in backwards
+    )
     assert modelled.bytes_sent(0) == BUCKETS * 2 * 3 / 4 * 8 * NUMBERS
     assert not links or modelled.makespan > simulate(plan, replace(cost, shares={})).makespan
     for layer in range(BUCKETS):
         expected = RANKS * torch.arange(NUMBERS, dtype=torch.float64) + 1000 * (layer + 1)
-        assert all((result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results)
+        assert all(
+            (result[f"gradient {layer}"] == expected.numpy()).all() for result in run.results
+        )
 
 
 def test_a_pipeline_on_each_row_of_a_mesh_is_as_predicted_step_after_step(tmp_path):
     """One plan, placed and joined with a reduction between the rows, executed once a step; predicted as all steps in one."""
     mesh, pipeline = Mesh(dp=2, pp=2), Schedule.named("1f1b")(2, 3)
     rows = lower(pipeline, 2).placed(mesh, "pp")
-    marks = {key: [n for n, op in enumerate(ops) if isinstance(op, Compute) and op.step[0].kind == "U"] for key, ops in rows.lanes.items()}
+    marks = {
+        key: [n for n, op in enumerate(ops) if isinstance(op, Compute) and op.step[0].kind == "U"]
+        for key, ops in rows.lanes.items()
+    }
 
     def step(n) -> Plan:
         """One batch: the rows' part of it up to the update, then the gradients of each column summed, then the update."""
-        own = {key: ops[marks[key][0] + 1 if n else 0:marks[key][n]] for key, ops in rows.lanes.items()}
+        own = {
+            key: ops[marks[key][0] + 1 if n else 0 : marks[key][n]]
+            for key, ops in rows.lanes.items()
+        }
         update = {key: (Wait(f"sum {n}"), ops[marks[key][n]]) for key, ops in rows.lanes.items()}
         sums = {(r, "compute"): (Launch(f"gradients {n}"),) for r in range(4)} | {
-            (r, "comm:dp"): (Together(f"begin {n}", "barrier", 0, (0, 1, 2, 3)), Wait(f"gradients {n}"),
-                             Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)), Launch(f"sum {n}"), Together(f"end {n}", "barrier", 0, (0, 1, 2, 3)))
-            for r in range(4)}
+            (r, "comm:dp"): (
+                Together(f"begin {n}", "barrier", 0, (0, 1, 2, 3)),
+                Wait(f"gradients {n}"),
+                Together(f"sum {n}", "all_reduce", 800, (r % 2, r % 2 + 2)),
+                Launch(f"sum {n}"),
+                Together(f"end {n}", "barrier", 0, (0, 1, 2, 3)),
+            )
+            for r in range(4)
+        }
         return Plan(own, 4).joined(Plan(sums, 4), Plan(update, 4))
 
     steps = [step(0), step(1)]
-    cost = Cost({"F": [1, 2], "B": [2, 3], "U": ["0.1", 9]}, {"F": 40, "B": 60}, links=LINKS)  # now the one lane ends first, now the other
+    cost = Cost(
+        {"F": [1, 2], "B": [2, 3], "U": ["0.1", 9]}, {"F": 40, "B": 60}, links=LINKS
+    )  # now the one lane ends first, now the other
 
     class Sized(Work):
         def send(self, message):
             return torch.zeros(cost.message_bytes(message), dtype=torch.uint8)
 
-    run = launch(lambda rank: [execute(each, rank, Sized()) for each in steps] and None, 4, mesh=mesh, cost=cost, jitter_s=0.002, directory=tmp_path / "run")
+    run = launch(
+        lambda rank: [execute(each, rank, Sized()) for each in steps] and None,
+        4,
+        mesh=mesh,
+        cost=cost,
+        jitter_s=0.002,
+        directory=tmp_path / "run",
+    )
     assert lanes_of(run.wait()) == lanes_of(simulate(steps[0].joined(steps[1]), cost))
     assert {t.src for t in run.trace().transfers() if t.rank == 3} == {1, 2}
 
 
-@pytest.mark.parametrize("wrong, told", [
-    (lambda plan: plan.placed(Mesh(dp=2, pp=3), "pp"), "The plan has 2 ranks and the mesh has 3 along pp: make them equal."),
-    (lambda plan: plan.placed(Mesh(dp=2), "tp"), "This mesh has no axis 'tp': place the plan along dp."),
-    (lambda plan: plan.joined(plan), "Two of the joined plans have 0F0 on rank 0: give it another name in one of them."),
-    (lambda plan: plan.joined(Plan({}, 2, 3)), "These plans are of 1, 3 training steps: join plans of as many."),
-])
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        (
+            lambda plan: plan.placed(Mesh(dp=2, pp=3), "pp"),
+            "The plan has 2 ranks and the mesh has 3 along pp: make them equal.",
+        ),
+        (
+            lambda plan: plan.placed(Mesh(dp=2), "tp"),
+            "This mesh has no axis 'tp': place the plan along dp.",
+        ),
+        (
+            lambda plan: plan.joined(plan),
+            "Two of the joined plans have 0F0 on rank 0: give it another name in one of them.",
+        ),
+        (
+            lambda plan: plan.joined(Plan({}, 2, 3)),
+            "These plans are of 1, 3 training steps: join plans of as many.",
+        ),
+    ],
+)
 def test_plans_that_do_not_fit_are_refused_in_a_sentence(wrong, told):
     with pytest.raises(Impossible) as refused:
         wrong(lower(Schedule.named("gpipe")(2, 2)))
@@ -141,12 +236,28 @@ def test_plans_that_do_not_fit_are_refused_in_a_sentence(wrong, told):
 def served(bound, shards=2, steps=4) -> Plan:
     """Workers that each ask every shard once a step; the last of them leaves earlier."""
     workers = RANKS - shards
-    servers = {workers + k: Serve(tuple(range(workers)), (steps,) * (workers - 1) + (steps - 2,), 80, 800, bound, f"shard {k}") for k in range(shards)}
+    servers = {
+        workers + k: Serve(
+            tuple(range(workers)),
+            (steps,) * (workers - 1) + (steps - 2,),
+            80,
+            800,
+            bound,
+            f"shard {k}",
+        )
+        for k in range(shards)
+    }
     lanes = {(rank, "compute"): (op,) for rank, op in servers.items()}
     for place in range(workers):
-        lanes[place, "compute"] = tuple(op for n in range(servers[workers].requests[place]) for op in (
-            Compute((Action("F", place, n),)), *(Send(rank, op.ask(place, n)) for rank, op in servers.items()),
-            *(Recv(rank, op.answer(place, n)) for rank, op in servers.items())))
+        lanes[place, "compute"] = tuple(
+            op
+            for n in range(servers[workers].requests[place])
+            for op in (
+                Compute((Action("F", place, n),)),
+                *(Send(rank, op.ask(place, n)) for rank, op in servers.items()),
+                *(Recv(rank, op.answer(place, n)) for rank, op in servers.items()),
+            )
+        )
     return Plan(lanes, RANKS)
 
 
@@ -155,13 +266,25 @@ def served(bound, shards=2, steps=4) -> Plan:
 def test_servers_that_answer_by_time_are_as_predicted(bound, shards, links, tmp_path):
     """Though requests really arrive in any order: workers sleep at random, and one is slow."""
     plan = served(bound, shards)
-    cost = Cost({"F": ["0.9", "1.7", "2.5"], "S": "0.1"}, links=LINKS if links else {}, slowdown={1: 4})
-    trace = launch(lambda rank: execute(plan, rank), RANKS, cost=cost, jitter_s=0.003, directory=tmp_path / "run").wait()
+    cost = Cost(
+        {"F": ["0.9", "1.7", "2.5"], "S": "0.1"}, links=LINKS if links else {}, slowdown={1: 4}
+    )
+    trace = launch(
+        lambda rank: execute(plan, rank),
+        RANKS,
+        cost=cost,
+        jitter_s=0.003,
+        directory=tmp_path / "run",
+    ).wait()
     assert lanes_of(trace) == lanes_of(simulate(plan, cost))
     order = [s.name for s in trace.spans(RANKS - shards)]
     asked = [(t.start, t.src) for t in trace.where(rank=RANKS - shards, kind="ask")]
-    assert [int(name[0]) for name in order] == [src for _, src in sorted(asked)]  # by the time of asking
-    assert len(order) == 4 * (RANKS - shards) - 2 and (order != sorted(order, key=lambda name: name[-1])) == (bound != 0)
+    assert [int(name[0]) for name in order] == [
+        src for _, src in sorted(asked)
+    ]  # by the time of asking
+    assert len(order) == 4 * (RANKS - shards) - 2 and (
+        order != sorted(order, key=lambda name: name[-1])
+    ) == (bound != 0)
 
 
 def test_servers_without_a_modelled_clock_take_turns(tmp_path):
@@ -172,18 +295,28 @@ def test_servers_without_a_modelled_clock_take_turns(tmp_path):
 def test_a_server_whose_worker_never_asks_is_a_deadlock_that_is_told():
     lanes = dict(served(None).lanes)
     lanes[0, "compute"] = ()
-    with pytest.raises(Impossible, match="This plan deadlocks: rank 2 waits for a request of rank 0 to shard 0. Change"):
+    with pytest.raises(
+        Impossible,
+        match="This plan deadlocks: rank 2 waits for a request of rank 0 to shard 0. Change",
+    ):
         simulate(Plan(lanes, RANKS), {"F": 1})
 
 
 def test_a_lane_runs_what_is_launched_in_its_order_and_a_wait_moves_its_waiter_to_the_end(tmp_path):
     """By the streams' rules: a function starts when its lane and its issuer have come so far, and who does not wait goes on."""
+
     def program(rank):
         lane, order = rank.lane("dp"), []
         for k in range(2):
             with rank.span((Action("F", 0, k),)):
                 pass
-            last = lane.launch(lambda group, k=k: (order.append(k), group.all_reduce(torch.full((3,), float(rank.index)), name=f"b{k}"))[1], f"b{k}")
+            last = lane.launch(
+                lambda group, k=k: (
+                    order.append(k),
+                    group.all_reduce(torch.full((3,), float(rank.index)), name=f"b{k}"),
+                )[1],
+                f"b{k}",
+            )
         with rank.span((Action("F", 0, 2),)):
             pass
         total = last.wait()
@@ -192,21 +325,41 @@ def test_a_lane_runs_what_is_launched_in_its_order_and_a_wait_moves_its_waiter_t
         lane.launch(lambda group: group.all_reduce(torch.ones(1), name="nobody waits"))
         return {f"order{rank.index}": order, f"total{rank.index}": total}
 
-    run = launch(program, 2, mesh=Mesh(dp=2), cost={"F": [1], "all_reduce": 4}, jitter_s=0.002, directory=tmp_path / "run")
+    run = launch(
+        program,
+        2,
+        mesh=Mesh(dp=2),
+        cost={"F": [1], "all_reduce": 4},
+        jitter_s=0.002,
+        directory=tmp_path / "run",
+    )
     spans = {(s.lane, s.name): (s.start, s.end) for s in run.wait().spans(0)}
-    assert spans == {("compute", "0F0"): (0, 1000), ("compute", "0F1"): (1000, 2000), ("compute", "0F2"): (2000, 3000),
-                     ("comm:dp", "b0"): (1000, 5000), ("comm:dp", "b1"): (5000, 9000), ("compute", "0F3"): (9000, 10000),
-                     ("comm:dp", "nobody waits"): (10000, 14000)}
-    assert all((run.result[f"order{r}"] == [0, 1]).all() and (run.result[f"total{r}"] == 1).all() for r in range(2))
+    assert spans == {
+        ("compute", "0F0"): (0, 1000),
+        ("compute", "0F1"): (1000, 2000),
+        ("compute", "0F2"): (2000, 3000),
+        ("comm:dp", "b0"): (1000, 5000),
+        ("comm:dp", "b1"): (5000, 9000),
+        ("compute", "0F3"): (9000, 10000),
+        ("comm:dp", "nobody waits"): (10000, 14000),
+    }
+    assert all(
+        (run.result[f"order{r}"] == [0, 1]).all() and (run.result[f"total{r}"] == 1).all()
+        for r in range(2)
+    )
 
 
 def test_what_is_launched_within_a_span_starts_at_its_end(tmp_path):
     """As a plan says it, which knows whole actions: a backward, whose hooks launch buckets."""
+
     def program(rank):
         lane = rank.lane("dp")
         for batch in range(2):
             with rank.span((Action("B", 0, batch),), beside=bool(batch)):
-                handles = [lane.launch(lambda group, k=k: group.all_reduce(torch.ones(3), name=k), k) for k in (f"b{batch}", f"c{batch}")]
+                handles = [
+                    lane.launch(lambda group, k=k: group.all_reduce(torch.ones(3), name=k), k)
+                    for k in (f"b{batch}", f"c{batch}")
+                ]
         for handle in handles:
             handle.wait()
         with rank.span((Action("U", 0, 0),)):
@@ -217,11 +370,23 @@ def test_what_is_launched_within_a_span_starts_at_its_end(tmp_path):
 
     lanes = {}
     for rank in range(2):
-        lanes[rank, "compute"] = (*(op for n in range(2) for op in (Compute((Action("B", 0, n),), beside=bool(n)), Launch(f"B{n}"))),
-                                  Wait("done"), Compute((Action("U", 0, 0),)))
-        lanes[rank, "comm:dp"] = (*(op for n in range(2) for op in (Wait(f"B{n}"), reduced(f"b{n}"), reduced(f"c{n}"))), Launch("done"))
+        lanes[rank, "compute"] = (
+            *(
+                op
+                for n in range(2)
+                for op in (Compute((Action("B", 0, n),), beside=bool(n)), Launch(f"B{n}"))
+            ),
+            Wait("done"),
+            Compute((Action("U", 0, 0),)),
+        )
+        lanes[rank, "comm:dp"] = (
+            *(op for n in range(2) for op in (Wait(f"B{n}"), reduced(f"b{n}"), reduced(f"c{n}"))),
+            Launch("done"),
+        )
     cost = Cost({"B": 3, "U": 1, "all_reduce": 4}, slowdown={1: "1.5"}, overlap_slowdown="1.25")
-    trace = launch(program, 2, mesh=Mesh(dp=2), cost=cost, jitter_s=0.002, directory=tmp_path / "run").wait()
+    trace = launch(
+        program, 2, mesh=Mesh(dp=2), cost=cost, jitter_s=0.002, directory=tmp_path / "run"
+    ).wait()
     assert lanes_of(trace) == lanes_of(simulate(Plan(lanes, 2), cost))
 
 
@@ -229,16 +394,35 @@ def test_what_is_launched_within_a_span_starts_at_its_end(tmp_path):
 def test_actions_that_call_collectives_are_as_predicted(links, tmp_path):
     """On two replicas of two slices: an action is one span around its collectives; what it launches leaves at its end."""
     mesh = Mesh(dp=2, tp=2)
-    inside = {("F", 0): (Inside(Fraction(1, 3), "all_reduce", 80, "attention"), Inside(Fraction(1), "all_gather", 160, "mlp")),
-              ("B", 0): (Inside(Fraction(0), "reduce_scatter", 160, "mlp"), Inside(Fraction(5, 7), "all_reduce", 80, "attention"))}
-    cost = Cost({"F": "1.7", "B": 2, "U": 1}, links=LINKS if links else {}, slowdown={3: 1.5}, inside=inside, shares={"comm:tp": "0.7"})
+    inside = {
+        ("F", 0): (
+            Inside(Fraction(1, 3), "all_reduce", 80, "attention"),
+            Inside(Fraction(1), "all_gather", 160, "mlp"),
+        ),
+        ("B", 0): (
+            Inside(Fraction(0), "reduce_scatter", 160, "mlp"),
+            Inside(Fraction(5, 7), "all_reduce", 80, "attention"),
+        ),
+    }
+    cost = Cost(
+        {"F": "1.7", "B": 2, "U": 1},
+        links=LINKS if links else {},
+        slowdown={3: 1.5},
+        inside=inside,
+        shares={"comm:tp": "0.7"},
+    )
 
     def program(rank):
         slices, lane, ten = rank.group("tp"), rank.lane("dp"), torch.ones(10, dtype=torch.float64)
         with rank.span((Action("F", 0, 0),)):
-            assert slices.all_reduce(ten.clone(), name="attention").sum() == 20 and len(slices.all_gather(ten, name="mlp")) == 20
+            assert (
+                slices.all_reduce(ten.clone(), name="attention").sum() == 20
+                and len(slices.all_gather(ten, name="mlp")) == 20
+            )
         with rank.span((Action("B", 0, 0),)):
-            assert slices.reduce_scatter(torch.ones(20, dtype=torch.float64), name="mlp").sum() == 20
+            assert (
+                slices.reduce_scatter(torch.ones(20, dtype=torch.float64), name="mlp").sum() == 20
+            )
             bucket = lane.launch(lambda group: group.all_reduce(ten, name="bucket"), "bucket")
             slices.all_reduce(ten.clone(), name="attention")
         bucket.wait()
@@ -249,19 +433,39 @@ def test_actions_that_call_collectives_are_as_predicted(links, tmp_path):
     for rank in range(4):
         forward, backward, update = (Compute((Action(kind, 0, 0),)) for kind in "FBU")
         lanes[rank, "compute"] = forward, backward, Launch("full"), Wait("reduced"), update
-        lanes[rank, "comm:dp"] = Wait("full"), Together("bucket", "all_reduce", 80, mesh.peers(rank, "dp")), Launch("reduced")
+        lanes[rank, "comm:dp"] = (
+            Wait("full"),
+            Together("bucket", "all_reduce", 80, mesh.peers(rank, "dp")),
+            Launch("reduced"),
+        )
     predicted = simulate(with_calls(Plan(lanes, 4), inside, mesh), cost)
-    modelled = launch(program, 4, mesh=mesh, cost=cost, jitter_s=0.003, directory=tmp_path / "run").wait()
+    modelled = launch(
+        program, 4, mesh=mesh, cost=cost, jitter_s=0.003, directory=tmp_path / "run"
+    ).wait()
     assert lanes_of(modelled) == lanes_of(predicted)
     own = {span.name: span for span in predicted.spans(0)}
-    assert own["0F0"].start <= own["0F0.0 attention"].start <= own["0F0.1 mlp"].end <= own["0F0"].end and own["bucket"].start == own["0B0"].end
+    assert (
+        own["0F0"].start <= own["0F0.0 attention"].start <= own["0F0.1 mlp"].end <= own["0F0"].end
+        and own["bucket"].start == own["0B0"].end
+    )
     assert own["0F0.1 mlp"].end == own["0F0"].end and own["0B0.0 mlp"].start == own["0B0"].start
 
 
-@pytest.mark.parametrize("wrong, told", [
-    (lambda group: group.all_reduce(torch.ones(3), name="mlp"), "calls all_reduce of 12 bytes (mlp) in 0F0, where its plan has all_reduce of 8 bytes (mlp)"),
-    (lambda group: None, "called 0 collectives in 0F0, and its plan has 1"),
-    (lambda group: [group.all_reduce(torch.ones(2), name="mlp") for _ in range(2)], "where its plan has no more")], ids=["bytes", "none", "twice"])
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        (
+            lambda group: group.all_reduce(torch.ones(3), name="mlp"),
+            "calls all_reduce of 12 bytes (mlp) in 0F0, where its plan has all_reduce of 8 bytes (mlp)",
+        ),
+        (lambda group: None, "called 0 collectives in 0F0, and its plan has 1"),
+        (
+            lambda group: [group.all_reduce(torch.ones(2), name="mlp") for _ in range(2)],
+            "where its plan has no more",
+        ),
+    ],
+    ids=["bytes", "none", "twice"],
+)
 def test_a_run_that_calls_other_collectives_than_its_plan_is_refused(wrong, told):
     def program(rank):
         with rank.span((Action("F", 0, 0),)):
@@ -271,22 +475,35 @@ def test_a_run_that_calls_other_collectives_than_its_plan_is_refused(wrong, told
     assert told in fails(program, 2, mesh=Mesh(tp=2), cost=cost).diagnosis
 
 
-@pytest.mark.parametrize("mode", [{"record": False}, {"clock": False}, {"cost": {}}], ids=["plain", "measured", "modelled"])
+@pytest.mark.parametrize(
+    "mode",
+    [{"record": False}, {"clock": False}, {"cost": {}}],
+    ids=["plain", "measured", "modelled"],
+)
 def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
     def program(rank):
         from bigtrain_lab.runtime import Group
+
         group = Group.of(None) if "record" in mode else rank.group()
         lane = group.lane()
         assert group.lane() is lane and lane.group is not group and lane.group.size == 2
         bucket, threads = torch.ones(4), []
         with torch.no_grad():
-            handle = lane.launch(lambda own: (threads.extend([torch.get_num_threads(), torch.is_grad_enabled()]), own.all_reduce(bucket))[1])
+            handle = lane.launch(
+                lambda own: (
+                    threads.extend([torch.get_num_threads(), torch.is_grad_enabled()]),
+                    own.all_reduce(bucket),
+                )[1]
+            )
         group.barrier()  # the program's own collectives go on meanwhile
         assert handle.wait() is bucket and handle.wait() is bucket and threads == [2, False]
         bad = lane.launch(lambda own: 1 / 0, "bucket 7")
         after = lane.launch(lambda own: own.barrier())
         for handle in (bad, after):  # nothing runs after a failure
-            with pytest.raises(RuntimeError, match=f"Rank {rank.index} failed on lane comm, in bucket 7: ZeroDivisionError: division by zero") as told:
+            with pytest.raises(
+                RuntimeError,
+                match=f"Rank {rank.index} failed on lane comm, in bucket 7: ZeroDivisionError: division by zero",
+            ) as told:
                 handle.wait()
         assert isinstance(told.value.__cause__, ZeroDivisionError)
         lane.finish()
@@ -304,7 +521,9 @@ def bad_bucket(rank, group):
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_an_exception_on_a_lane_is_told_with_its_line_whether_or_not_its_program_comes_to_wait(asks):
+def test_an_exception_on_a_lane_is_told_with_its_line_whether_or_not_its_program_comes_to_wait(
+    asks,
+):
     def program(rank):
         handle = rank.lane(None, "comm").launch(lambda group: bad_bucket(rank, group), "bucket 0")
         if rank.index == 0 and not asks:
@@ -314,13 +533,19 @@ def test_an_exception_on_a_lane_is_told_with_its_line_whether_or_not_its_program
 
     run = fails(program, 2, stall_s=1000)
     line = bad_bucket.__code__.co_firstlineno + 1
-    assert run.diagnosis.startswith("Rank 0 failed on lane comm, in bucket 0: IndexError: list index out of range\n"
-                                    f"  at {__file__}:{line}, in bad_bucket: ")
-    assert f"Meanwhile rank {1 if asks else '0 waits for x from rank 1; rank 1'} " in run.diagnosis and run.waits[0].state == "failed"
+    assert run.diagnosis.startswith(
+        "Rank 0 failed on lane comm, in bucket 0: IndexError: list index out of range\n"
+        f"  at {__file__}:{line}, in bad_bucket: "
+    )
+    assert (
+        f"Meanwhile rank {1 if asks else '0 waits for x from rank 1; rank 1'} " in run.diagnosis
+        and run.waits[0].state == "failed"
+    )
 
 
 def test_a_deadlock_goes_through_lanes():
     """Rank 0's lane waits for rank 1's, which waits to be launched by a program that waits for rank 0's program."""
+
     def program(rank):
         lane = rank.lane(None, "comm")
         if rank.index == 0:
@@ -329,28 +554,66 @@ def test_a_deadlock_goes_through_lanes():
 
     run = fails(program, 2, stall_s=1000)
     told, *lines = run.diagnosis.splitlines()
-    assert told == ("Deadlock: rank 0 (lane comm) waits in b for rank 1; rank 1 waits for x from rank 0; "
-                    "rank 0 waits for bucket (launch 0) on lane comm.")
+    assert told == (
+        "Deadlock: rank 0 (lane comm) waits in b for rank 1; rank 1 waits for x from rank 0; "
+        "rank 0 waits for bucket (launch 0) on lane comm."
+    )
     start = program.__code__.co_firstlineno
-    assert len(lines) == 3 and all(any(f"{where} at {__file__}:{start + line}," in each for each in lines)
-                                   for where, line in (("rank 0", 3), ("rank 1", 4), ("rank 0, lane comm,", 3)))
-    assert [(w.state, w.what, w.on, w.cycle) for w in run.waits] == [("waits", "b", (1,), True), ("waits", "x", (0,), True)]
+    assert len(lines) == 3 and all(
+        any(f"{where} at {__file__}:{start + line}," in each for each in lines)
+        for where, line in (("rank 0", 3), ("rank 1", 4), ("rank 0, lane comm,", 3))
+    )
+    assert [(w.state, w.what, w.on, w.cycle) for w in run.waits] == [
+        ("waits", "b", (1,), True),
+        ("waits", "x", (0,), True),
+    ]
 
 
 AWAITS, ASKS = [("signal", "comm 0"), ("await", "b", "comm")], [("wait", 0, 7, "x")]
 
 
-@pytest.mark.parametrize("logs, told", [
-    ((AWAITS, ASKS), None),  # the lane's thread has not begun yet
-    (([*AWAITS, ("begin", 5, "comm"), ("idle", "comm 0", "comm")], ASKS), None),  # nor taken what was launched
-    (([*AWAITS, ("idle", "comm 0", "comm"), ("got", -1, "comm"), ("wait", 1, 9, "y", "comm")], ASKS),
-     "Deadlock: rank 0 (lane comm) waits for y from rank 1; rank 1 waits for x from rank 0; rank 0 waits for b on lane comm."),
-    (([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y", "comm"), *ASKS]), None),  # on its way, on the lane
-    (([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y"), *ASKS]), "Deadlock"),  # on another lane
-    (([*AWAITS, ("signal", "b", "comm"), ("idle", "comm 1", "comm")], ASKS), None),  # what it waits for was posted
-    (([("await", "b", "comm")], ASKS), "Deadlock: rank 0 waits for b on lane comm"),  # nobody launched it
-    (([("idle", "comm 0", "comm"), *ASKS[:0], ("wait", 1, 8, "z")], [("done", 3)]), "Rank 0 waits for z from rank 1, which has finished without"),
-])
+@pytest.mark.parametrize(
+    "logs, told",
+    [
+        ((AWAITS, ASKS), None),  # the lane's thread has not begun yet
+        (
+            ([*AWAITS, ("begin", 5, "comm"), ("idle", "comm 0", "comm")], ASKS),
+            None,
+        ),  # nor taken what was launched
+        (
+            (
+                [
+                    *AWAITS,
+                    ("idle", "comm 0", "comm"),
+                    ("got", -1, "comm"),
+                    ("wait", 1, 9, "y", "comm"),
+                ],
+                ASKS,
+            ),
+            "Deadlock: rank 0 (lane comm) waits for y from rank 1; rank 1 waits for x from rank 0; rank 0 waits for b on lane comm.",
+        ),
+        (
+            ([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y", "comm"), *ASKS]),
+            None,
+        ),  # on its way, on the lane
+        (
+            ([*AWAITS, ("wait", 1, 9, "y", "comm")], [("send", 0, 9, "y"), *ASKS]),
+            "Deadlock",
+        ),  # on another lane
+        (
+            ([*AWAITS, ("signal", "b", "comm"), ("idle", "comm 1", "comm")], ASKS),
+            None,
+        ),  # what it waits for was posted
+        (
+            ([("await", "b", "comm")], ASKS),
+            "Deadlock: rank 0 waits for b on lane comm",
+        ),  # nobody launched it
+        (
+            ([("idle", "comm 0", "comm"), *ASKS[:0], ("wait", 1, 8, "z")], [("done", 3)]),
+            "Rank 0 waits for z from rank 1, which has finished without",
+        ),
+    ],
+)
 def test_a_deadlock_of_lanes_is_certain_from_the_logs(logs, told, tmp_path):
     for rank, marks in enumerate(logs):
         log = EventLog(tmp_path / f"events-{rank}.jsonl", rank)
@@ -368,23 +631,35 @@ def test_a_lane_that_hangs_is_named_with_its_line():
         time.sleep(1000)
 
     def program(rank):
-        rank.lane(None, "comm").launch(sleeps if rank.index else lambda group: group.barrier()).wait()
+        rank.lane(None, "comm").launch(
+            sleeps if rank.index else lambda group: group.barrier()
+        ).wait()
 
     run = fails(program, 2, stall_s=1.0)
-    assert run.diagnosis.startswith(f"Rank 1 (lane comm) hangs: no progress for 1 s at {__file__}:{sleeps.__code__.co_firstlineno + 1}, in sleeps: ")
-    assert "Rank 0 hangs" not in run.diagnosis and "rank 0 (lane comm) waits in barrier for rank 1" in run.diagnosis
+    assert run.diagnosis.startswith(
+        f"Rank 1 (lane comm) hangs: no progress for 1 s at {__file__}:{sleeps.__code__.co_firstlineno + 1}, in sleeps: "
+    )
+    assert (
+        "Rank 0 hangs" not in run.diagnosis
+        and "rank 0 (lane comm) waits in barrier for rank 1" in run.diagnosis
+    )
 
 
 def test_a_value_that_is_not_finite_is_told_of_a_lane(tmp_path):
     def program(rank):
         def exchange(group):
-            group.isend(torch.tensor([torch.nan if rank.index else 1.0]), 1 - rank.index, name="gradient")
+            group.isend(
+                torch.tensor([torch.nan if rank.index else 1.0]), 1 - rank.index, name="gradient"
+            )
             group.recv(1 - rank.index, name="gradient")
+
         rank.lane().launch(exchange).wait()
 
     trace = launch(program, 2, cost={}, directory=tmp_path / "run").wait()
-    assert not_finite(trace) == ["Not finite (NaN or infinity): it began on rank 1; rank 1 sent the first such value in gradient, "
-                                 "and all that it had received was finite."]
+    assert not_finite(trace) == [
+        "Not finite (NaN or infinity): it began on rank 1; rank 1 sent the first such value in gradient, "
+        "and all that it had received was finite."
+    ]
 
 
 def launched_and_awaited(rank):
@@ -392,13 +667,34 @@ def launched_and_awaited(rank):
         rank.lane().launch(lambda group: None).wait()
 
 
-@pytest.mark.parametrize("wrong, told", [
-    (lambda rank: rank.lane().group.barrier(), "Rank 0 calls barrier of lane comm from lane compute: let a lane's group be used by what"),
-    (lambda rank: rank.lane().launch(lambda own: rank.group().barrier()).wait(), "Rank 0 calls barrier of lane compute from lane comm"),
-    (lambda rank: (rank.lane(None, "x"), rank.lane("world", "x")), "Rank 0 has a lane x of another group: give this one a name of its own"),
-    (lambda rank: launched_and_awaited(rank), "Rank 0 launches something in span U and waits there: what is launched in a span starts at its end"),
-    (lambda rank: execute(Plan({(0, "compute"): (Wait("go"),)}, 1), rank), "Rank 0 waits for go, which none of its lanes launches: launch it before"),
-    (lambda rank: execute(Plan({}, 3), rank), "The plan is for 3 ranks and there are 1: launch as many"),
-])
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        (
+            lambda rank: rank.lane().group.barrier(),
+            "Rank 0 calls barrier of lane comm from lane compute: let a lane's group be used by what",
+        ),
+        (
+            lambda rank: rank.lane().launch(lambda own: rank.group().barrier()).wait(),
+            "Rank 0 calls barrier of lane compute from lane comm",
+        ),
+        (
+            lambda rank: (rank.lane(None, "x"), rank.lane("world", "x")),
+            "Rank 0 has a lane x of another group: give this one a name of its own",
+        ),
+        (
+            lambda rank: launched_and_awaited(rank),
+            "Rank 0 launches something in span U and waits there: what is launched in a span starts at its end",
+        ),
+        (
+            lambda rank: execute(Plan({(0, "compute"): (Wait("go"),)}, 1), rank),
+            "Rank 0 waits for go, which none of its lanes launches: launch it before",
+        ),
+        (
+            lambda rank: execute(Plan({}, 3), rank),
+            "The plan is for 3 ranks and there are 1: launch as many",
+        ),
+    ],
+)
 def test_what_would_mix_lanes_is_refused_in_a_sentence(wrong, told):
     assert told in fails(wrong, 1, cost={"U": 1}).diagnosis

@@ -34,26 +34,42 @@ def test_two_replicas_train_as_one_process_and_say_how_far_each_layer_went(tmp_p
 @pytest.mark.parametrize("task", ["digits", "text"])
 def test_all_batches_are_of_the_same_samples_in_one_order(task):
     """Across the ends of passes too; and none of them is examined."""
-    several = [LargeBatch(task=task, batch=batch, at_once=at_once, samples=4096, dtype="float64") for batch, at_once in ((32, 32), (2048, 64), (4096, 4096))]
-    streams = [torch.cat([lab.micro_batch(n)[0] for n in range(lab.steps * lab.micro_batches)]) for lab in several]
-    assert all(torch.equal(stream, streams[0]) for stream in streams[1:]) and len(streams[0]) == 4096
+    several = [
+        LargeBatch(task=task, batch=batch, at_once=at_once, samples=4096, dtype="float64")
+        for batch, at_once in ((32, 32), (2048, 64), (4096, 4096))
+    ]
+    streams = [
+        torch.cat([lab.micro_batch(n)[0] for n in range(lab.steps * lab.micro_batches)])
+        for lab in several
+    ]
+    assert (
+        all(torch.equal(stream, streams[0]) for stream in streams[1:]) and len(streams[0]) == 4096
+    )
     assert not torch.equal(streams[0][:1347], streams[0][1347:2694])
     if task == "digits":
         assert not (streams[0][:, None] == several[0].examined[0][None, :50]).all(-1).any()
 
 
 def test_the_rate_grows_with_the_batch_by_the_rule_then_rises_and_falls():
-    rates = {scaling: LargeBatch(batch=512, learning_rate=0.01, scaling=scaling).full_rate for scaling in ("none", "square-root", "linear")}
+    rates = {
+        scaling: LargeBatch(batch=512, learning_rate=0.01, scaling=scaling).full_rate
+        for scaling in ("none", "square-root", "linear")
+    }
     assert rates == pytest.approx({"none": 0.01, "square-root": 0.04, "linear": 0.16})
     lab = LargeBatch(batch=512, samples=512 * 20, scaling="none", learning_rate=1.0, warm_up=0.2)
-    assert [lab.rate(update) for update in (1, 2, 4, 5, 20)] == pytest.approx([0.25, 0.5, 1, 16 / 17, 1 / 17])
+    assert [lab.rate(update) for update in (1, 2, 4, 5, 20)] == pytest.approx(
+        [0.25, 0.5, 1, 16 / 17, 1 / 17]
+    )
     assert 0 < LargeBatch(batch=1024, samples=1024).rate(1) < LargeBatch(batch=1024).full_rate
 
 
-@pytest.mark.parametrize("settings, told", [
-    (dict(batch=2048, samples=1024), "take more samples, or a smaller batch"),
-    (dict(batch=100, replicas=3), "take powers of two"),
-])
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (dict(batch=2048, samples=1024), "take more samples, or a smaller batch"),
+        (dict(batch=100, replicas=3), "take powers of two"),
+    ],
+)
 def test_what_cannot_be_is_refused(settings, told):
     with pytest.raises(Impossible, match=told):
         LargeBatch(**settings)
@@ -63,6 +79,10 @@ def test_figures_say_what_they_need():
     """A prediction knows its rates, and neither ratios nor what is learnt."""
     predicted = LargeBatch(**SMALL).predict()
     assert len(figure("trust", predicted).data) == 1
-    for name, trace in (("learning", predicted), ("learning", Staleness().predict()), ("trust", Staleness().predict())):
+    for name, trace in (
+        ("learning", predicted),
+        ("learning", Staleness().predict()),
+        ("trust", Staleness().predict()),
+    ):
         with pytest.raises(Impossible):
             figure(name, trace)

@@ -20,24 +20,50 @@ LARS_SETTINGS = {"lr": 0.5, "momentum": 0.8, "weight_decay": 0.03, "trust_coeffi
 SHAPES = [(3, 5), (), (0, 4), (1,), (17, 3, 2), (60, 40)]
 
 
-def algorithm_2(x, gradients, lr, betas, eps, weight_decay, bias_correction=True, clip_norm=np.inf, trust_ratio=True):
+def algorithm_2(
+    x,
+    gradients,
+    lr,
+    betas,
+    eps,
+    weight_decay,
+    bias_correction=True,
+    clip_norm=np.inf,
+    trust_ratio=True,
+):
     """LAMB of one layer, line by line, in numpy."""
     m = v = np.zeros_like(x)
     for t, g in enumerate(gradients, 1):
         m = betas[0] * m + (1 - betas[0]) * g
         v = betas[1] * v + (1 - betas[1]) * g**2
-        m_hat, v_hat = (m / (1 - betas[0]**t), v / (1 - betas[1]**t)) if bias_correction else (m, v)
+        m_hat, v_hat = (
+            (m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)) if bias_correction else (m, v)
+        )
         u = m_hat / (np.sqrt(v_hat) + eps) + weight_decay * x
         x = x - lr * ratio(min(np.linalg.norm(x), clip_norm), np.linalg.norm(u), trust_ratio) * u
     return x
 
 
-def lars(x, gradients, lr, momentum, weight_decay, trust_coefficient, eps=0.0, nesterov=False, trust_ratio=True):
+def lars(
+    x,
+    gradients,
+    lr,
+    momentum,
+    weight_decay,
+    trust_coefficient,
+    eps=0.0,
+    nesterov=False,
+    trust_ratio=True,
+):
     """Algorithm 1 of LARS."""
     v = np.zeros_like(x)
     for g in gradients:
         size = np.linalg.norm(g) and np.linalg.norm(g) + weight_decay * np.linalg.norm(x) + eps
-        step = lr * ratio(trust_coefficient * np.linalg.norm(x), size, trust_ratio) * (g + weight_decay * x)
+        step = (
+            lr
+            * ratio(trust_coefficient * np.linalg.norm(x), size, trust_ratio)
+            * (g + weight_decay * x)
+        )
         v = momentum * v + step
         x = x - (step + momentum * v if nesterov else v)
     return x
@@ -53,7 +79,10 @@ def drawn(seed, steps, shapes=SHAPES):
     shapes = [*shapes, *(tuple(rng.integers(1, 9, rng.integers(1, 4))) for _ in range(4)), (8,)]
     first = [np.asarray(rng.normal(size=shape)) for shape in shapes]
     first[-1] *= 0
-    return first, [[np.asarray(rng.normal(size=x.shape) * 10.0**rng.uniform(-3, 1)) for x in first] for _ in range(steps)]
+    return first, [
+        [np.asarray(rng.normal(size=x.shape) * 10.0 ** rng.uniform(-3, 1)) for x in first]
+        for _ in range(steps)
+    ]
 
 
 def parameters(first, dtype=torch.float64):
@@ -91,11 +120,23 @@ def test_a_step_is_that_of_the_paper(variant, monkeypatch):
     kind, written, settings, option = VARIANTS[variant]
     first, gradients = drawn(len(variant), 100)
     weights, plain = parameters(first), {"weight_decay": 0.0, "trust_ratio": False}
-    optimizer = kind([{"params": weights[:-3]}, {"params": weights[-3:-1]} | plain, {"params": weights[-1:]}], **settings, **option)
-    expected = [written(x, each, **settings | option | (plain if number in (len(first) - 3, len(first) - 2) else {}))
-                for number, (x, each) in enumerate(zip(first, zip(*gradients)))]
+    optimizer = kind(
+        [{"params": weights[:-3]}, {"params": weights[-3:-1]} | plain, {"params": weights[-1:]}],
+        **settings,
+        **option,
+    )
+    expected = [
+        written(
+            x,
+            each,
+            **settings | option | (plain if number in (len(first) - 3, len(first) - 2) else {}),
+        )
+        for number, (x, each) in enumerate(zip(first, zip(*gradients)))
+    ]
     same(stepped(optimizer, weights, gradients), expected)
-    assert set(optimizer.trust_ratios) == set(weights) and {optimizer.trust_ratios[p] for p in weights[-3:-1]} == {1.0}
+    assert set(optimizer.trust_ratios) == set(weights) and {
+        optimizer.trust_ratios[p] for p in weights[-3:-1]
+    } == {1.0}
     assert np.abs(expected[-1]).max() > 0  # zeros move: their ratio was 1
 
 
@@ -128,7 +169,9 @@ def test_formats_and_strides(kind, settings, dtype):
     expected = stepped(kind(wide, **settings), wide, gradients)
     unit = torch.finfo(dtype).eps
     for weight, y in zip(weights, expected):
-        assert weight.dtype == dtype and np.abs(weight.detach().double().numpy() - y).max(initial=0) <= 5 * unit * max(1, np.abs(y).max(initial=0))
+        assert weight.dtype == dtype and np.abs(weight.detach().double().numpy() - y).max(
+            initial=0
+        ) <= 5 * unit * max(1, np.abs(y).max(initial=0))
     state = optimizer.state_dict()
     other = kind(parameters(first, dtype), **settings)
     other.load_state_dict(copy.deepcopy(state))
@@ -145,10 +188,14 @@ def test_a_run_goes_on_from_its_state(kind, settings):
     again = parameters([x.copy() for x in half])
     other = kind(again, **settings)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for x, y in zip(stepped(optimizer, weights, gradients[3:]), stepped(other, again, gradients[3:])):
+    for x, y in zip(
+        stepped(optimizer, weights, gradients[3:]), stepped(other, again, gradients[3:])
+    ):
         assert np.array_equal(x, y)
     copied = copy.deepcopy(optimizer)  # with its own parameters
-    stepped(copied, [p for options in copied.param_groups for p in options["params"]], gradients[:1])
+    stepped(
+        copied, [p for options in copied.param_groups for p in options["params"]], gradients[:1]
+    )
 
 
 def test_a_parameter_that_the_loss_did_not_reach_counts_its_own_steps():
@@ -156,8 +203,13 @@ def test_a_parameter_that_the_loss_did_not_reach_counts_its_own_steps():
     late = [[None, *each[1:]] for each in gradients[:2]] + gradients[2:]
     weights = parameters(first)
     found = stepped(LAMB(weights, **LAMB_SETTINGS), weights, late)
-    same(found[:2], [algorithm_2(first[0], [each[0] for each in gradients[2:]], **LAMB_SETTINGS),
-                     algorithm_2(first[1], [each[1] for each in gradients], **LAMB_SETTINGS)])
+    same(
+        found[:2],
+        [
+            algorithm_2(first[0], [each[0] for each in gradients[2:]], **LAMB_SETTINGS),
+            algorithm_2(first[1], [each[1] for each in gradients], **LAMB_SETTINGS),
+        ],
+    )
 
 
 def test_a_closure_gives_the_loss():
@@ -165,8 +217,9 @@ def test_a_closure_gives_the_loss():
 
     def closure():
         loss = (weight**2).sum()
-        weight.grad, = torch.autograd.grad(loss, weight)
+        (weight.grad,) = torch.autograd.grad(loss, weight)
         return loss
+
     assert LAMB([weight], 0.1).step(closure).item() == 2 and (weight < 1).all()
 
 
@@ -190,8 +243,10 @@ def test_a_step_is_compiled_once():
         compiled() if number else optimizer.step()
         counts.append(graphs.frame_count)
         stepped(expected, plain, [each])
-    same(*([p.detach().numpy() for p in each[:len(first)]] for each in (weights, plain)))
-    same(*([p.detach().numpy() for p in each[len(first):]] for each in (weights, plain)), near=1e-6)
+    same(*([p.detach().numpy() for p in each[: len(first)]] for each in (weights, plain)))
+    same(
+        *([p.detach().numpy() for p in each[len(first) :]] for each in (weights, plain)), near=1e-6
+    )
     assert counts == [0] + [counts[1]] * 7 and 1 <= counts[1] <= 2
 
 
@@ -205,22 +260,43 @@ def sliced_steps(rank):
     first, gradients = whole()
     group, cuts, found = rank.group(), [Cut(1), Cut(0), None, Cut(0)], {}
     for name, kind in (("lamb", LAMB), ("lars", LARS)):
+
         def part(x, cut):
-            return torch.tensor(x) if cut is None else cut.part(torch.tensor(x), group.rank, group.size)
-        weights = [cut_parameter(torch.nn.Parameter(part(x, cut).clone()), cut) for x, cut in zip(first, cuts)]
-        optimizer = kind(weights, **(LAMB_SETTINGS | CLIPPED if kind is LAMB else LARS_SETTINGS)).among(group)
+            return (
+                torch.tensor(x)
+                if cut is None
+                else cut.part(torch.tensor(x), group.rank, group.size)
+            )
+
+        weights = [
+            cut_parameter(torch.nn.Parameter(part(x, cut).clone()), cut)
+            for x, cut in zip(first, cuts)
+        ]
+        optimizer = kind(
+            weights, **(LAMB_SETTINGS | CLIPPED if kind is LAMB else LARS_SETTINGS)
+        ).among(group)
         for each in gradients:
             for weight, g, cut in zip(weights, each, cuts):
                 weight.grad = part(g, cut)
             optimizer.step()
-        found |= {f"{name} {number} of rank {group.rank}": weight.detach().numpy() for number, weight in enumerate(weights)}
-        found[f"ratio of {name}, rank {group.rank}"] = np.array(list(optimizer.trust_ratios.values()))
+        found |= {
+            f"{name} {number} of rank {group.rank}": weight.detach().numpy()
+            for number, weight in enumerate(weights)
+        }
+        found[f"ratio of {name}, rank {group.rank}"] = np.array(
+            list(optimizer.trust_ratios.values())
+        )
     return found
 
 
 def whole():
     rng = np.random.default_rng(8)
-    first = [rng.normal(size=(4, 6)) * 2, rng.normal(size=(6, 2)), rng.normal(size=(7,)) * 1.5, rng.normal(size=(4,))]
+    first = [
+        rng.normal(size=(4, 6)) * 2,
+        rng.normal(size=(6, 2)),
+        rng.normal(size=(7,)) * 1.5,
+        rng.normal(size=(4,)),
+    ]
     first[3][:2] = 0  # rank 0's piece
     return first, [[rng.normal(size=x.shape) for x in first] for _ in range(4)]
 
@@ -236,14 +312,20 @@ def test_norms_are_those_of_whole_parameters(tmp_path):
             parts = [result[f"{name} {number} of rank {rank}"] for rank in range(2)]
             if dim is None:
                 assert np.array_equal(*parts)
-            same([parts[0] if dim is None else np.concatenate(parts, dim)], [weight.detach().numpy()])
+            same(
+                [parts[0] if dim is None else np.concatenate(parts, dim)], [weight.detach().numpy()]
+            )
         for rank in range(2):
-            same([result[f"ratio of {name}, rank {rank}"]], [np.array(list(optimizer.trust_ratios.values()))])
+            same(
+                [result[f"ratio of {name}, rank {rank}"]],
+                [np.array(list(optimizer.trust_ratios.values()))],
+            )
 
 
 def test_one_message_a_step_carries_two_numbers_a_parameter():
     """`pieces` says what adds up: all, as in ZeRO, whose shards are pieces of everything. Of a
     duplicate rank 1 adds nothing."""
+
     class Told(Alone):
         def all_reduce(self, tensor, op="sum", name=""):
             self.messages.append(tensor.clone())
@@ -262,9 +344,21 @@ def test_one_message_a_step_carries_two_numbers_a_parameter():
 # -- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, option", [(LAMB, {"lr": -1}), (LAMB, {"betas": (0.9, 1.0)}), (LAMB, {"betas": 0.9}), (LAMB, {"eps": -1e-6}),
-                                          (LAMB, {"clip_norm": 0}), (LAMB, {"max_grad_norm": -1}), (LAMB, {"weight_decay": float("nan")}),
-                                          (LARS, {"momentum": 1}), (LARS, {"trust_coefficient": 0}), (LARS, {"lr": None})])
+@pytest.mark.parametrize(
+    "kind, option",
+    [
+        (LAMB, {"lr": -1}),
+        (LAMB, {"betas": (0.9, 1.0)}),
+        (LAMB, {"betas": 0.9}),
+        (LAMB, {"eps": -1e-6}),
+        (LAMB, {"clip_norm": 0}),
+        (LAMB, {"max_grad_norm": -1}),
+        (LAMB, {"weight_decay": float("nan")}),
+        (LARS, {"momentum": 1}),
+        (LARS, {"trust_coefficient": 0}),
+        (LARS, {"lr": None}),
+    ],
+)
 def test_options_out_of_range(kind, option):
     with pytest.raises(Impossible, match=next(iter(option)) + ".* must be"):
         kind([torch.nn.Parameter(torch.ones(1))], **option)

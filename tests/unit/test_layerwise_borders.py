@@ -13,7 +13,9 @@ from bigtrain_lab.techniques.lamb import LAMB
 from bigtrain_lab.techniques.lars import LARS
 
 
-@pytest.mark.parametrize("optimizer", [LAMB, LARS, lambda weights: LAMB(weights, max_grad_norm=1.0)])
+@pytest.mark.parametrize(
+    "optimizer", [LAMB, LARS, lambda weights: LAMB(weights, max_grad_norm=1.0)]
+)
 def test_a_sparse_gradient_is_one_sentence(optimizer):
     table = nn.Embedding(5, 3, sparse=True)
     table(torch.tensor([1])).sum().backward()
@@ -32,9 +34,12 @@ def test_where_nothing_has_a_gradient_nothing_moves(max_grad_norm):
 def test_a_rank_without_gradients_does_not_hold_up_the_others(max_grad_norm, tmp_path):
     """Its zeros are part of the norms; the weight of the rank that has the only piece moves as it
     would alone."""
+
     def step(group, gradients):
         weights = [nn.Parameter(torch.arange(1.0, 4)) for _ in range(2)]
-        optimizer = LAMB(weights, 0.1, group=group, pieces=lambda p: True, max_grad_norm=max_grad_norm)
+        optimizer = LAMB(
+            weights, 0.1, group=group, pieces=lambda p: True, max_grad_norm=max_grad_norm
+        )
         for weight, gradient in zip(weights, gradients):
             weight.grad = gradient
         optimizer.step()
@@ -43,7 +48,13 @@ def test_a_rank_without_gradients_does_not_hold_up_the_others(max_grad_norm, tmp
     def program(rank):
         return step(rank.group(), [torch.ones(3), torch.ones(3)] if rank.index else [None, None])
 
-    run = launch(lambda rank: {f"{name} of rank {rank.index}": value for name, value in program(rank).items()}, 2, directory=tmp_path)
+    run = launch(
+        lambda rank: {
+            f"{name} of rank {rank.index}": value for name, value in program(rank).items()
+        },
+        2,
+        directory=tmp_path,
+    )
     run.wait()
     alone = step(None, [torch.ones(3), torch.ones(3)])
     for name, expected in alone.items():

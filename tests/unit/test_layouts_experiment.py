@@ -16,14 +16,30 @@ def table(**settings) -> list:
     return [quantity.of(trace) for quantity in asked.quantities]
 
 
-@pytest.mark.parametrize("layout, forward, backward, held", [
-    ("split-n", 0, 25.2, 75.5), ("split-f", 0, 25.2, 75.5), ("split-d", 100.7, 0, 151), ("split-n-f", 0, 16.8, 67.1), ("duplicate", 0, 0, 201.3)])
+@pytest.mark.parametrize(
+    "layout, forward, backward, held",
+    [
+        ("split-n", 0, 25.2, 75.5),
+        ("split-f", 0, 25.2, 75.5),
+        ("split-d", 100.7, 0, 151),
+        ("split-n-f", 0, 16.8, 67.1),
+        ("duplicate", 0, 0, 201.3),
+    ],
+)
 def test_the_numbers_of_the_lesson(layout, forward, backward, held):
     sent_forward, sent_backward, _, memory = table(layout=layout)
-    assert (sent_forward / 1e6, sent_backward / 1e6, memory / 1e6) == pytest.approx((forward, backward, held), abs=0.05)
+    assert (sent_forward / 1e6, sent_backward / 1e6, memory / 1e6) == pytest.approx(
+        (forward, backward, held), abs=0.05
+    )
 
 
-@pytest.mark.parametrize("settings", [dict(layout="split-d-f", ranks=4, node_size=2), dict(layout="split-n-d", ranks=8, rows=4, swapped=True)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(layout="split-d-f", ranks=4, node_size=2),
+        dict(layout="split-n-d", ranks=8, rows=4, swapped=True),
+    ],
+)
 def test_parts_of_two_axes_are_those_of_one_process(settings, tmp_path):
     asked = Layouts(**SMALL, **settings)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
@@ -33,23 +49,50 @@ def test_parts_of_two_axes_are_those_of_one_process(settings, tmp_path):
 
 def test_the_axis_that_sends_more_belongs_inside_a_node():
     """Of 33.6 and 8.4 MB a rank, the sum of Y along the columns and of dW along the rows, one has 150 GB/s and the other 12.5."""
-    near, far = (table(layout="split-n-d", node_size=2, hardware="v100-nvlink", swapped=swapped) for swapped in (False, True))
+    near, far = (
+        table(layout="split-n-d", node_size=2, hardware="v100-nvlink", swapped=swapped)
+        for swapped in (False, True)
+    )
     assert near[:2] == far[:2] == [33_554_432, 8_388_608]
-    assert far[2] - near[2] == pytest.approx((33_554_432 - 8_388_608) * (1 / 12.5e9 - 1 / 150e9), rel=1e-3)
+    assert far[2] - near[2] == pytest.approx(
+        (33_554_432 - 8_388_608) * (1 / 12.5e9 - 1 / 150e9), rel=1e-3
+    )
 
 
 def test_all_layouts_are_compared_but_those_that_do_not_fit():
     lab = Layouts(layout="split-n-f")
-    assert list(lab.compared) == list(LAYOUTS) and lab.compared["split-n-f"] == table(layout="split-n-f")
-    assert min(lab.compared, key=lambda name: lab.compared[name][2]) == "split-n-f" and "The fastest layout here is split-n-f" in lab.explain(lab.predict())[-1]
-    assert "dX sums over f, of which each rank has 1 of 2 parts: an all-reduce of 8.389 MB along columns." in lab.explain(lab.predict())
-    assert set(Layouts(d=1022).compared) == set(LAYOUTS) - {"split-d"} and set(Layouts(ranks=3, n=4098).compared) == {"split-n", "duplicate"}
-    assert Layouts.idle_settings({"layout": "split-n"}) - Layouts.idle_settings({"layout": "split-n-f"}) == {"rows", "swapped"}
+    assert list(lab.compared) == list(LAYOUTS) and lab.compared["split-n-f"] == table(
+        layout="split-n-f"
+    )
+    assert (
+        min(lab.compared, key=lambda name: lab.compared[name][2]) == "split-n-f"
+        and "The fastest layout here is split-n-f" in lab.explain(lab.predict())[-1]
+    )
+    assert (
+        "dX sums over f, of which each rank has 1 of 2 parts: an all-reduce of 8.389 MB along columns."
+        in lab.explain(lab.predict())
+    )
+    assert set(Layouts(d=1022).compared) == set(LAYOUTS) - {"split-d"} and set(
+        Layouts(ranks=3, n=4098).compared
+    ) == {"split-n", "duplicate"}
+    assert Layouts.idle_settings({"layout": "split-n"}) - Layouts.idle_settings(
+        {"layout": "split-n-f"}
+    ) == {"rows", "swapped"}
 
 
-@pytest.mark.parametrize("settings, sentence", [
-    (dict(layout="split-d", d=1022), "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'rows': make it 1020 or 1024."),
-    (dict(layout="split-n-f", ranks=6, rows=4), "6 ranks have no 4 equal rows: take rows that divide the ranks, such as 1 or 6.")])
+@pytest.mark.parametrize(
+    "settings, sentence",
+    [
+        (
+            dict(layout="split-d", d=1022),
+            "Dimension 'd' of 1022 cannot be cut into 4 equal parts along 'rows': make it 1020 or 1024.",
+        ),
+        (
+            dict(layout="split-n-f", ranks=6, rows=4),
+            "6 ranks have no 4 equal rows: take rows that divide the ranks, such as 1 or 6.",
+        ),
+    ],
+)
 def test_what_is_refused(settings, sentence):
     with pytest.raises(Impossible) as told:
         Layouts(**settings)
@@ -59,12 +102,22 @@ def test_what_is_refused(settings, sentence):
 
 
 def test_the_figure_draws_the_parts_and_marks_the_chosen_layout():
-    drawn = figure("layouts", Layouts(layout="split-n-d", ranks=8, swapped=True, **SMALL).predict()).to_plotly_json()
+    drawn = figure(
+        "layouts", Layouts(layout="split-n-d", ranks=8, swapped=True, **SMALL).predict()
+    ).to_plotly_json()
     x, w, y = (each["text"] for each in drawn["data"] if each["type"] == "heatmap")
-    assert x == [["0", "2", "4", "6"], ["1", "3", "5", "7"]] and w == [["0 1"], ["2 3"], ["4 5"], ["6 7"]] and y == [["0 2 4 6"], ["1 3 5 7"]]
-    bold = [row for each in drawn["data"] if each["type"] == "bar" for row in each["y"] if "<b>" in row]
+    assert (
+        x == [["0", "2", "4", "6"], ["1", "3", "5", "7"]]
+        and w == [["0 1"], ["2 3"], ["4 5"], ["6 7"]]
+        and y == [["0 2 4 6"], ["1 3 5 7"]]
+    )
+    bold = [
+        row for each in drawn["data"] if each["type"] == "bar" for row in each["y"] if "<b>" in row
+    ]
     assert bold == ["<b>▸ split-n-d</b>"] * 2
     whole = figure("layouts", Layouts(layout="duplicate").predict())
-    assert {text for each in whole.data if each.type == "heatmap" for row in each.text for text in row} == {"all"}
+    assert {
+        text for each in whole.data if each.type == "heatmap" for row in each.text for text in row
+    } == {"all"}
     with pytest.raises(Impossible, match="knows no layouts"):
         figure("layouts", Layouts().simulated())

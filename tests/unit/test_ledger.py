@@ -60,15 +60,33 @@ def sums(alive):
 @pytest.mark.parametrize(("batch", "where"), [(8, "update"), (512, "backward")])
 def test_the_peak_of_an_mlp_is_the_hand_count(batch, where):
     I, H, O = 16, 32, 4
-    ledger = watched(mlp(I, H, O), nn.functional.mse_loss, torch.randn(batch, I), torch.randn(batch, O))
+    ledger = watched(
+        mlp(I, H, O), nn.functional.mse_loss, torch.randn(batch, I), torch.randn(batch, O)
+    )
     weights = F32 * (I * H + H + H * O + O)
-    adam = 2 * weights + 4 * F32  # two moments a weight, and a step number for each of the four parameters
-    loss = F32 * batch * O  # a scalar in a storage as large as the differences: the kernel squares them there, then sums
-    if where == "update":  # the denominator of Adam, sqrt(v) and sqrt(v) / sqrt(1 - beta2^t), for the largest matrix
-        expected = {"weights": weights, "optimizer": adam, "gradients": weights, "temporaries": 2 * F32 * I * H + loss}
+    adam = (
+        2 * weights + 4 * F32
+    )  # two moments a weight, and a step number for each of the four parameters
+    loss = (
+        F32 * batch * O
+    )  # a scalar in a storage as large as the differences: the kernel squares them there, then sums
+    if (
+        where == "update"
+    ):  # the denominator of Adam, sqrt(v) and sqrt(v) / sqrt(1 - beta2^t), for the largest matrix
+        expected = {
+            "weights": weights,
+            "optimizer": adam,
+            "gradients": weights,
+            "temporaries": 2 * F32 * I * H + loss,
+        }
     else:  # behind the second layer: tanh's output is saved, its gradient came in, the gradient of its input goes out
-        expected = {"weights": weights, "optimizer": adam, "gradients": F32 * (H * O + O), "activations": F32 * batch * H,
-                    "temporaries": 2 * F32 * batch * H + loss + F32}  # and the 1 that the backward began with
+        expected = {
+            "weights": weights,
+            "optimizer": adam,
+            "gradients": F32 * (H * O + O),
+            "activations": F32 * batch * H,
+            "temporaries": 2 * F32 * batch * H + loss + F32,
+        }  # and the 1 that the backward began with
     assert sums(ledger.at_peak()) == expected
     assert ledger.peak_bytes == sum(expected.values())
 
@@ -79,19 +97,32 @@ def test_the_peak_of_the_transformer_is_the_hand_count(vocabulary, where):
     model = GPT(GPTConfig(layers=L, width=D, heads=H, sequence=S, vocabulary=V))
     ledger = watched(model, cross_entropy, torch.randint(V, (B, S)), torch.randint(V, (B, S)))
     weights = F32 * (12 * L * D * D + 13 * L * D + (2 * V + S + 2) * D)
-    adam = 2 * weights + F32 * (12 * L + 5)  # a step number for each of 12 tensors a block, two tables, a norm and the head
+    adam = 2 * weights + F32 * (
+        12 * L + 5
+    )  # a step number for each of 12 tensors a block, two tables, a norm and the head
     # A block saves: the input of each norm and its output (4 BSD), mean and 1/std of each norm (4 BS), q, k, v (3 BSD), the
     # probabilities (B H S S), what the output projection gets (BSD), what GELU gets and gives (2 x 4 BSD).
     block = 16 * B * S * D + 4 * B * S + B * H * S * S
     head = 2 * B * S * D + 2 * B * S  # of its norm
     assert ledger.peak("activations") == F32 * (L * block + head + B * S * V)
-    if where == "loss":  # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a token (B S)
-        expected = {"weights": weights, "optimizer": adam, "activations": F32 * (L * block + head + B * S * V),
-                    "temporaries": F32 * (2 * B * S * V + B * S + 2)}  # and the loss and the 1 that the backward began with
+    if (
+        where == "loss"
+    ):  # the gradient of the logits is made from zeros (B S V) by scattering (B S V) one number a token (B S)
+        expected = {
+            "weights": weights,
+            "optimizer": adam,
+            "activations": F32 * (L * block + head + B * S * V),
+            "temporaries": F32 * (2 * B * S * V + B * S + 2),
+        }  # and the loss and the 1 that the backward began with
     else:  # in the last block's MLP: the gradient came in (BSD) and the one of GELU's output is made (4 BSD)
-        expected = {"weights": weights, "optimizer": adam, "activations": F32 * L * block,
-                    "gradients": F32 * (V * D + 2 * D + 4 * D * D + D),  # head, its norm, and the projection back to D
-                    "temporaries": F32 * (5 * B * S * D + 2)}
+        expected = {
+            "weights": weights,
+            "optimizer": adam,
+            "activations": F32 * L * block,
+            "gradients": F32
+            * (V * D + 2 * D + 4 * D * D + D),  # head, its norm, and the projection back to D
+            "temporaries": F32 * (5 * B * S * D + 2),
+        }
     assert sums(ledger.at_peak()) == expected
     assert ledger.peak_bytes == sum(expected.values())
 
@@ -102,7 +133,10 @@ def test_the_peak_is_that_of_torch_s_own_tracker(which):
         model, loss_fn = mlp(16, 32, 4), nn.functional.mse_loss
         data = lambda: (torch.randn(512, 16), torch.randn(512, 4))
     else:
-        model, loss_fn = GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=32)), cross_entropy
+        model, loss_fn = (
+            GPT(GPTConfig(layers=2, width=16, heads=2, sequence=16, vocabulary=32)),
+            cross_entropy,
+        )
         data = lambda: (torch.randint(32, (4, 16)), torch.randint(32, (4, 16)))
     theirs, ours = copy.deepcopy(model), model
     optimizer = torch.optim.Adam(theirs.parameters())
@@ -235,18 +269,39 @@ def wrapped_a_buffer():
 
 def set_to_a_new_storage():
     storage = torch.UntypedStorage(64)
-    return torch.empty(0).set_(storage), torch.empty(0).set_(source=storage), torch.empty(0, dtype=torch.uint8).set_(storage, 0, (8,))
+    return (
+        torch.empty(0).set_(storage),
+        torch.empty(0).set_(source=storage),
+        torch.empty(0, dtype=torch.uint8).set_(storage, 0, (8,)),
+    )
 
 
 def set_to_one_from_before():
     storage = OUTSIDE.untyped_storage()
-    return (torch.empty(0).set_(storage), torch.empty(0).set_(OUTSIDE._typed_storage()), torch.empty(0).set_(storage, 0, (10,)),
-            torch.empty(0).set_(OUTSIDE), storage[0])
+    return (
+        torch.empty(0).set_(storage),
+        torch.empty(0).set_(OUTSIDE._typed_storage()),
+        torch.empty(0).set_(storage, 0, (10,)),
+        torch.empty(0).set_(OUTSIDE),
+        storage[0],
+    )
 
 
 def views():
     a = torch.zeros(10, 10)
-    return a, a.view(100), a.t(), a[::2], a.expand(5, 10, 10), a.detach(), a.unbind(), a.chunk(2), a.as_strided((3,), (1,)), a.data, a.numpy()
+    return (
+        a,
+        a.view(100),
+        a.t(),
+        a[::2],
+        a.expand(5, 10, 10),
+        a.detach(),
+        a.unbind(),
+        a.chunk(2),
+        a.as_strided((3,), (1,)),
+        a.data,
+        a.numpy(),
+    )
 
 
 def in_place():
@@ -260,7 +315,9 @@ def in_place():
 
 def recorded():
     x = torch.zeros(100, requires_grad=True)  # 400
-    return x.exp().exp()  # 400 each: both are saved, one by the graph alone; x by nothing, but the graph leads to it
+    return (
+        x.exp().exp()
+    )  # 400 each: both are saved, one by the graph alone; x by nothing, but the graph leads to it
 
 
 def not_recorded():
@@ -274,7 +331,9 @@ def by_function():
 
 
 def checkpointed():
-    return torch.utils.checkpoint.checkpoint(lambda x: x.exp().exp().exp(), torch.zeros(100, requires_grad=True), use_reentrant=False)
+    return torch.utils.checkpoint.checkpoint(
+        lambda x: x.exp().exp().exp(), torch.zeros(100, requires_grad=True), use_reentrant=False
+    )
 
 
 def kept_by_hooks():
@@ -291,42 +350,110 @@ def by_optimizer(**how):
 
 
 def sparse():
-    return torch.sparse_coo_tensor(torch.tensor([[1, 5]]), torch.zeros(2), (10,), check_invariants=True)
+    return torch.sparse_coo_tensor(
+        torch.tensor([[1, 5]]), torch.zeros(2), (10,), check_invariants=True
+    )
 
 
 WAYS = [
-    (lambda: [torch.zeros(100), torch.ones(3), torch.full((2, 2), 1), torch.arange(10), torch.randn(5), torch.eye(3)], 400 + 12 + 32 + 80 + 20 + 36),
-    (lambda: [torch.tensor([1.0, 2.0]), torch.as_tensor([1, 2]), torch.zeros_like(OUTSIDE), OUTSIDE.new_empty(9)], 8 + 16 + 400 + 36),
+    (
+        lambda: [
+            torch.zeros(100),
+            torch.ones(3),
+            torch.full((2, 2), 1),
+            torch.arange(10),
+            torch.randn(5),
+            torch.eye(3),
+        ],
+        400 + 12 + 32 + 80 + 20 + 36,
+    ),
+    (
+        lambda: [
+            torch.tensor([1.0, 2.0]),
+            torch.as_tensor([1, 2]),
+            torch.zeros_like(OUTSIDE),
+            OUTSIDE.new_empty(9),
+        ],
+        8 + 16 + 400 + 36,
+    ),
     (lambda: torch.from_numpy(np.zeros(6)), 48),
     (lambda: torch.empty(0), 0),
     (lambda: torch.empty(100, device="meta"), 0),
-    (out_new, 400), (out_known, 400), (lambda: torch.add(OUTSIDE, 1, out=OUTSIDE), 0),
-    (lambda: torch.sort(torch.zeros(10), out=(torch.empty(0), torch.empty(0, dtype=torch.int64))), 40 + 80),
-    (views, 400), (in_place, 400), (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
-    (grown, 1000), (emptied, 0), (emptied_and_filled, 400), (filled_from_nothing, 64), (set_to_another, 28), (data_swapped, 44), (deleted, 36),
-    (lambda: OUTSIDE.clone(), 400), (lambda: OUTSIDE.view(10, 10).t().contiguous(), 400), (lambda: OUTSIDE.to(torch.float64), 800),
-    (lambda: OUTSIDE.contiguous(), 0), (lambda: OUTSIDE.view(10, 10).t().reshape(100), 400), (lambda: torch.stack([OUTSIDE, OUTSIDE]), 800),
-    (lambda: copy.deepcopy([torch.zeros(100)]), 400), (loaded, 400), (set_to_a_new_storage, 64), (set_to_one_from_before, 0),
-    (lambda: copy.deepcopy(OUTSIDE), 400), (lambda: copy.deepcopy(LAYER), 440), (lambda: pickle.loads(pickle.dumps(OUTSIDE)), 400),
-    (lambda: torch.empty(0).set_(OUTSIDE.untyped_storage().clone()), 400), (wrapped_a_buffer, 0),
+    (out_new, 400),
+    (out_known, 400),
+    (lambda: torch.add(OUTSIDE, 1, out=OUTSIDE), 0),
+    (
+        lambda: torch.sort(
+            torch.zeros(10), out=(torch.empty(0), torch.empty(0, dtype=torch.int64))
+        ),
+        40 + 80,
+    ),
+    (views, 400),
+    (in_place, 400),
+    (lambda: [OUTSIDE.view(10, 10), OUTSIDE.add_(0), OUTSIDE.detach(), OUTSIDE.data], 0),
+    (grown, 1000),
+    (emptied, 0),
+    (emptied_and_filled, 400),
+    (filled_from_nothing, 64),
+    (set_to_another, 28),
+    (data_swapped, 44),
+    (deleted, 36),
+    (lambda: OUTSIDE.clone(), 400),
+    (lambda: OUTSIDE.view(10, 10).t().contiguous(), 400),
+    (lambda: OUTSIDE.to(torch.float64), 800),
+    (lambda: OUTSIDE.contiguous(), 0),
+    (lambda: OUTSIDE.view(10, 10).t().reshape(100), 400),
+    (lambda: torch.stack([OUTSIDE, OUTSIDE]), 800),
+    (lambda: copy.deepcopy([torch.zeros(100)]), 400),
+    (loaded, 400),
+    (set_to_a_new_storage, 64),
+    (set_to_one_from_before, 0),
+    (lambda: copy.deepcopy(OUTSIDE), 400),
+    (lambda: copy.deepcopy(LAYER), 440),
+    (lambda: pickle.loads(pickle.dumps(OUTSIDE)), 400),
+    (lambda: torch.empty(0).set_(OUTSIDE.untyped_storage().clone()), 400),
+    (wrapped_a_buffer, 0),
     (lambda: torch._foreach_add([OUTSIDE, OUTSIDE[:10]], 1), 440),
-    (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8), (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
-    (recorded, 3 * 400), (not_recorded, 400), (by_function, 400 + 400 + 400), (checkpointed, 400 + 400), (kept_by_hooks, 400 + 400 + 800),
-    (by_optimizer, 400 + 400 + 800 + 4), (lambda: by_optimizer(foreach=True), 1604), (lambda: by_optimizer(fused=True), 1604),
+    (lambda: OUTSIDE.topk(5), 5 * 4 + 5 * 8),
+    (lambda: nn.functional.layer_norm(OUTSIDE.view(10, 10), (10,)), 400),
+    (recorded, 3 * 400),
+    (not_recorded, 400),
+    (by_function, 400 + 400 + 400),
+    (checkpointed, 400 + 400),
+    (kept_by_hooks, 400 + 400 + 800),
+    (by_optimizer, 400 + 400 + 800 + 4),
+    (lambda: by_optimizer(foreach=True), 1604),
+    (lambda: by_optimizer(fused=True), 1604),
     (lambda: by_optimizer(amsgrad=True), 2004),
-    (sparse, 16 + 8), (lambda: nn.Linear(10, 10), 440),
-    (grown_by_an_operator_of_ones_own, 1200), (lambda: nested(torch.strided), 4 * 32 + 8 * (2 * 4 + 2)),  # two sizes, two strides and an offset each
-    (lambda: nested(torch.strided) * 2, 4 * 32 + 8 * (2 * 4 + 2)), (lambda: nested(torch.jagged), 4 * 32 + 8 * 3),
-    (lambda: Wrapped(torch.zeros(100)) + 1, 400), (lambda: [Wrapped(torch.zeros(100)).view(10, 10)], 400),
-    (lambda: torch.func.grad(lambda x: (x ** 2).sum())(OUTSIDE), 400),
+    (sparse, 16 + 8),
+    (lambda: nn.Linear(10, 10), 440),
+    (grown_by_an_operator_of_ones_own, 1200),
+    (
+        lambda: nested(torch.strided),
+        4 * 32 + 8 * (2 * 4 + 2),
+    ),  # two sizes, two strides and an offset each
+    (lambda: nested(torch.strided) * 2, 4 * 32 + 8 * (2 * 4 + 2)),
+    (lambda: nested(torch.jagged), 4 * 32 + 8 * 3),
+    (lambda: Wrapped(torch.zeros(100)) + 1, 400),
+    (lambda: [Wrapped(torch.zeros(100)).view(10, 10)], 400),
+    (lambda: torch.func.grad(lambda x: (x**2).sum())(OUTSIDE), 400),
     (lambda: torch.func.vmap(torch.func.grad(lambda x: (x * x).sum()))(OUTSIDE.view(10, 10)), 400),
-    (lambda: torch.func.functional_call(nn.Linear(10, 1), {"weight": torch.zeros(1, 10), "bias": torch.zeros(1)}, OUTSIDE.view(10, 10)), 40),
+    (
+        lambda: torch.func.functional_call(
+            nn.Linear(10, 1),
+            {"weight": torch.zeros(1, 10), "bias": torch.zeros(1)},
+            OUTSIDE.view(10, 10),
+        ),
+        40,
+    ),
     (lambda: nn.functional.conv2d(torch.zeros(1, 2, 8, 8), torch.zeros(3, 2, 3, 3)), 3 * 6 * 6 * 4),
     (lambda: nn.LSTM(4, 5)(torch.zeros(7, 1, 4))[0].detach(), 7 * 5 * 4),
 ]
 
 
-@pytest.mark.parametrize(("way", "expected"), WAYS, ids=lambda v: getattr(v, "__name__", None) if callable(v) else None)
+@pytest.mark.parametrize(
+    ("way", "expected"), WAYS, ids=lambda v: getattr(v, "__name__", None) if callable(v) else None
+)
 def test_each_way_to_allocate_counts_once(way, expected):
     before = OUTSIDE.clone()
     with Ledger() as ledger:
@@ -380,7 +507,9 @@ def test_a_temporary_becomes_an_activation_and_a_temporary_again():
         assert (ledger.now("activations"), ledger.now("temporaries")) == (400, 0)
         z = y.sum()
         z.backward()
-        assert ledger.now("activations") == 0 and ledger.now("temporaries") == 400 + 4 + 400  # y, z and the gradient, which nobody declared
+        assert (
+            ledger.now("activations") == 0 and ledger.now("temporaries") == 400 + 4 + 400
+        )  # y, z and the gradient, which nobody declared
         del y, z
         assert ledger.bytes == 400
     assert ledger.now("inputs") == 0  # the backward of exp saves its output, and x never
@@ -390,7 +519,10 @@ def test_what_was_there_before_and_is_saved_is_an_input():
     x, w = torch.ones(8, 16), torch.ones(16, 4, requires_grad=True)
     with Ledger() as ledger:
         y = x @ w
-        assert ledger.now("inputs") == 8 * 16 * 4 and ledger.bytes == ledger.now("temporaries") == 8 * 4 * 4
+        assert (
+            ledger.now("inputs") == 8 * 16 * 4
+            and ledger.bytes == ledger.now("temporaries") == 8 * 4 * 4
+        )
         assert "inputs 512 B" in ledger.table()
     assert y is not None
 
@@ -420,10 +552,20 @@ def test_an_optimizer_s_state_counts_whatever_holds_it():
     with Ledger(model, optimizer) as ledger:
         optimizer.step(closure)
         (state,) = optimizer.state.values()
-        lists = [tensor for value in state.values() if isinstance(value, list) for tensor in value if tensor is not None]
+        lists = [
+            tensor
+            for value in state.values()
+            if isinstance(value, list)
+            for tensor in value
+            if tensor is not None
+        ]
         assert lists
         state["mine"] = {"deep": (torch.zeros(1000),)}
-        held = lists + [torch.zeros(1000)] + [value for value in state.values() if isinstance(value, torch.Tensor)]
+        held = (
+            lists
+            + [torch.zeros(1000)]
+            + [value for value in state.values() if isinstance(value, torch.Tensor)]
+        )
         assert ledger.now("optimizer") == sum(t.untyped_storage().nbytes() for t in held)
 
 
@@ -479,7 +621,7 @@ def test_what_only_a_backward_saves_is_recomputed_too():
 
 def test_a_derivative_by_torch_func_is_no_recompute():
     with Ledger() as ledger:
-        torch.func.grad(lambda x: (x ** 2).sum())(OUTSIDE)
+        torch.func.grad(lambda x: (x**2).sum())(OUTSIDE)
         assert ledger.peak("recomputed") == 0 < ledger.peak_bytes
 
 
@@ -489,7 +631,9 @@ def test_what_a_graph_lets_go_of_is_never_a_temporary_if_nothing_keeps_it():
         total = x.exp().sum()
         other = torch.zeros(200)
         del total
-        assert ledger.now("temporaries") == 800 and ledger.peak("temporaries") == 800 + 4  # with the total, before
+        assert (
+            ledger.now("temporaries") == 800 and ledger.peak("temporaries") == 800 + 4
+        )  # with the total, before
     assert other is not None
 
 
@@ -521,9 +665,16 @@ def test_a_masters_copy_its_state_and_all_gradients_are_recognised():
         assert ledger.now("gradients") == 2 * count + 4 * count
         optimizer.step()
         held = {kind: ledger.now(kind) for kind in ("weights", "master", "gradients", "optimizer")}
-    assert held == {"weights": 2 * count, "master": 4 * count, "gradients": 6 * count, "optimizer": 8 * count + 4 * 4}
+    assert held == {
+        "weights": 2 * count,
+        "master": 4 * count,
+        "gradients": 6 * count,
+        "optimizer": 8 * count + 4 * 4,
+    }
     names = {a.name for a in ledger.at_peak()}
-    assert {"0.weight", "0.weight gradient"} <= names and any(name.endswith(" exp_avg_sq") for name in names)
+    assert {"0.weight", "0.weight gradient"} <= names and any(
+        name.endswith(" exp_avg_sq") for name in names
+    )
 
 
 def test_gradients_without_an_optimizer_are_recognised_as_they_come():
@@ -544,13 +695,18 @@ def test_sparse_gradients_and_buffers():
     with Ledger(model) as ledger:
         model(torch.tensor([[1, 2, 3]])).sum().backward()
         dense = 3 * 4 * 2
-        assert ledger.now("gradients") == (3 * 8 + 3 * 4 * 4) + dense  # indices and rows; the norm's weight and bias
+        assert (
+            ledger.now("gradients") == (3 * 8 + 3 * 4 * 4) + dense
+        )  # indices and rows; the norm's weight and bias
         assert ledger.now("buffers") == 3 * 4 * 2 + 8
 
 
 def test_tied_weights_and_two_modules_count_once_each():
     shared = nn.Linear(10, 10, bias=False)
-    one, two = nn.Sequential(shared, nn.Linear(10, 2, bias=False)), nn.Sequential(shared, nn.Linear(10, 3, bias=False))
+    one, two = (
+        nn.Sequential(shared, nn.Linear(10, 2, bias=False)),
+        nn.Sequential(shared, nn.Linear(10, 3, bias=False)),
+    )
     with Ledger(one, two) as ledger:
         assert ledger.now("weights") == 4 * (100 + 20 + 30)
 
@@ -568,11 +724,16 @@ def test_each_storage_says_what_made_it_and_where_in_the_backward_too():
     assert ("gradients", "layers.3.norm.weight gradient", "layers.3.norm", "backward") in places
     assert ("weights", "layers.1.mlp.up.weight", "", "") in places
     largest = ledger.at_peak()
-    update = watched(mlp(16, 32, 4), nn.functional.mse_loss, torch.randn(8, 16), torch.randn(8, 4)).at_peak()
+    update = watched(
+        mlp(16, 32, 4), nn.functional.mse_loss, torch.randn(8, 16), torch.randn(8, 4)
+    ).at_peak()
     assert ("sqrt", "", "update") in {(a.name, a.module, a.made) for a in update}
     assert [a.bytes for a in largest] == sorted((a.bytes for a in largest), reverse=True)
     table = ledger.table(rows=5)
-    assert table.splitlines()[0] == f"{ledger.peak_bytes / 1000:.4g} kB at the peak, in {len(largest)} storages"
+    assert (
+        table.splitlines()[0]
+        == f"{ledger.peak_bytes / 1000:.4g} kB at the peak, in {len(largest)} storages"
+    )
     assert "activations" in table and f"in {len(largest) - 5} smaller ones" in table
 
 
@@ -608,7 +769,11 @@ def test_cycles_and_other_threads_give_back_what_they_held():
     with Ledger() as ledger:
         for _ in range(300):
             a, b = Node(), Node()
-            a.other, b.other, a.tensor = b, a, torch.zeros(10)  # only the collector, at any moment, ends these
+            a.other, b.other, a.tensor = (
+                b,
+                a,
+                torch.zeros(10),
+            )  # only the collector, at any moment, ends these
         held = [torch.zeros(10) for _ in range(100)]
         thread = threading.Thread(target=held.clear)
         thread.start()
@@ -643,8 +808,14 @@ def test_nothing_is_left_behind():
     model = mlp(4, 4, 4)
     with pytest.raises(ZeroDivisionError), Ledger(model):
         1 / 0  # noqa: B018
-    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks and torch.UntypedStorage.resize_ is resize
-    assert not nn.modules.module._global_forward_pre_hooks and not nn.modules.module._global_forward_hooks
+    assert (
+        torch.autograd.graph.disable_saved_tensors_hooks is hooks
+        and torch.UntypedStorage.resize_ is resize
+    )
+    assert (
+        not nn.modules.module._global_forward_pre_hooks
+        and not nn.modules.module._global_forward_hooks
+    )
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
@@ -658,7 +829,10 @@ def test_the_limit_is_kept_at_the_very_operator():
     peak = ledger.peak_bytes
     with Ledger(model, optimizer, capacity_bytes=peak):
         train(model, optimizer, nn.functional.mse_loss, x, y)
-    with pytest.raises(OutOfMemory, match=r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte too few") as said:
+    with pytest.raises(
+        OutOfMemory,
+        match=r"runs out of memory at backward: tanh_backward in 1 asks for 65.54 kB more .* 1 byte too few",
+    ) as said:
         with Ledger(model, optimizer, capacity_bytes=peak - 1, rank=3):
             train(model, optimizer, nn.functional.mse_loss, x, y)
     assert str(said.value).startswith("Rank 3 ") and "activations 65.54 kB" in str(said.value)
@@ -674,11 +848,17 @@ def test_the_first_byte_beyond_the_limit_is_refused():
 def test_what_was_refused_does_not_count_and_the_program_may_go_on():
     with Ledger(capacity_bytes=1000) as ledger:
         kept, grows = torch.zeros(50), torch.zeros(10)
-        for refused in (lambda: torch.zeros(1000), lambda: grows.resize_(1000), lambda: grows.untyped_storage().resize_(4000)):
+        for refused in (
+            lambda: torch.zeros(1000),
+            lambda: grows.resize_(1000),
+            lambda: grows.untyped_storage().resize_(4000),
+        ):
             with pytest.raises(OutOfMemory, match=r"asks for [34].* more than the 240 B held"):
                 refused()
             assert sums(ledger.refused)["temporaries"] > 1000
-            assert ledger.bytes == ledger.peak_bytes == 240 == sum(a.bytes for a in ledger.at_peak())
+            assert (
+                ledger.bytes == ledger.peak_bytes == 240 == sum(a.bytes for a in ledger.at_peak())
+            )
             grows = None  # gone, before the next one is made
             grows = torch.zeros(10)
             assert ledger.refused == []
@@ -688,13 +868,19 @@ def test_what_was_refused_does_not_count_and_the_program_may_go_on():
     assert kept is not more
 
 
-@pytest.mark.parametrize(("wrong", "sentence"), [
-    (lambda: Ledger("model"), "cannot watch str: give it modules and optimizers"),
-    (lambda: Ledger().peak("wieghts"), "no kind of memory 'wieghts': choose from weights"),
-    (lambda: Ledger(capacity_bytes="2GB"), r"capacity_bytes is '2GB': give the bytes of the device as a number, such as 2 \* 10\*\*9, or None"),
-    (lambda: Ledger(capacity_bytes=float("nan")), "capacity_bytes is nan: give the bytes"),
-    (lambda: Ledger(capacity_bytes=torch.ones(1)), "give the bytes"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: Ledger("model"), "cannot watch str: give it modules and optimizers"),
+        (lambda: Ledger().peak("wieghts"), "no kind of memory 'wieghts': choose from weights"),
+        (
+            lambda: Ledger(capacity_bytes="2GB"),
+            r"capacity_bytes is '2GB': give the bytes of the device as a number, such as 2 \* 10\*\*9, or None",
+        ),
+        (lambda: Ledger(capacity_bytes=float("nan")), "capacity_bytes is nan: give the bytes"),
+        (lambda: Ledger(capacity_bytes=torch.ones(1)), "give the bytes"),
+    ],
+)
 def test_what_cannot_be_is_a_sentence(wrong, sentence):
     with pytest.raises(Impossible, match=sentence):
         wrong()
@@ -702,8 +888,9 @@ def test_what_cannot_be_is_a_sentence(wrong, sentence):
 
 def test_ledgers_inside_one_another_see_alike():
     """Autograd asks the innermost hooks alone; torch.func wants none of them, and finds them again as they were."""
+
     def steps(model):
-        torch.func.grad(lambda w: (w ** 3).sum())(torch.ones(10))
+        torch.func.grad(lambda w: (w**3).sum())(torch.ones(10))
         for _ in range(2):
             model(torch.ones(256, 16)).square().sum().backward()
 
@@ -716,8 +903,16 @@ def test_ledgers_inside_one_another_see_alike():
             with ledgers[-1].aside():
                 held = model(torch.ones(512, 16))  # neither sees this
             del held
-        return [(each.peak_bytes, each.peak("activations"), each.now("activations"), each.peak("recomputed"), sums(each.at_peak()))
-                for each in ledgers]
+        return [
+            (
+                each.peak_bytes,
+                each.peak("activations"),
+                each.now("activations"),
+                each.peak("recomputed"),
+                sums(each.at_peak()),
+            )
+            for each in ledgers
+        ]
 
     (alone,) = seen(1)
     assert alone[1] == F32 * 256 * (16 + 32 + 4) and alone[2] == 0
@@ -736,16 +931,22 @@ def test_an_outer_ledger_goes_on_where_an_inner_one_ends_before_its_graph():
         assert outer.now("activations") == inner.now("activations") == 0
 
 
-@pytest.mark.parametrize("inside, kind, asked", [(True, "temporaries", 2), (False, "activations", 0)])
+@pytest.mark.parametrize(
+    "inside, kind, asked", [(True, "temporaries", 2), (False, "activations", 0)]
+)
 def test_of_other_hooks_on_saved_tensors_the_innermost_alone_are_asked(inside, kind, asked):
     """As the ledger's header says: inside they hide what they keep, around it they rest."""
     w, packed, ledger = torch.ones(8, 8, requires_grad=True), [], Ledger()
-    others = torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(tensor.shape) or tensor.clone(), lambda tensor: tensor)
+    others = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: packed.append(tensor.shape) or tensor.clone(), lambda tensor: tensor
+    )
     with ExitStack() as stack:
         for one in (ledger, others) if inside else (others, ledger):
             stack.enter_context(one)
         y = w.exp().exp()
-        assert len(packed) == asked and ledger.now(kind) > 0 == ledger.now({"temporaries": "activations"}.get(kind, "temporaries"))
+        assert len(packed) == asked and ledger.now(kind) > 0 == ledger.now(
+            {"temporaries": "activations"}.get(kind, "temporaries")
+        )
     assert y.grad_fn
 
 
@@ -795,7 +996,9 @@ def test_the_balance_is_that_of_a_full_record():
             else:
                 alive.append(Thing())
                 balance.change(alive[-1], (draw.choice("abc"), draw.randrange(1, 9)), wall)
-            levels = {kind: sum(t.counted[1] for t in alive if t.counted[0] == kind) for kind in "abc"}
+            levels = {
+                kind: sum(t.counted[1] for t in alive if t.counted[0] == kind) for kind in "abc"
+            }
             assert {kind: balance.levels[kind] for kind in "abc"} == levels
             highest = {kind: max(levels[kind], highest.get(kind, 0)) for kind in "abc"}
             totals.append(sum(levels.values()))
@@ -805,7 +1008,9 @@ def test_the_balance_is_that_of_a_full_record():
         assert {t: (kind, size) for t, kind, size in balance.at_peak(alive)} == then
         assert all(balance.highest[kind] >= highest[kind] for kind in "abc")
         kinds, walls, levels = balance.readings()
-        assert set(kinds) == set("abc") and [sum(each) for each in levels] == [totals[wall] for wall in walls]
+        assert set(kinds) == set("abc") and [sum(each) for each in levels] == [
+            totals[wall] for wall in walls
+        ]
         told = read(levels)
         assert len(told) <= READINGS and max(sum(levels[at]) for at in told) == peak
 
@@ -836,7 +1041,10 @@ def test_the_peak_keeps_the_names_of_its_moment(kind):
         holdings["stashed"].pop("w", None)
         assert [a.name for a in at_once] == ["zeros", "w"] and ledger.at_peak() == at_once
         higher = torch.zeros(200)
-        assert {a.name for a in ledger.at_peak()} == {"zeros", "w, version 3"} and not ledger._balance.names
+        assert {a.name for a in ledger.at_peak()} == {
+            "zeros",
+            "w, version 3",
+        } and not ledger._balance.names
     del higher
 
 
@@ -844,7 +1052,11 @@ def test_few_rows_keep_the_sum():
     with Ledger() as ledger:
         kept = [torch.zeros(n) for n in range(1, 50)]
         rows = together(ledger.at_peak(), most=10)
-        assert len(rows) == 11 and sum(a.bytes for a in rows) == ledger.peak_bytes and rows[-1].name == "39 smaller ones"
+        assert (
+            len(rows) == 11
+            and sum(a.bytes for a in rows) == ledger.peak_bytes
+            and rows[-1].name == "39 smaller ones"
+        )
     del kept
 
 
@@ -854,34 +1066,64 @@ def test_few_rows_keep_the_sum():
 def written(*entries, active=()):
     """A snapshot as torch.cuda.memory._snapshot writes it, of one segment at address 0."""
     actions = {"+": "alloc", "-": "free_requested"}
-    traces = [{"action": actions[sign], "addr": address, "size": size} for sign, address, size in entries]
-    traces += [{"action": "free_completed", "addr": a, "size": s} for sign, a, s in entries if sign == "-"]
+    traces = [
+        {"action": actions[sign], "addr": address, "size": size} for sign, address, size in entries
+    ]
+    traces += [
+        {"action": "free_completed", "addr": a, "size": s} for sign, a, s in entries if sign == "-"
+    ]
     blocks, end = [], 0
     for address, size in sorted(active):
-        blocks += [{"size": address - end, "requested_size": 0, "state": "inactive"}] if address > end else []
+        blocks += (
+            [{"size": address - end, "requested_size": 0, "state": "inactive"}]
+            if address > end
+            else []
+        )
         end = address + -(-size // 512) * 512
         blocks.append({"size": end - address, "requested_size": size, "state": "active_allocated"})
-    return {"segments": [{"device": 0, "address": 0, "blocks": blocks}, {"device": 1, "address": 0, "blocks": []}], "device_traces": [traces, []]}
+    return {
+        "segments": [
+            {"device": 0, "address": 0, "blocks": blocks},
+            {"device": 1, "address": 0, "blocks": []},
+        ],
+        "device_traces": [traces, []],
+    }
 
 
 def test_the_allocator_s_record_gives_the_peak_in_requested_bytes():
     # 700 (at 0) were there before; 100 (at 1024) too, and are freed; 300 and 50 come and go, 40 last.
-    record = written(("+", 2048, 300), ("-", 1024, 100), ("+", 1024, 50), ("-", 2048, 300), ("-", 1024, 50), ("+", 2048, 40),
-                     active=[(0, 700), (2048, 40)])
+    record = written(
+        ("+", 2048, 300),
+        ("-", 1024, 100),
+        ("+", 1024, 50),
+        ("-", 2048, 300),
+        ("-", 1024, 50),
+        ("+", 2048, 40),
+        active=[(0, 700), (2048, 40)],
+    )
     held = replayed(record, 0, returned={0, 1024, 2048})
     assert held == (1100, {0: 700, 1024: 100, 2048: 300}, {})
 
 
 def test_what_no_operator_returned_is_a_workspace_and_cublas_keeps_its_own_apart():
     # 10 (at 0) and 2,000 (at 65,536) were there before; the ledger knows the first one only.
-    record = written(("+", 512, 8_000), ("+", 16_384, 64), ("-", 16_384, 64), ("+", 32_768, 400), ("+", 16_384, 96), ("-", 16_384, 96),
-                     active=[(0, 10), (512, 8_000), (32_768, 400), (65_536, 2_000)])
+    record = written(
+        ("+", 512, 8_000),
+        ("+", 16_384, 64),
+        ("-", 16_384, 64),
+        ("+", 32_768, 400),
+        ("+", 16_384, 96),
+        ("-", 16_384, 96),
+        active=[(0, 10), (512, 8_000), (32_768, 400), (65_536, 2_000)],
+    )
     held = replayed(record, 0, returned={0, 32_768})
     assert held == (506, {0: 10, 32_768: 400, 16_384: 96}, {512: 8_000, 65_536: 2_000})
     weight = Alive(0, "compute", "weights", "w", 5, 10)
     rows = held.told({0: weight, 32_768: weight._replace(name="x", bytes=1)}, weight)
-    assert [(row.kind, row.name, row.bytes, row.start) for row in sorted(rows, key=lambda row: row.bytes)] == [
-        ("weights", "w", 10, 5), ("temporaries", "workspace", 96, 5), ("weights", "x", 400, 5)]
+    assert [
+        (row.kind, row.name, row.bytes, row.start)
+        for row in sorted(rows, key=lambda row: row.bytes)
+    ] == [("weights", "w", 10, 5), ("temporaries", "workspace", 96, 5), ("weights", "x", 400, 5)]
 
 
 @pytest.mark.gpu
@@ -909,7 +1151,9 @@ def test_what_is_done_aside_is_not_seen_and_what_ends_there_is():
         held.append(torch.ones(1000))
         before = ledger.bytes
         with ledger.aside():
-            looked = torch.autograd.grad(model(x).square().sum(), model.weight)  # saved, made by a backward, kept: none is seen
+            looked = torch.autograd.grad(
+                model(x).square().sum(), model.weight
+            )  # saved, made by a backward, kept: none is seen
             held.clear()
         assert ledger.bytes == before - 4000
         y.sum().backward()
@@ -922,9 +1166,11 @@ def test_a_look_from_a_backward_s_hook_is_not_seen():
     for look in (lambda g: None, lambda g: torch.cat([g] * 50).sum()):
         x = torch.ones(10, 100)
         with Ledger(model) as ledger:
+
             def seen(gradient):
                 with ledger.aside():
                     look(gradient)
+
             y = model(x)
             y.register_hook(seen)
             y.sum().backward()
@@ -942,18 +1188,40 @@ def test_mixed_precision_under_a_ledger(level):
     with Ledger(model, optimizer) as ledger:
         for _ in range(2):
             with mp:
-                loss = model(torch.ones(3, 4, dtype=torch.float32 if LEVELS[level].policy else LEVELS[level].dtype)).float().sum() / 100  # times 65,536 it is an fp16 number
+                loss = (
+                    model(
+                        torch.ones(
+                            3,
+                            4,
+                            dtype=torch.float32 if LEVELS[level].policy else LEVELS[level].dtype,
+                        )
+                    )
+                    .float()
+                    .sum()
+                    / 100
+                )  # times 65,536 it is an fp16 number
             mp.backward(loss)
             mp.step(optimizer)
     weights = 4 * 8 + 8 + 8 * 2 + 2
-    z, trained = LEVELS[level].dtype.itemsize, 4 if LEVELS[level].masters else LEVELS[level].dtype.itemsize
-    assert ledger.now("weights") == z * weights and ledger.now("master") == 4 * weights * LEVELS[level].masters
+    z, trained = (
+        LEVELS[level].dtype.itemsize,
+        4 if LEVELS[level].masters else LEVELS[level].dtype.itemsize,
+    )
+    assert (
+        ledger.now("weights") == z * weights
+        and ledger.now("master") == 4 * weights * LEVELS[level].masters
+    )
     assert ledger.now("gradients") == ledger.now("optimizer") == trained * weights
 
 
 def test_a_limit_that_is_passed_already_is_told_on_entry_and_one_of_nothing_at_once():
     model = nn.Linear(8, 8, bias=False)
-    with pytest.raises(OutOfMemory, match=r"it holds 256 B \(weights 256 B\), and its device has 200 B"), Ledger(model, capacity_bytes=200):
+    with (
+        pytest.raises(
+            OutOfMemory, match=r"it holds 256 B \(weights 256 B\), and its device has 200 B"
+        ),
+        Ledger(model, capacity_bytes=200),
+    ):
         pass
     with pytest.raises(Impossible, match="capacity_bytes is -5"):
         Ledger(model, capacity_bytes=-5)
@@ -962,13 +1230,25 @@ def test_a_limit_that_is_passed_already_is_told_on_entry_and_one_of_nothing_at_o
 # -- a recompute that ends early --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("again", [lambda model, x: checkpoint_sequential(model, "sqrt", x), checkpoint,
-                                   partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)])
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda model, x: checkpoint_sequential(model, "sqrt", x),
+        checkpoint,
+        partial(torch.utils.checkpoint.checkpoint, use_reentrant=False),
+    ],
+)
 def test_a_rerun_that_ends_within_a_module_leaves_no_path_behind(again):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(6)))
     optimizer = torch.optim.Adam(model.parameters())
     with Ledger(model, optimizer) as ledger:
-        train(lambda x: again(model, x), optimizer, nn.functional.mse_loss, torch.randn(4, 8, requires_grad=True), torch.randn(4, 8))
+        train(
+            lambda x: again(model, x),
+            optimizer,
+            nn.functional.mse_loss,
+            torch.randn(4, 8, requires_grad=True),
+            torch.randn(4, 8),
+        )
         kept = torch.ones(1000)
         alive = ledger.at_peak()
     assert [a.module for a in alive if a.bytes == kept.nbytes] == [""]

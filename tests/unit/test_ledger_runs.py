@@ -16,17 +16,26 @@ from bigtrain_lab.schedule import Action
 L, D, H, S, V, B, STEPS = 2, 16, 2, 16, 32, 4, 2
 WEIGHTS = 4 * (12 * L * D * D + 13 * L * D + (2 * V + S + 2) * D)
 ADAM = 2 * WEIGHTS + 4 * (12 * L + 5)
-SAVED = 4 * (L * (16 * B * S * D + 4 * B * S + B * H * S * S) + 2 * B * S * D + 2 * B * S + B * S * V)
-PEAK = WEIGHTS + ADAM + SAVED + 4 * (2 * B * S * V + B * S + 2)  # in the second backward, as test_ledger.py counts it
+SAVED = 4 * (
+    L * (16 * B * S * D + 4 * B * S + B * H * S * S) + 2 * B * S * D + 2 * B * S + B * S * V
+)
+PEAK = (
+    WEIGHTS + ADAM + SAVED + 4 * (2 * B * S * V + B * S + 2)
+)  # in the second backward, as test_ledger.py counts it
 
 
 def program(rank):
     model = GPT(GPTConfig(layers=L, width=D, heads=H, sequence=S, vocabulary=V))
     optimizer = torch.optim.Adam(model.parameters())
     ids = torch.zeros(B, S, dtype=torch.int64)
-    rank.watch(lambda: {"weights": dict(model.named_parameters()), "inputs": [ids],
-                        "gradients": {f"{name}.grad": p.grad for name, p in model.named_parameters()},
-                        "optimizer": [value for state in optimizer.state.values() for value in state.values()]})
+    rank.watch(
+        lambda: {
+            "weights": dict(model.named_parameters()),
+            "inputs": [ids],
+            "gradients": {f"{name}.grad": p.grad for name, p in model.named_parameters()},
+            "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+        }
+    )
     for step in range(STEPS):
         with rank.span(Action("F", 0, step)):
             loss = cross_entropy(model(ids), ids)
@@ -39,15 +48,26 @@ def program(rank):
 
 
 def started(directory, **options) -> Run:
-    return launch(program, 1, cost={"F": 1, "B": 2, "U": 1}, steps=STEPS, directory=directory, **{"ledger": True, **options})
+    return launch(
+        program,
+        1,
+        cost={"F": 1, "B": 2, "U": 1},
+        steps=STEPS,
+        directory=directory,
+        **{"ledger": True, **options},
+    )
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """With a ledger, with a meter, and with too little memory by one byte."""
     place = tmp_path_factory.mktemp("runs")
-    found = {"ledger": started(place / "ledger"), "meter": started(place / "meter", ledger=False),
-             "short": started(place / "short", capacity_bytes=PEAK - 1), "enough": started(place / "enough", capacity_bytes=PEAK)}
+    found = {
+        "ledger": started(place / "ledger"),
+        "meter": started(place / "meter", ledger=False),
+        "short": started(place / "short", capacity_bytes=PEAK - 1),
+        "enough": started(place / "enough", capacity_bytes=PEAK),
+    }
     for name in ("ledger", "meter", "enough"):
         found[name].wait()
     with pytest.raises(RankFailed):
@@ -57,8 +77,13 @@ def runs(tmp_path_factory):
 
 def test_the_levels_at_actions_are_those_of_a_meter(runs):
     """But for the loss, which is a temporary that a meter does not see."""
-    ours, theirs = ({kind: runs[name].trace().levels(0, kind) for kind in ("weights", "gradients", "optimizer", "activations")}
-                    for name in ("ledger", "meter"))
+    ours, theirs = (
+        {
+            kind: runs[name].trace().levels(0, kind)
+            for kind in ("weights", "gradients", "optimizer", "activations")
+        }
+        for name in ("ledger", "meter")
+    )
     assert ours == theirs and max(size for _, size in ours["activations"]) == SAVED
     assert {size for _, size in runs["ledger"].trace().levels(0, "temporaries")} == {0, 4}
 
@@ -69,15 +94,26 @@ def test_at_the_peak_all_are_alive_in_both_traces(runs):
         assert sum(a.bytes for a in trace.at_peak(0)) == PEAK
         backward = next(s for s in trace.spans(0) if s.name == "0B1")
         assert all(backward.start < a.start < backward.end for a in trace.at_peak(0))
-        assert (peak(trace, 0).place, peak(trace, 0).bytes) == ("in 0B1", PEAK) == (max(readings(trace, 0), key=attrgetter("bytes")).place, PEAK)
+        assert (
+            (peak(trace, 0).place, peak(trace, 0).bytes)
+            == ("in 0B1", PEAK)
+            == (max(readings(trace, 0), key=attrgetter("bytes")).place, PEAK)
+        )
     found = {(a.kind, a.name, a.module, a.made) for a in modelled.at_peak(0)}
-    assert ("activations", "gelu", "layers.1.mlp", "0F1") in found and ("temporaries", "scatter_add", "", "0B1") in found
+    assert ("activations", "gelu", "layers.1.mlp", "0F1") in found and (
+        "temporaries",
+        "scatter_add",
+        "",
+        "0B1",
+    ) in found
     assert ("weights", "layers.1.mlp.up.weight", "", "") in found
 
 
 def test_readings_inside_an_action_reach_the_peak_and_are_few(runs):
     measured = runs["ledger"].trace("measured")
-    assert {"gradients", "activations", "temporaries", "optimizer"} <= {e.kind for e in inside(measured)}
+    assert {"gradients", "activations", "temporaries", "optimizer"} <= {
+        e.kind for e in inside(measured)
+    }
     for name in {e.name for e in inside(measured)}:
         assert len({e.start for e in inside(measured) if e.name == name}) <= READINGS
     now, highest = {}, 0
@@ -95,38 +131,64 @@ def inside(trace):
 def test_readings_inside_an_action_stand_on_the_modelled_clock_by_their_order(runs):
     """The same readings on both clocks; on the modelled one at equal distances between the action's start and end."""
     modelled, measured = (runs["ledger"].trace(clock) for clock in ("modelled", "measured"))
-    assert [(e.name, e.kind, e.bytes) for e in inside(modelled)] == [(e.name, e.kind, e.bytes) for e in inside(measured)]
+    assert [(e.name, e.kind, e.bytes) for e in inside(modelled)] == [
+        (e.name, e.kind, e.bytes) for e in inside(measured)
+    ]
     for span in modelled.spans(0):
         ticks = sorted({e.start for e in inside(modelled) if e.name == span.name})
         n, length = len(ticks), span.end - span.start
         assert n > 3 and ticks == [span.start + (i + 1) * length // (n + 1) for i in range(n)]
-    assert list(runs["ledger"].trace()) == list(runs["enough"].trace()), "the modelled clock tells the same in every run"
+    assert list(runs["ledger"].trace()) == list(runs["enough"].trace()), (
+        "the modelled clock tells the same in every run"
+    )
 
 
 def test_of_an_action_that_takes_no_time_every_reading_is_told():
     """Two kinds change in turns, and the highest moment is neither the first nor the last."""
     rows = [[100, 20, 7, 0], [101, 20, 7, 5], [102, 20, 0, 5], [103, 20, 0, 9]]
-    update = [logged.modelled for logged in log.levels(0, "compute", "0U0", ["activations", "temporaries"], rows)]
+    update = [
+        logged.modelled
+        for logged in log.levels(0, "compute", "0U0", ["activations", "temporaries"], rows)
+    ]
     spans = [Span(0, "compute", "F", "0F0", 0, 20), Span(0, "compute", "U", "0U0", 20, 20)]
     after = Memory(0, "compute", "activations", "0F0", 20, 3)
-    alive = [Alive(0, "compute", "activations", "x", 20, 7), Alive(0, "compute", "temporaries", "y", 20, 5)]
+    alive = [
+        Alive(0, "compute", "activations", "x", 20, 7),
+        Alive(0, "compute", "temporaries", "y", 20, 5),
+    ]
     trace = Trace.of([spans[0], after, *update, spans[1], *alive], "modelled")
     assert [read.held for read in readings(trace, 0)] == [
-        {"activations": 3}, {"activations": 7}, {"activations": 7, "temporaries": 5}, {"temporaries": 5}, {"temporaries": 9}]
+        {"activations": 3},
+        {"activations": 7},
+        {"activations": 7, "temporaries": 5},
+        {"temporaries": 5},
+        {"temporaries": 9},
+    ]
     assert peak(trace, 0).place == "in 0U0"
 
 
 def test_without_a_modelled_clock_the_readings_are_measured(tmp_path):
     run = started(tmp_path / "run", clock=False)
-    assert run.wait().clock == "measured" and peak(run.trace(), 0).bytes == PEAK and inside(run.trace())
+    assert (
+        run.wait().clock == "measured"
+        and peak(run.trace(), 0).bytes == PEAK
+        and inside(run.trace())
+    )
 
 
 def test_too_little_memory_by_a_byte_ends_the_rank_at_that_operator(runs):
     short = runs["short"]
-    assert "Rank 0 runs out of memory at 0B1: " in short.diagnosis and "1 byte too few" in short.diagnosis
+    assert (
+        "Rank 0 runs out of memory at 0B1: " in short.diagnosis
+        and "1 byte too few" in short.diagnosis
+    )
     assert "activations" in short.diagnosis
-    assert [peak(short.trace(clock), 0).place for clock in ("modelled", "measured")] == ["in an action that did not end"] * 2
-    assert sum(a.bytes for a in short.trace().at_peak(0)) == PEAK, "who was alive is told of a failure too"
+    assert [peak(short.trace(clock), 0).place for clock in ("modelled", "measured")] == [
+        "in an action that did not end"
+    ] * 2
+    assert sum(a.bytes for a in short.trace().at_peak(0)) == PEAK, (
+        "who was alive is told of a failure too"
+    )
     assert sum(a.bytes for a in runs["enough"].trace().at_peak(0)) == PEAK
 
 
@@ -135,7 +197,12 @@ def test_the_log_stays_small_and_keeps_the_last_peak_only(runs):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert 1 <= sum(line[0] == "alive" for line in lines) <= 3 and path.stat().st_size < 60_000
     with open(path, "a") as file:  # a run of many seconds tells more than one
-        file.write(json.dumps(["alive", 10**15, 0, "compute", 10**6, [["weights", "w", 7, [7], "uint8", "", ""]]]) + "\n")
+        file.write(
+            json.dumps(
+                ["alive", 10**15, 0, "compute", 10**6, [["weights", "w", 7, [7], "uint8", "", ""]]]
+            )
+            + "\n"
+        )
     events = [e for e in Run.open(path.parent).trace() if isinstance(e, Alive)]
     assert [(e.name, e.bytes, e.shape) for e in events] == [("w", 7, (7,))]
 

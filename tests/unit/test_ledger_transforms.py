@@ -10,7 +10,7 @@ from bigtrain_lab.runtime.meter import Meter
 
 
 def f(x):
-    return (x.sin() * x ** 2).sum()
+    return (x.sin() * x**2).sum()
 
 
 def x():
@@ -57,7 +57,9 @@ def program(rank):
 def test_transforms_work_inside_a_run_s_span(ledger, tmp_path):
     run = launch(program, 1, clock=False, ledger=ledger, directory=tmp_path / "run")
     run.wait()
-    assert all((run.result[name] == transform().numpy()).all() for name, transform in TRANSFORMS.items())
+    assert all(
+        (run.result[name] == transform().numpy()).all() for name, transform in TRANSFORMS.items()
+    )
 
 
 def test_after_a_transform_a_meter_goes_on():

@@ -22,30 +22,51 @@ def test_the_committed_page_is_what_the_tool_writes(tmp_path):
     """After a change of a profile: python tools/link_page.py"""
     link_page.write(tmp_path)
     for path in [link_page.DOCS / "links.md", *(link_page.DOCS / "links").iterdir()]:
-        assert (tmp_path / path.relative_to(link_page.DOCS)).read_text() == path.read_text(), path.name
-    assert len(list((tmp_path / "links").iterdir())) == len(list((link_page.DOCS / "links").iterdir())) == len(LINKED)
+        assert (tmp_path / path.relative_to(link_page.DOCS)).read_text() == path.read_text(), (
+            path.name
+        )
+    assert (
+        len(list((tmp_path / "links").iterdir()))
+        == len(list((link_page.DOCS / "links").iterdir()))
+        == len(LINKED)
+    )
 
 
 def test_every_link_of_the_page_leads_somewhere():
     page = (link_page.DOCS / "links.md").read_text()
     for target in re.findall(r"\]\(([^)]+)\)", page):
-        assert f"\n## {target[1:]}\n" in page if target.startswith("#") else (link_page.DOCS / target).is_file(), target
+        assert (
+            f"\n## {target[1:]}\n" in page
+            if target.startswith("#")
+            else (link_page.DOCS / target).is_file()
+        ), target
 
 
 @pytest.mark.parametrize("profile", LINKED, ids=lambda profile: profile.name)
 def test_a_picture_says_the_profiles_numbers(profile):
     said = texts(picture(profile))
     gb = f"{profile.inside.bytes_per_s / 1e9:g} GB/s each way"
-    assert sum(text.startswith(f"{profile.inside.name}: {gb}, ") for text in said) == 2  # in each of the two nodes
-    assert any(text.startswith(f"{profile.between.name}: {profile.between.bytes_per_s / 1e9:g} GB/s each way") for text in said)
-    assert [text for text in said if re.fullmatch(r"\d+", text)] == [str(gpu) for gpu in range(2 * profile.node_size)]
+    assert (
+        sum(text.startswith(f"{profile.inside.name}: {gb}, ") for text in said) == 2
+    )  # in each of the two nodes
+    assert any(
+        text.startswith(
+            f"{profile.between.name}: {profile.between.bytes_per_s / 1e9:g} GB/s each way"
+        )
+        for text in said
+    )
+    assert [text for text in said if re.fullmatch(r"\d+", text)] == [
+        str(gpu) for gpu in range(2 * profile.node_size)
+    ]
     assert (said.count("NIC") == 2 * profile.node_size) == ("InfiniBand" in profile.between.name)
     assert said.count("host memory (over PCIe)") == (2 if "Ethernet" in profile.between.name else 0)
 
 
 def test_what_100_mb_take():
     inside, between = ways(PROFILES["h100-nvlink"])
-    assert inside.seconds(MESSAGE) == pytest.approx(3e-6 + 1e8 / 450e9, abs=1e-12)  # 900 GB/s in both directions
+    assert inside.seconds(MESSAGE) == pytest.approx(
+        3e-6 + 1e8 / 450e9, abs=1e-12
+    )  # 900 GB/s in both directions
     assert between.seconds(MESSAGE) == pytest.approx(5e-6 + 1e8 / 50e9, abs=1e-12)  # 400 Gb/s
     assert inside.seconds(round(inside.even_bytes)) == pytest.approx(2 * 3e-6)
     said = texts(picture(PROFILES["h100-nvlink"]))
@@ -55,9 +76,15 @@ def test_what_100_mb_take():
 
 def test_bars_are_to_scale():
     drawn = ElementTree.fromstring(picture(PROFILES["v100-nvlink"]))
-    bars = {e.get("class"): float(e.get("width")) for e in drawn.iter(f"{SVG}rect") if e.get("x") == "150"}
+    bars = {
+        e.get("class"): float(e.get("width"))
+        for e in drawn.iter(f"{SVG}rect")
+        if e.get("x") == "150"
+    }
     inside, between = ways(PROFILES["v100-nvlink"])
-    assert bars["in-fill"] / bars["out-fill"] == pytest.approx(inside.seconds(MESSAGE) / between.seconds(MESSAGE), rel=1e-3)
+    assert bars["in-fill"] / bars["out-fill"] == pytest.approx(
+        inside.seconds(MESSAGE) / between.seconds(MESSAGE), rel=1e-3
+    )
 
 
 def test_a_profile_of_one_machine_has_one_node_and_nothing_leaves_the_picture():
@@ -69,4 +96,6 @@ def test_a_profile_of_one_machine_has_one_node_and_nothing_leaves_the_picture():
         assert float(element.get("y")) + float(element.get("height")) <= float(drawn.get("height"))
     assert picture(alone)._repr_svg_() == picture(alone)
     loopback = replace(alone, inside=replace(alone.inside, name="gloo over loopback"))
-    assert "a < b: 8 of the ranks of a node" in texts(picture(loopback)) and "GPU" not in texts(picture(loopback))
+    assert "a < b: 8 of the ranks of a node" in texts(picture(loopback)) and "GPU" not in texts(
+        picture(loopback)
+    )

@@ -44,15 +44,24 @@ class Notes:
 
 def lookout_of(directory, index=0, size=2, board=None, mates=None) -> Lookout:
     member = SimpleNamespace(host="a")
-    team = SimpleNamespace(index=index, place=SimpleNamespace(ranks=size, agent=False), me=member, members=[member] * size,
-                           board=board or Notes(), mates=mates or {})
+    team = SimpleNamespace(
+        index=index,
+        place=SimpleNamespace(ranks=size, agent=False),
+        me=member,
+        members=[member] * size,
+        board=board or Notes(),
+        mates=mates or {},
+    )
     return Lookout(team, Job(str(directory), Mesh(world=size), None, 0, ""), 30)
 
 
 def test_the_end_that_two_lookouts_find_has_one_teller(tmp_path):
     first, second = lookout_of(tmp_path, 0), lookout_of(tmp_path, 1)
     assert first._publish(END).teller == second._publish(END).teller == 1
-    assert second.words(second._publish(END)).endswith(f"kept in {tmp_path}.") and first.words(END) == "Rank 1 failed."
+    assert (
+        second.words(second._publish(END)).endswith(f"kept in {tmp_path}.")
+        and first.words(END) == "Rank 1 failed."
+    )
 
 
 def test_the_end_that_was_kept_first_counts(tmp_path):
@@ -73,7 +82,9 @@ def test_whatever_goes_wrong_in_a_lookout_keeps_no_rank_waiting(tmp_path, monkey
     monkeypatch.setattr(lookout, "LAST_S", 0)
     ours = lookout_of(tmp_path, 1, board=Notes(gone=True))
     monkeypatch.setattr(ours._progress, "failed", lambda *_: 1 / 0)
-    assert run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+    assert (
+        run(ours).diagnosis == "The lookout of rank 1 failed: ZeroDivisionError: division by zero"
+    )
 
 
 def run(ours: Lookout, listen=set) -> End:
@@ -98,18 +109,24 @@ def test_a_lookout_notes_the_rank_of_its_machine_that_ended_without_a_word(tmp_p
     ours._read, write = os.pipe()
     os.write(write, bytes([signal.SIGINT]))  # so that it decides, and does no more
     assert run(ours, listen=ours._listen).diagnosis == "The run was interrupted."
-    assert set(ours._exits) == {4, 5} and [*ours._silent()] == [5] and ours._silent()[5].code is None
+    assert (
+        set(ours._exits) == {4, 5} and [*ours._silent()] == [5] and ours._silent()[5].code is None
+    )
     os.close(ours._read)
     os.close(write)
 
 
-LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere only its parent knows how a process ended")
+LINUX = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="elsewhere only its parent knows how a process ended"
+)
 
 
 @LINUX
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 3, 0])
 def test_a_lookout_sees_how_another_rank_ended_before_its_parent_asks(code, tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", "import os; os._exit(int(input()))"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import os; os._exit(int(input()))"], stdin=subprocess.PIPE
+    )
     ours = lookout_of(tmp_path, 0, mates={1: named(child.pid)})
     ours._read, write = os.pipe()
     assert ours._listen() == set() and ours._exits == {}
@@ -123,7 +140,11 @@ def test_a_lookout_sees_how_another_rank_ended_before_its_parent_asks(code, tmp_
     child.wait()
     assert ours._silent()[1].code == code and ours._mates[1].fd is None
     told = diagnose.failure(tmp_path, ours._progress.doings(), ours._silent())
-    assert told.startswith("Rank 1 was killed by signal 9 (SIGKILL; out of memory?)" if code < 0 else f"Rank 1 exited with code {code} before")
+    assert told.startswith(
+        "Rank 1 was killed by signal 9 (SIGKILL; out of memory?)"
+        if code < 0
+        else f"Rank 1 exited with code {code} before"
+    )
     os.close(ours._read)
     os.close(write)
     ours._listen = lambda: {signal.SIGTERM}
@@ -156,12 +177,19 @@ def following(tmp_path, monkeypatch):
     clock, asked, printed = Clock(), [], []
     for module in (progress, pulse):
         monkeypatch.setattr(module, "time", clock)
-    processes = {rank: Pulse(2**22 + rank) for rank in range(2)}  # of nobody: what they are at is set below
+    processes = {
+        rank: Pulse(2**22 + rank) for rank in range(2)
+    }  # of nobody: what they are at is set below
     for process in processes.values():
-        process._process = SimpleNamespace(cpu_times=lambda process=process: SimpleNamespace(user=process.used_s, system=0.0),
-                                           is_running=lambda: True, status=lambda process=process: process.status)
+        process._process = SimpleNamespace(
+            cpu_times=lambda process=process: SimpleNamespace(user=process.used_s, system=0.0),
+            is_running=lambda: True,
+            status=lambda process=process: process.status,
+        )
         process.used_s, process.status = 0.0, psutil.STATUS_SLEEPING
-    found = progress.Progress(Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(printed), processes)
+    found = progress.Progress(
+        Job(str(tmp_path), Mesh(world=2), None, 0, ""), 5.0, lambda: len(printed), processes
+    )
     logs = [EventLog(tmp_path / f"events-{rank}.jsonl", rank) for rank in range(2)]
 
     def grows(what: str, *line):
@@ -195,9 +223,15 @@ def test_a_run_that_logs_or_prints_goes_on(what, following):
     look, grows, asked = following
     for second in range(1, 9):
         grows(what, "@enter", 0, f"step {second}")
-        assert look(4.9) is None and look(0.2) is None  # at the next look, what grew is older than the limit
+        assert (
+            look(4.9) is None and look(0.2) is None
+        )  # at the next look, what grew is older than the limit
     assert look(4.7) is None and asked == []
-    assert look(0.2).startswith("Rank 0 hangs: no progress for 5 s" if what == "0" else "Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)")
+    assert look(0.2).startswith(
+        "Rank 0 hangs: no progress for 5 s"
+        if what == "0"
+        else "Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)"
+    )
     assert len(asked) == 1
 
 
@@ -210,7 +244,10 @@ def test_a_rank_that_computes_goes_on_and_one_that_waits_does_not(following):
         grows("computes", 0.01)  # as a rank that looks at a file now and then
         assert look(1.0) is None
     grows("computes", 0.2)
-    assert look(1.1).startswith("Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)") and len(asked) == 1
+    assert (
+        look(1.1).startswith("Rank 0 hangs: no progress for 5 s (rank 0 had logged nothing yet)")
+        and len(asked) == 1
+    )
 
 
 def test_what_takes_long_is_said_and_since_when(following, tmp_path):
@@ -237,7 +274,9 @@ def test_what_takes_long_is_said_and_since_when(following, tmp_path):
         grows("computes", 0.5)
         look(1.0)
     assert grows("endless") == [1] and grows("endless") == []  # it is asked once
-    (tmp_path / "stacks-1.txt").write_text('Thread 0x07 (most recent call first):\n  File "mine.py", line 7 in spin\n')
+    (tmp_path / "stacks-1.txt").write_text(
+        'Thread 0x07 (most recent call first):\n  File "mine.py", line 7 in spin\n'
+    )
     grows("computes", 0.5)
     look(1.0)
     assert grows("now") == "rank 1 has computed for 121 s in 2F3 at mine.py:7, in spin"
@@ -252,7 +291,9 @@ def test_a_process_that_is_stopped_is_told_before_the_stall_limit(following, mon
     look, grows, asked = following
     grows("status", psutil.STATUS_STOPPED)
     assert look(1.0) is None and look(1.9) is None
-    assert look(0.2).startswith("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had logged nothing yet).")
+    assert look(0.2).startswith(
+        "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 2 s (rank 1 had logged nothing yet)."
+    )
 
 
 def test_a_watch_that_was_stopped_itself_begins_anew(following):
@@ -292,7 +333,9 @@ def test_what_a_rank_prints_is_counted_and_told_to_all_lookouts(tmp_path, monkey
         print("a word")
         assert sys.stdout.encoding == before.encoding
     assert sys.stdout is before and sum(output.writes for output in ours._outputs) > 0
-    monkeypatch.setattr(lookout, "time", SimpleNamespace(process_time=lambda: 1.0, thread_time=lambda: 1.0))
+    monkeypatch.setattr(
+        lookout, "time", SimpleNamespace(process_time=lambda: 1.0, thread_time=lambda: 1.0)
+    )
     ours._tell_of_signs()
     ours._tell_of_signs()  # nothing more
     assert notes.notes == {"signs": 1}
@@ -301,14 +344,25 @@ def test_what_a_rank_prints_is_counted_and_told_to_all_lookouts(tmp_path, monkey
 def test_a_rank_that_computes_says_so_and_its_lookout_alone_does_not(tmp_path, monkeypatch):
     """(seconds since the last look, processor time of the process in them, that of its lookout alone) -> whether it computes."""
     now = SimpleNamespace(clock=100.0, process=7.0, own=1.0)
-    clocks = SimpleNamespace(monotonic=lambda: now.clock, process_time=lambda: now.process, thread_time=lambda: now.own)
+    clocks = SimpleNamespace(
+        monotonic=lambda: now.clock, process_time=lambda: now.process, thread_time=lambda: now.own
+    )
     monkeypatch.setattr(lookout, "time", clocks)
     monkeypatch.setattr(pulse, "time", clocks)
     ours = lookout_of(tmp_path)
     ours._tell_of_signs()  # it has loaded what it needs
     said = ours._board.notes["signs"]
-    for wall, used, own, computes in ((0.3, 0.3, 0, True), (0.3, 0.3, 0.1, False), (0.2, 0.06, 0, True), (1000, 40, 0, False), (4.9, 0.3, 0.1, False),
-                                      (0.2, 0.01, 0.01, False), (0.1, 0.2, 0, False), (0.3, 0.1, 0, True), (20, 2, 0, True)):
+    for wall, used, own, computes in (
+        (0.3, 0.3, 0, True),
+        (0.3, 0.3, 0.1, False),
+        (0.2, 0.06, 0, True),
+        (1000, 40, 0, False),
+        (4.9, 0.3, 0.1, False),
+        (0.2, 0.01, 0.01, False),
+        (0.1, 0.2, 0, False),
+        (0.3, 0.1, 0, True),
+        (20, 2, 0, True),
+    ):
         now.clock, now.process, now.own = now.clock + wall, now.process + used, now.own + own
         ours._tell_of_signs()
         assert ours._board.notes["signs"] - said == computes, (wall, used, own)

@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler
 
-VALUES = st.sampled_from([0.0, 1.0, -3.5, 1e-30, 6e-8, 65504.0, 1e30, math.inf, -math.inf, math.nan])
+VALUES = st.sampled_from(
+    [0.0, 1.0, -3.5, 1e-30, 6e-8, 65504.0, 1e30, math.inf, -math.inf, math.nan]
+)
 GOOD = st.floats(-1e6, 1e6, width=32)
 PARAMETERS = 3  # the first optimizer has two, the second one
 
@@ -21,10 +23,18 @@ def steps(draw):
     """A step: for each parameter None or two gradient values, whether each optimizer is unscaled by hand, which take part."""
     rare = draw(st.integers(0, 3)) == 0
     value = st.one_of(GOOD, VALUES) if rare else GOOD
-    gradients = [draw(st.one_of(st.none(), st.lists(value, min_size=2, max_size=2))) for _ in range(PARAMETERS)]
+    gradients = [
+        draw(st.one_of(st.none(), st.lists(value, min_size=2, max_size=2)))
+        for _ in range(PARAMETERS)
+    ]
     if gradients[0] is gradients[1] is None:
         gradients[0] = [1.0, 2.0]  # torch refuses an optimizer without a single gradient
-    return gradients, draw(st.booleans()), draw(st.booleans()), gradients[2] is not None and draw(st.booleans())
+    return (
+        gradients,
+        draw(st.booleans()),
+        draw(st.booleans()),
+        gradients[2] is not None and draw(st.booleans()),
+    )
 
 
 class Training:
@@ -54,23 +64,45 @@ class Training:
         return [torch.equal(b, p) for b, p in zip(before, self.parameters)]
 
     def state(self):
-        moments = [v for o in (self.first, self.second) for s in o.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+        moments = [
+            v
+            for o in (self.first, self.second)
+            for s in o.state.values()
+            for v in s.values()
+            if isinstance(v, torch.Tensor)
+        ]
         return self.scaler.get_scale(), self.scaler.state_dict(), [*self.parameters, *moments]
 
 
 def same(one, other):
     assert one[:2] == other[:2]
-    assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(one[2], other[2], strict=True))
+    assert all(
+        torch.equal(a.view(torch.int32), b.view(torch.int32))
+        for a, b in zip(one[2], other[2], strict=True)
+    )
 
 
 def two_scalers(growth, backoff, interval, scale):
-    options = dict(init_scale=scale, growth_factor=growth, backoff_factor=backoff, growth_interval=interval)
+    options = dict(
+        init_scale=scale, growth_factor=growth, backoff_factor=backoff, growth_interval=interval
+    )
     return Training(DynamicLossScaler(**options)), Training(torch.amp.GradScaler("cpu", **options))
 
 
-@settings(max_examples=1000, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.lists(steps(), min_size=1, max_size=6), st.sampled_from([2.0, 1.7, 1e20]), st.sampled_from([0.5, 0.3]),
-       st.integers(1, 4), st.sampled_from([65536.0, 1.0, 3.3, 2.0**100]))
+@settings(
+    max_examples=1000,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    st.lists(steps(), min_size=1, max_size=6),
+    st.sampled_from([2.0, 1.7, 1e20]),
+    st.sampled_from([0.5, 0.3]),
+    st.integers(1, 4),
+    st.sampled_from([65536.0, 1.0, 3.3, 2.0**100]),
+)
 @pytest.mark.slow
 def test_step_for_step_torch_s_scaler(sequence, growth, backoff, interval, scale):
     ours, torchs = two_scalers(growth, backoff, interval, scale)
@@ -80,7 +112,10 @@ def test_step_for_step_torch_s_scaler(sequence, growth, backoff, interval, scale
 
 
 def test_a_sequence_that_grows_skips_and_recovers_is_torch_s():
-    good, bad = ([[1e-3, 2.0], None, [1.0, 1.0]], True, False, True), ([[math.inf, 2.0], None, [1.0, 1.0]], False, False, True)
+    good, bad = (
+        ([[1e-3, 2.0], None, [1.0, 1.0]], True, False, True),
+        ([[math.inf, 2.0], None, [1.0, 1.0]], False, False, True),
+    )
     ours, torchs = two_scalers(2.0, 0.5, 3, 65536.0)
     scales = []
     for step in [good] * 3 + [good, bad, bad] + [good] * 4:
@@ -119,6 +154,7 @@ def test_a_new_scale_keeps_the_streak_as_torch_does():
 
 def test_a_device_is_waited_for_once_a_step():
     """To know whether to skip; clipping between unscale_ and step, and update after it, wait for nothing."""
+
     class Reads(TorchDispatchMode):
         count = 0
 
@@ -130,9 +166,16 @@ def test_a_device_is_waited_for_once_a_step():
     training.scaler.scale(torch.ones(()))
     for parameter in training.parameters:
         parameter.grad = torch.ones(2)
-    optimizer = torch.optim.SGD(training.parameters, lr=1.0)  # (torch's Adam reads its own step counts)
+    optimizer = torch.optim.SGD(
+        training.parameters, lr=1.0
+    )  # (torch's Adam reads its own step counts)
     with Reads() as reads:
-        for act in (training.scaler.unscale_, training.scaler.step, training.scaler.skips, lambda _: training.scaler.update()):
+        for act in (
+            training.scaler.unscale_,
+            training.scaler.step,
+            training.scaler.skips,
+            lambda _: training.scaler.update(),
+        ):
             act(optimizer)
             counts.append(reads.count)
     assert counts == [0, 1, 1, 1]
@@ -141,7 +184,11 @@ def test_a_device_is_waited_for_once_a_step():
 def test_misuse_that_torch_s_lets_pass_or_words_badly():
     """A parameter of two optimizers is divided by the scale twice in torch, and its second step is too small by as much."""
     tied = torch.nn.Parameter(torch.ones(2))
-    one, other, scaler = torch.optim.SGD([tied], lr=0.1), torch.optim.Adam([tied]), DynamicLossScaler(8.0)
+    one, other, scaler = (
+        torch.optim.SGD([tied], lr=0.1),
+        torch.optim.Adam([tied]),
+        DynamicLossScaler(8.0),
+    )
     scaler.scale(tied.sum()).backward()
     with pytest.raises(Impossible, match="ask between unscale_"):
         scaler.skips(one)
@@ -160,7 +207,10 @@ def test_misuse_that_torch_s_lets_pass_or_words_badly():
 
 def test_sparse_gradients_whose_rows_repeat():
     table = torch.nn.Embedding(5, 2, sparse=True)
-    optimizer, scaler = torch.optim.SGD(table.parameters(), lr=1.0), DynamicLossScaler(init_scale=4.0)
+    optimizer, scaler = (
+        torch.optim.SGD(table.parameters(), lr=1.0),
+        DynamicLossScaler(init_scale=4.0),
+    )
     with torch.no_grad():
         table.weight.zero_()
     scaler.scale(table(torch.tensor([1, 1, 3])).sum()).backward()
@@ -211,26 +261,46 @@ def test_switched_off_it_is_torch_s_switched_off():
         scaler.step(optimizer, lambda: None)
         scaler.update()
         scaler.load_state_dict({})
-        found.append((scaler.scale(loss) is loss, parameter.tolist(), scaler.get_scale(), scaler.state_dict(), scaler.is_enabled()))
-    assert found == [(True, [-math.inf, -math.inf], 1.0, {}, False)] * 2 and DynamicLossScaler().is_enabled()
+        found.append(
+            (
+                scaler.scale(loss) is loss,
+                parameter.tolist(),
+                scaler.get_scale(),
+                scaler.state_dict(),
+                scaler.is_enabled(),
+            )
+        )
+    assert (
+        found == [(True, [-math.inf, -math.inf], 1.0, {}, False)] * 2
+        and DynamicLossScaler().is_enabled()
+    )
 
 
 def test_its_numbers_are_read_and_set_by_torch_s_names():
     for scaler in (DynamicLossScaler(), torch.amp.GradScaler("cpu")):
-        for name, first, then in (("growth_factor", 2.0, 3.0), ("backoff_factor", 0.5, 0.25), ("growth_interval", 2000, 7)):
+        for name, first, then in (
+            ("growth_factor", 2.0, 3.0),
+            ("backoff_factor", 0.5, 0.25),
+            ("growth_interval", 2000, 7),
+        ):
             assert getattr(scaler, f"get_{name}")() == first
             getattr(scaler, f"set_{name}")(then)
             assert getattr(scaler, f"get_{name}")() == then == scaler.state_dict().get(name, then)
 
 
 def test_an_iterable_of_losses():
-    assert [loss.item() for loss in DynamicLossScaler(4.0).scale(torch.tensor(x) for x in (1.0, 2.0))] == [4, 8]
+    assert [
+        loss.item() for loss in DynamicLossScaler(4.0).scale(torch.tensor(x) for x in (1.0, 2.0))
+    ] == [4, 8]
 
 
 def test_gradients_of_no_elements_are_finite():
     """And so is a whole optimizer of them, as for torch."""
     for shapes in ([0], [0, 2]):
-        for scaler in (DynamicLossScaler(4.0, growth_interval=1), torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)):
+        for scaler in (
+            DynamicLossScaler(4.0, growth_interval=1),
+            torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1),
+        ):
             weights = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
             scaler.scale(sum(w.sum() for w in weights)).backward()
             scaler.step(torch.optim.SGD(weights, lr=1.0))
@@ -238,40 +308,49 @@ def test_gradients_of_no_elements_are_finite():
             assert scaler.get_scale() == 8 and not weights[-1].any()
 
 
-@pytest.mark.parametrize("act, sentence", [
-    (lambda s, o: s.step(o, lambda: None), "given a closure"),
-    (lambda s, o: s.step(o, closure=lambda: None), "given a closure"),
-    (lambda s, o: s.scale(3.0), "a float: scale the tensor"),
-    (lambda s, o: DynamicLossScaler(1e-50), "that float32 holds"),
-    (lambda s, o: DynamicLossScaler(1e39), "that float32 holds"),
-    (lambda s, o: DynamicLossScaler(math.nan), "scales nothing"),
-    (lambda s, o: DynamicLossScaler("x"), "A loss scale of 'x' scales nothing"),
-    (lambda s, o: DynamicLossScaler(None), "A loss scale of None scales nothing"),
-    (lambda s, o: DynamicLossScaler(growth_factor="x"), "growth_factor='x', .* factor above 1"),
-    (lambda s, o: s.set_backoff_factor("half"), "backoff_factor='half', .* between 0 and 1"),
-    (lambda s, o: DynamicLossScaler(growth_interval=2.5), "whole number of steps"),
-    (lambda s, o: DynamicLossScaler(growth_factor=math.nan), "factor above 1"),
-    (lambda s, o: s.update(0), "scales nothing"),
-    (lambda s, o: s.update(-1.0), "scales nothing"),
-    (lambda s, o: s.update(math.nan), "scales nothing"),
-    (lambda s, o: s.set_growth_factor(0.5), "factor above 1"),
-    (lambda s, o: s.set_backoff_factor(2.0), "between 0 and 1"),
-    (lambda s, o: s.set_growth_interval(0), "at least 1 step"),
-    (lambda s, o: s.load_state_dict(DynamicLossScaler().state_dict() | {"scale": 0.0}), "scales nothing"),
-    (lambda s, o: (s.unscale_(o), s.unscale_(o)), "second division"),
-    (lambda s, o: (s.step(o), s.unscale_(o)), "second division"),
-    (lambda s, o: (s.step(o), s.step(o)), "call update"),
-    (lambda s, o: s.update(), "nothing was learnt"),
-    (lambda s, o: (o.zero_grad(), s.step(o)), "None of the optimizer's parameters has a gradient"),
-    (lambda s, o: s.scale(torch.ones((), dtype=torch.float64)), "The loss is float64"),
-    (lambda s, o: s.step(with_gradient(1.0, torch.float64)[1]), "A gradient is float64"),
-    (lambda s, o: s.step(with_gradient(1.0, torch.float16)[1]), "Keep float32 master weights"),
-    (lambda s, o: s.load_state_dict({}), "saved where scaling was off"),
-    (lambda s, o: DynamicLossScaler(init_scale=0), "positive number"),
-    (lambda s, o: DynamicLossScaler(growth_factor=1.0), "factor above 1"),
-    (lambda s, o: DynamicLossScaler(backoff_factor=1.0), "between 0 and 1"),
-    (lambda s, o: DynamicLossScaler(growth_interval=0), "at least 1 step"),
-])
+@pytest.mark.parametrize(
+    "act, sentence",
+    [
+        (lambda s, o: s.step(o, lambda: None), "given a closure"),
+        (lambda s, o: s.step(o, closure=lambda: None), "given a closure"),
+        (lambda s, o: s.scale(3.0), "a float: scale the tensor"),
+        (lambda s, o: DynamicLossScaler(1e-50), "that float32 holds"),
+        (lambda s, o: DynamicLossScaler(1e39), "that float32 holds"),
+        (lambda s, o: DynamicLossScaler(math.nan), "scales nothing"),
+        (lambda s, o: DynamicLossScaler("x"), "A loss scale of 'x' scales nothing"),
+        (lambda s, o: DynamicLossScaler(None), "A loss scale of None scales nothing"),
+        (lambda s, o: DynamicLossScaler(growth_factor="x"), "growth_factor='x', .* factor above 1"),
+        (lambda s, o: s.set_backoff_factor("half"), "backoff_factor='half', .* between 0 and 1"),
+        (lambda s, o: DynamicLossScaler(growth_interval=2.5), "whole number of steps"),
+        (lambda s, o: DynamicLossScaler(growth_factor=math.nan), "factor above 1"),
+        (lambda s, o: s.update(0), "scales nothing"),
+        (lambda s, o: s.update(-1.0), "scales nothing"),
+        (lambda s, o: s.update(math.nan), "scales nothing"),
+        (lambda s, o: s.set_growth_factor(0.5), "factor above 1"),
+        (lambda s, o: s.set_backoff_factor(2.0), "between 0 and 1"),
+        (lambda s, o: s.set_growth_interval(0), "at least 1 step"),
+        (
+            lambda s, o: s.load_state_dict(DynamicLossScaler().state_dict() | {"scale": 0.0}),
+            "scales nothing",
+        ),
+        (lambda s, o: (s.unscale_(o), s.unscale_(o)), "second division"),
+        (lambda s, o: (s.step(o), s.unscale_(o)), "second division"),
+        (lambda s, o: (s.step(o), s.step(o)), "call update"),
+        (lambda s, o: s.update(), "nothing was learnt"),
+        (
+            lambda s, o: (o.zero_grad(), s.step(o)),
+            "None of the optimizer's parameters has a gradient",
+        ),
+        (lambda s, o: s.scale(torch.ones((), dtype=torch.float64)), "The loss is float64"),
+        (lambda s, o: s.step(with_gradient(1.0, torch.float64)[1]), "A gradient is float64"),
+        (lambda s, o: s.step(with_gradient(1.0, torch.float16)[1]), "Keep float32 master weights"),
+        (lambda s, o: s.load_state_dict({}), "saved where scaling was off"),
+        (lambda s, o: DynamicLossScaler(init_scale=0), "positive number"),
+        (lambda s, o: DynamicLossScaler(growth_factor=1.0), "factor above 1"),
+        (lambda s, o: DynamicLossScaler(backoff_factor=1.0), "between 0 and 1"),
+        (lambda s, o: DynamicLossScaler(growth_interval=0), "at least 1 step"),
+    ],
+)
 def test_what_cannot_be_meant_is_a_sentence(act, sentence):
     _, optimizer = with_gradient(1.0)
     with pytest.raises(Impossible, match=sentence):

@@ -8,13 +8,22 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks as hooks,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.checkpoint import checkpoint
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.techniques import precision_limits as limits
 from bigtrain_lab.techniques.accumulate import update
-from bigtrain_lab.techniques.mixed_precision import LEVELS, DynamicLossScaler, Level, MixedPrecision, Policy
+from bigtrain_lab.techniques.mixed_precision import (
+    LEVELS,
+    DynamicLossScaler,
+    Level,
+    MixedPrecision,
+    Policy,
+)
 from bigtrain_lab.techniques.precision_policy import FULL, LOW, WIDEST, listed
 
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -28,19 +37,56 @@ def numbers(*shape, dtype=FLOAT):
 
 
 LOW_CALLS = [
-    lambda x: x @ x, lambda x: torch.mm(x, x), lambda x: F.linear(x, x, x[0]), lambda x: torch.einsum("ab,bc->ac", x, x), lambda x: x.matmul(x),
-    lambda x: torch.bmm(x[None], x[None]), lambda x: torch.addmm(x, x, x), lambda x: torch.baddbmm(x[None], x[None], x[None]),
-    lambda x: F.conv1d(x[None], x[:, :, None]), lambda x: F.conv_transpose2d(x[None, None], x[None, None]),
-    lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), lambda x: x.mv(x[0]), lambda x: torch.linalg.multi_dot([x, x, x]),
+    lambda x: x @ x,
+    lambda x: torch.mm(x, x),
+    lambda x: F.linear(x, x, x[0]),
+    lambda x: torch.einsum("ab,bc->ac", x, x),
+    lambda x: x.matmul(x),
+    lambda x: torch.bmm(x[None], x[None]),
+    lambda x: torch.addmm(x, x, x),
+    lambda x: torch.baddbmm(x[None], x[None], x[None]),
+    lambda x: F.conv1d(x[None], x[:, :, None]),
+    lambda x: F.conv_transpose2d(x[None, None], x[None, None]),
+    lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    lambda x: x.mv(x[0]),
+    lambda x: torch.linalg.multi_dot([x, x, x]),
 ]
 FULL_CALLS = [
-    lambda x: x.softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.log_softmax(x, 0), lambda x: F.layer_norm(x, (4,)),
-    lambda x: F.layer_norm(x, (4,), x[0], x[0]), lambda x: F.rms_norm(x, (4,)), lambda x: F.group_norm(x, 2), lambda x: F.batch_norm(x, None, None, training=True),
-    lambda x: F.cross_entropy(x, torch.arange(4)), lambda x: F.nll_loss(x, torch.arange(4)), lambda x: F.mse_loss(x, x), lambda x: F.huber_loss(x, x),
-    lambda x: F.binary_cross_entropy_with_logits(x, x), lambda x: F.kl_div(x, x, reduction="sum"), lambda x: x.exp(), lambda x: torch.log(x),
-    lambda x: x**3, lambda x: 2**x, lambda x: torch.pow(x, 2), lambda x: x.square(), lambda x: x.rsqrt(), lambda x: 1 / x, lambda x: x.logsumexp(0),
-    lambda x: x.sum(), lambda x: x.mean(0), lambda x: torch.cumsum(x, 0), lambda x: x.cumprod(1), lambda x: x.norm(), lambda x: torch.linalg.vector_norm(x),
-    lambda x: x.var(), lambda x: torch.std(x), lambda x: F.cosine_similarity(x, x), lambda x: torch.cdist(x, x), lambda x: F.softplus(x), lambda x: x.prod(),
+    lambda x: x.softmax(-1),
+    lambda x: F.softmax(x, -1),
+    lambda x: torch.log_softmax(x, 0),
+    lambda x: F.layer_norm(x, (4,)),
+    lambda x: F.layer_norm(x, (4,), x[0], x[0]),
+    lambda x: F.rms_norm(x, (4,)),
+    lambda x: F.group_norm(x, 2),
+    lambda x: F.batch_norm(x, None, None, training=True),
+    lambda x: F.cross_entropy(x, torch.arange(4)),
+    lambda x: F.nll_loss(x, torch.arange(4)),
+    lambda x: F.mse_loss(x, x),
+    lambda x: F.huber_loss(x, x),
+    lambda x: F.binary_cross_entropy_with_logits(x, x),
+    lambda x: F.kl_div(x, x, reduction="sum"),
+    lambda x: x.exp(),
+    lambda x: torch.log(x),
+    lambda x: x**3,
+    lambda x: 2**x,
+    lambda x: torch.pow(x, 2),
+    lambda x: x.square(),
+    lambda x: x.rsqrt(),
+    lambda x: 1 / x,
+    lambda x: x.logsumexp(0),
+    lambda x: x.sum(),
+    lambda x: x.mean(0),
+    lambda x: torch.cumsum(x, 0),
+    lambda x: x.cumprod(1),
+    lambda x: x.norm(),
+    lambda x: torch.linalg.vector_norm(x),
+    lambda x: x.var(),
+    lambda x: torch.std(x),
+    lambda x: F.cosine_similarity(x, x),
+    lambda x: torch.cdist(x, x),
+    lambda x: F.softplus(x),
+    lambda x: x.prod(),
 ]
 
 
@@ -64,10 +110,21 @@ def test_each_value_is_that_of_the_operator_in_that_type():
 
 def test_operators_of_several_tensors_take_the_widest():
     h, f = numbers(4, 4, dtype=HALF), numbers(4, 4)
-    calls = [lambda a, b: a + b, lambda a, b: a * b, lambda a, b: torch.cat([a, b]), lambda a, b: torch.stack((a, b)), lambda a, b: torch.where(a > 0, a, b),
-             lambda a, b: torch.addcmul(a, a, b), lambda a, b: torch.lerp(a, b, 0.5), lambda a, b: torch.outer(a[0], b[0]), lambda a, b: torch.dot(a[0], b[0]),
-             lambda a, b: a.scatter(0, torch.zeros(1, 4, dtype=torch.long), b), lambda a, b: torch.index_add(a, 0, torch.tensor([1]), b[:1]),
-             lambda a, b: torch.tensordot(a, b, 1), lambda a, b: F.bilinear(a, b, torch.ones(2, 4, 4))]
+    calls = [
+        lambda a, b: a + b,
+        lambda a, b: a * b,
+        lambda a, b: torch.cat([a, b]),
+        lambda a, b: torch.stack((a, b)),
+        lambda a, b: torch.where(a > 0, a, b),
+        lambda a, b: torch.addcmul(a, a, b),
+        lambda a, b: torch.lerp(a, b, 0.5),
+        lambda a, b: torch.outer(a[0], b[0]),
+        lambda a, b: torch.dot(a[0], b[0]),
+        lambda a, b: a.scatter(0, torch.zeros(1, 4, dtype=torch.long), b),
+        lambda a, b: torch.index_add(a, 0, torch.tensor([1]), b[:1]),
+        lambda a, b: torch.tensordot(a, b, 1),
+        lambda a, b: F.bilinear(a, b, torch.ones(2, 4, 4)),
+    ]
     with Policy(HALF):
         for call in calls:
             assert call(h, f).dtype == call(f, h).dtype == FLOAT
@@ -79,7 +136,11 @@ def test_what_is_never_cast():
     ids, mask, x = torch.tensor([[2049, 1]]), torch.tensor([True, False]), numbers(2, 2)
     with Policy(HALF):
         assert ids.sum().dtype == torch.int64 and ids.sum() == 2050
-        assert ids.cumsum(1).dtype == torch.int64 and torch.cat([ids, ids]).dtype == torch.int64 and (ids @ ids.T).dtype == torch.int64
+        assert (
+            ids.cumsum(1).dtype == torch.int64
+            and torch.cat([ids, ids]).dtype == torch.int64
+            and (ids @ ids.T).dtype == torch.int64
+        )
         assert F.embedding(ids - 2048 * (ids > 2), numbers(4, 2, dtype=HALF)).dtype == HALF
         assert F.cross_entropy(x.half(), torch.tensor([1, 0])).dtype == FLOAT
         assert x.half().masked_fill(mask, float("-inf")).softmax(-1)[0].tolist() != [0.5, 0.5]
@@ -113,12 +174,23 @@ def test_a_composed_function_obeys_the_policy_inside():
     with Watch(HALF):
         y, weights = attention(*[numbers(1, 3, 16)] * 3)
     told = dict(seen)
-    assert told["softmax"] == FLOAT and told["linear"] == told["bmm"] == HALF and weights.dtype in (FLOAT, HALF)
+    assert (
+        told["softmax"] == FLOAT
+        and told["linear"] == told["bmm"] == HALF
+        and weights.dtype in (FLOAT, HALF)
+    )
     with Policy(HALF):
-        assert Policy(HALF).inside(F.triplet_margin_with_distance_loss)(*[numbers(2, 3, dtype=HALF)] * 3).dtype == FLOAT  # its defaults stand behind a *
+        assert (
+            Policy(HALF)
+            .inside(F.triplet_margin_with_distance_loss)(*[numbers(2, 3, dtype=HALF)] * 3)
+            .dtype
+            == FLOAT
+        )  # its defaults stand behind a *
         assert F.gumbel_softmax(numbers(2, 3, dtype=HALF)).dtype == FLOAT
         assert nn.LSTM(4, 4)(numbers(2, 1, 4))[0].dtype == HALF
-        assert nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)(numbers(1, 3, 8)).dtype == FLOAT
+        assert (
+            nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)(numbers(1, 3, 8)).dtype == FLOAT
+        )
 
 
 def test_each_listed_name_is_an_operator_of_torch_s_in_one_table():
@@ -130,44 +202,92 @@ def test_each_listed_name_is_an_operator_of_torch_s_in_one_table():
 
 CUDA = {  # the lists of torch's documentation of automatic mixed precision, by their names here
     HALF: "matmul addbmm addmm addmv addr baddbmm bmm chain_matmul linalg_multi_dot conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-          "gru_cell linear lstm_cell mm mv prelu rnn_tanh_cell rnn_relu_cell",
+    "gru_cell linear lstm_cell mm mv prelu rnn_tanh_cell rnn_relu_cell",
     FLOAT: "pow __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cdist cosine_similarity cross_entropy "
-           "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_softmax log1p log2 "
-           "margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist poisson_nll_loss prod reciprocal rsqrt "
-           "sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum renorm tan triplet_margin_loss",
+    "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_softmax log1p log2 "
+    "margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist poisson_nll_loss prod reciprocal rsqrt "
+    "sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum renorm tan triplet_margin_loss",
     None: "addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack",
 }
 
 
 def test_the_tables_hold_those_of_autocast_for_cuda():
     rule = Policy(HALF).rule
-    assert {name: to for to, names in CUDA.items() for name in names.split() if rule.get(name, "none") != to} == {}
+    assert {
+        name: to
+        for to, names in CUDA.items()
+        for name in names.split()
+        if rule.get(name, "none") != to
+    } == {}
 
 
 def pairs(a, b):
     """Arguments to try an operator with: products, elementwise, reductions, losses, convolutions, images."""
     labels = torch.arange(4)
-    return [(a, b), (a[0], b[0]), (a, b[0]), (a[None], b[None]), (a, b, a), (a, b[0], a[0]), (a[None], b[None], a[None]), ([a, b],), (a[None], b[:, :, None]),
-            (a[None, None], b[None, None]), (a[None, None, None], b[None, None, None]), (a, (4,), b[0], b[0]), (a, labels), (a, labels, b), (a, b, labels[:4] * 0 + 1),
-            (a,), (a, -1), (a, 2), (a, 1, 0, 1.0), (a[None], 2), (a, b, b, a), (a, b, 0.5)]
+    return [
+        (a, b),
+        (a[0], b[0]),
+        (a, b[0]),
+        (a[None], b[None]),
+        (a, b, a),
+        (a, b[0], a[0]),
+        (a[None], b[None], a[None]),
+        ([a, b],),
+        (a[None], b[:, :, None]),
+        (a[None, None], b[None, None]),
+        (a[None, None, None], b[None, None, None]),
+        (a, (4,), b[0], b[0]),
+        (a, labels),
+        (a, labels, b),
+        (a, b, labels[:4] * 0 + 1),
+        (a,),
+        (a, -1),
+        (a, 2),
+        (a, 1, 0, 1.0),
+        (a[None], 2),
+        (a, b, b, a),
+        (a, b, 0.5),
+    ]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # names that torch deprecates, a softmax without dim
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # names that torch deprecates, a softmax without dim
 def test_every_operator_of_low_and_full_takes_half_and_float32_together():
     """With the first arguments that it takes when all are float32; what none of these fit, the other tests call."""
     h, f, called = numbers(4, 4, dtype=HALF), numbers(4, 4), set()
     for name, to in Policy(HALF).rule.items():
-        function = next(found for place in (torch, F, torch._C._linalg, torch._C._special, torch.Tensor) if (found := getattr(place, name, None)))
-        plain = next((number for number, given in enumerate(pairs(f, f)) if takes(function, given)), None)
+        function = next(
+            found
+            for place in (torch, F, torch._C._linalg, torch._C._special, torch.Tensor)
+            if (found := getattr(place, name, None))
+        )
+        plain = next(
+            (number for number, given in enumerate(pairs(f, f)) if takes(function, given)), None
+        )
         if plain is None or to is None:
             continue
         for one, other in ((h, f), (f, h)):
             with Policy(HALF):
                 result = function(*pairs(one, other)[plain])
-            assert (result[0] if isinstance(result, tuple) else result).dtype == (DOUBLE if name == "float_power" else to), name
+            assert (result[0] if isinstance(result, tuple) else result).dtype == (
+                DOUBLE if name == "float_power" else to
+            ), name
         called.add(name)
-    assert {"prelu", "linalg_matmul", "__rmatmul__", "linalg_vecdot", "special_softmax", "special_log_softmax", "special_logsumexp", "special_exp2", "special_expm1",
-            "nansum", "addr", "interpolate"} <= called and len(called) > 85
+    assert {
+        "prelu",
+        "linalg_matmul",
+        "__rmatmul__",
+        "linalg_vecdot",
+        "special_softmax",
+        "special_log_softmax",
+        "special_logsumexp",
+        "special_exp2",
+        "special_expm1",
+        "nansum",
+        "addr",
+        "interpolate",
+    } <= called and len(called) > 85
 
 
 def takes(function, given):
@@ -203,8 +323,17 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.table, self.hidden, self.norm, self.batch_norm = nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.BatchNorm1d(8)
-        self.head, self.frozen, self.unused = nn.Linear(8, 11, bias=False), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.table, self.hidden, self.norm, self.batch_norm = (
+            nn.Embedding(11, 8),
+            nn.Linear(8, 8),
+            nn.LayerNorm(8),
+            nn.BatchNorm1d(8),
+        )
+        self.head, self.frozen, self.unused = (
+            nn.Linear(8, 11, bias=False),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+        )
         self.head.weight = self.table.weight
         self.frozen.requires_grad_(False)
         self.register_buffer("shift", torch.full((8,), 0.1))
@@ -220,7 +349,12 @@ IDS, LABELS = torch.tensor([1, 2, 3, 10]), torch.tensor([0, 5, 7, 9])
 
 def at(level):
     """Levels that scale begin at 1,024: torch's 65,536 makes such short sums overflow and back off in their first steps."""
-    return MixedPrecision(level, LEVELS[level].scaling and DynamicLossScaler(1024.0, half_gradients=not LEVELS[level].masters) or None)
+    return MixedPrecision(
+        level,
+        LEVELS[level].scaling
+        and DynamicLossScaler(1024.0, half_gradients=not LEVELS[level].masters)
+        or None,
+    )
 
 
 def trained(level, steps=4, model=None, lr=0.05, optimizer_class=torch.optim.Adam, **options):
@@ -245,32 +379,59 @@ def test_which_weights_are_half_and_which_have_masters():
     mp = MixedPrecision("fp16")
     model = mp.prepare(Net())
     types = {name: p.dtype for name, p in model.named_parameters()}
-    assert {name for name, dtype in types.items() if dtype == FLOAT} == {"norm.weight", "norm.bias", "batch_norm.weight", "batch_norm.bias"}
-    assert set(mp.state_dict()["masters"]) == {"table.weight", "hidden.weight", "hidden.bias", "unused.weight", "unused.bias"}
-    assert model.head.weight is model.table.weight and {b.dtype for b in model.buffers() if b.is_floating_point()} == {FLOAT}
-    assert all(p.dtype == FLOAT for p in mp.parameters()) and dict(mp.named_parameters()).keys() == dict(model.named_parameters()).keys() - {
-        "frozen.weight", "frozen.bias"}
+    assert {name for name, dtype in types.items() if dtype == FLOAT} == {
+        "norm.weight",
+        "norm.bias",
+        "batch_norm.weight",
+        "batch_norm.bias",
+    }
+    assert set(mp.state_dict()["masters"]) == {
+        "table.weight",
+        "hidden.weight",
+        "hidden.bias",
+        "unused.weight",
+        "unused.bias",
+    }
+    assert model.head.weight is model.table.weight and {
+        b.dtype for b in model.buffers() if b.is_floating_point()
+    } == {FLOAT}
+    assert all(p.dtype == FLOAT for p in mp.parameters()) and dict(
+        mp.named_parameters()
+    ).keys() == dict(model.named_parameters()).keys() - {"frozen.weight", "frozen.bias"}
 
 
 def test_the_whole_flow_has_the_types_it_is_drawn_with():
     mp = at("fp16")
     model, seen = mp.prepare(Net()), {}
     optimizer = torch.optim.Adam(mp.parameters(), lr=0.1)
-    model.hidden.register_forward_hook(lambda m, x, y: (seen.update(x=x[0], y=y), y.register_hook(lambda g: seen.update(dy=g)))[0])
+    model.hidden.register_forward_hook(
+        lambda m, x, y: (seen.update(x=x[0], y=y), y.register_hook(lambda g: seen.update(dy=g)))[0]
+    )
     model.hidden.weight.register_hook(lambda g: seen.update(dw=g))
     with mp:
         loss = F.cross_entropy(model(IDS), LABELS)
     before = model.hidden.weight.clone()
     mp.backward(loss)
     master = dict(mp.named_parameters())["hidden.weight"]
-    assert (before.dtype, seen["y"].dtype, loss.dtype, seen["dy"].dtype, seen["dw"].dtype) == (HALF, HALF, FLOAT, HALF, HALF)
+    assert (before.dtype, seen["y"].dtype, loss.dtype, seen["dy"].dtype, seen["dw"].dtype) == (
+        HALF,
+        HALF,
+        FLOAT,
+        HALF,
+        HALF,
+    )
     assert model.hidden.weight.grad is None and master.dtype == master.grad.dtype == FLOAT
     assert torch.equal(master.grad, seen["dw"].float())  # still scaled
     mp.unscale_(optimizer)
     assert torch.equal(master.grad, seen["dw"].float() / 1024)
     assert mp.step(optimizer) and optimizer.state[master]["exp_avg"].dtype == FLOAT
-    assert torch.equal(model.hidden.weight, master.half()) and not torch.equal(model.hidden.weight, before)
-    assert dict(mp.named_parameters())["unused.weight"].grad is None and not optimizer.state[dict(mp.named_parameters())["unused.weight"]]
+    assert torch.equal(model.hidden.weight, master.half()) and not torch.equal(
+        model.hidden.weight, before
+    )
+    assert (
+        dict(mp.named_parameters())["unused.weight"].grad is None
+        and not optimizer.state[dict(mp.named_parameters())["unused.weight"]]
+    )
 
 
 def test_fp32_is_plain_training_to_the_bit():
@@ -280,15 +441,26 @@ def test_fp32_is_plain_training_to_the_bit():
     for _ in range(4):
         F.cross_entropy(plain(IDS), LABELS).backward()
         optimizer.step(), optimizer.zero_grad()
-    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), plain.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.state_dict().values(), plain.state_dict().values())
+    )
 
 
-@pytest.mark.parametrize("level, tolerance", [("fp16", 2e-3), ("bf16", 2e-2), ("fp16-no-scaling", 2e-3)])
+@pytest.mark.parametrize(
+    "level, tolerance", [("fp16", 2e-3), ("bf16", 2e-2), ("fp16-no-scaling", 2e-3)]
+)
 def test_masters_follow_float32_within_the_rounding_of_the_forward(level, tolerance):
-    (_, plain, _), (mp, _, _) = trained("fp32", optimizer_class=torch.optim.SGD), trained(level, optimizer_class=torch.optim.SGD)
-    for (name, a), b in zip(mp.named_parameters(), (p for p in plain.parameters() if p.requires_grad)):
+    (_, plain, _), (mp, _, _) = (
+        trained("fp32", optimizer_class=torch.optim.SGD),
+        trained(level, optimizer_class=torch.optim.SGD),
+    )
+    for (name, a), b in zip(
+        mp.named_parameters(), (p for p in plain.parameters() if p.requires_grad)
+    ):
         moved = (b - dict(Net().named_parameters())[name]).abs().max()
-        assert (a - b).abs().max() <= tolerance * max(1, moved) and (moved > 1e-3 or "unused" in name or "hidden" in name), name
+        assert (a - b).abs().max() <= tolerance * max(1, moved) and (
+            moved > 1e-3 or "unused" in name or "hidden" in name
+        ), name
 
 
 def test_micro_batches_add_up_in_float32():
@@ -305,7 +477,10 @@ def test_micro_batches_add_up_in_float32():
 @pytest.mark.parametrize("level", ["fp16", "bf16", "fp32"])
 def test_it_stands_where_a_loop_takes_a_scaler(level):
     """techniques/accumulate.py unscales once, clips and steps; by hand the same, to the bit."""
-    windows, trained = [(torch.tensor([1, 2]), torch.tensor([3])), (torch.tensor([4]), torch.tensor([5, 6, 7]))], []
+    windows, trained = (
+        [(torch.tensor([1, 2]), torch.tensor([3])), (torch.tensor([4]), torch.tensor([5, 6, 7]))],
+        [],
+    )
     for accumulated in (True, False):
         mp = at(level)
         model = mp.prepare(nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8)).requires_grad_())
@@ -330,7 +505,10 @@ def test_it_stands_where_a_loop_takes_a_scaler(level):
                 assert mp.step(optimizer)
                 optimizer.zero_grad()
         trained.append([*mp.parameters(), *model.parameters()])
-        assert all(torch.equal(w, m.to(w.dtype)) and not torch.equal(m, numbers(*m.shape)) for w, m in zip(model.parameters(), mp.parameters()))
+        assert all(
+            torch.equal(w, m.to(w.dtype)) and not torch.equal(m, numbers(*m.shape))
+            for w, m in zip(model.parameters(), mp.parameters())
+        )
     assert all(map(torch.equal, *trained))
 
 
@@ -342,21 +520,41 @@ def test_clipping_sees_the_true_norm():
         loss = F.cross_entropy(model(IDS), LABELS)
     mp.backward(loss)
     mp.unscale_(optimizer)
-    norms = [nn.utils.clip_grad_norm_(parameters, 1e9).item() for parameters in (mp.parameters(), plain.parameters())]
+    norms = [
+        nn.utils.clip_grad_norm_(parameters, 1e9).item()
+        for parameters in (mp.parameters(), plain.parameters())
+    ]
     assert norms[0] == pytest.approx(norms[1], rel=5e-3)
     assert mp.step(optimizer)
 
 
 def test_a_step_with_an_infinite_gradient_moves_nothing_and_backs_off():
     mp, model, optimizer = trained("fp16", steps=2)
-    before = [t.clone() for t in (*model.state_dict().values(), *mp.parameters(), *mp.holdings(optimizer)["optimizer"].values())]
+    before = [
+        t.clone()
+        for t in (
+            *model.state_dict().values(),
+            *mp.parameters(),
+            *mp.holdings(optimizer)["optimizer"].values(),
+        )
+    ]
     with mp:
         loss = model.head(model.table(IDS)).sum() * 1e30
     mp.backward(loss)
     assert mp.step(optimizer) is False
     mp.update()
     assert mp.scaler.get_scale() == 512
-    assert all(torch.equal(a, b) for a, b in zip(before, (*model.state_dict().values(), *mp.parameters(), *mp.holdings(optimizer)["optimizer"].values())))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            before,
+            (
+                *model.state_dict().values(),
+                *mp.parameters(),
+                *mp.holdings(optimizer)["optimizer"].values(),
+            ),
+        )
+    )
 
 
 def test_two_optimizers_share_the_scale():
@@ -372,7 +570,9 @@ def test_two_optimizers_share_the_scale():
     assert mp.step(one, other) is False
     mp.update()
     assert mp.scaler.get_scale() == 512
-    assert not torch.equal(named["a.weight"], start["a.weight"]) and torch.equal(named["b.weight"], start["b.weight"])
+    assert not torch.equal(named["a.weight"], start["a.weight"]) and torch.equal(
+        named["b.weight"], start["b.weight"]
+    )
     assert torch.equal(model["a"].weight, named["a.weight"].half())
 
 
@@ -411,7 +611,10 @@ def test_an_overflow_in_the_first_optimizer_leaves_the_second_s_step_right():
     mp.scale(loss).backward()
     assert [mp.step(optimizer) for optimizer in optimizers] == [False, True]
     mp.update()
-    assert mp.scaler.get_scale() == 32 and [m.unique().tolist() for m in mp.parameters()] == [[0], [-1]]
+    assert mp.scaler.get_scale() == 32 and [m.unique().tolist() for m in mp.parameters()] == [
+        [0],
+        [-1],
+    ]
     assert [w.unique().tolist() for w in model.parameters()] == [[0], [-1]]
 
 
@@ -419,7 +622,10 @@ def test_the_scale_waits_for_a_gradient_that_waits():
     """A second loss comes between two steps, and the second optimizer's gradient is the sum of both."""
     mp, model, (first, second) = two_halves(DynamicLossScaler(64.0, growth_interval=1))
     with mp:
-        losses = [sum(layer(torch.ones(1, 2)).sum() for layer in model), model[1](torch.ones(1, 2)).sum()]
+        losses = [
+            sum(layer(torch.ones(1, 2)).sum() for layer in model),
+            model[1](torch.ones(1, 2)).sum(),
+        ]
     mp.backward(losses[0])
     mp.step(first)
     mp.backward(losses[1])
@@ -429,6 +635,7 @@ def test_the_scale_waits_for_a_gradient_that_waits():
 
 def test_weights_follow_masters_whoever_steps():
     """mp.scaler's own step, as one knows it from torch; accumulate's update with it; an optimizer's bare step."""
+
     def steps_of(way):
         mp = at("bf16" if way == "bare" else "fp16")
         model = mp.prepare(nn.Linear(3, 1, bias=False))
@@ -475,7 +682,11 @@ def test_an_optimizer_that_writes_to_data_moves_weights_too():
             for p in (p for p in self.param_groups[0]["params"] if p.grad is not None):
                 p.data.sub_(p.grad)
 
-    assert trained("fp16", 1, optimizer_class=Old)[1].hidden.weight.ne(Net().hidden.weight.half()).any()
+    assert (
+        trained("fp16", 1, optimizer_class=Old)[1]
+        .hidden.weight.ne(Net().hidden.weight.half())
+        .any()
+    )
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -486,7 +697,9 @@ def test_checkpointing_computes_again_under_the_policy(reentrant, inside):
     for again in (False, True):
         torch.manual_seed(0)
         mp = at("fp16")
-        model = mp.prepare(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 8)))
+        model = mp.prepare(
+            nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 8))
+        )
         x = numbers(3, 8).requires_grad_()
         with mp:
             y = checkpoint(model, x, use_reentrant=reentrant) if again else model(x)
@@ -496,7 +709,10 @@ def test_checkpointing_computes_again_under_the_policy(reentrant, inside):
         if not inside:
             mp.backward(loss)
         gradients.append([x.grad, *(p.grad for p in mp.parameters())])
-    assert all(torch.equal(a, b) and a.isfinite().all() and a.any() for a, b in zip(*gradients, strict=True))
+    assert all(
+        torch.equal(a, b) and a.isfinite().all() and a.any()
+        for a, b in zip(*gradients, strict=True)
+    )
 
 
 # -- what is missing where a level leaves something out --------------------------------------------------------------------
@@ -522,8 +738,15 @@ def one_weight(level, slope, lr=1.0, steps=1, value=1.0):
 def test_without_scaling_a_small_gradient_is_zero():
     slope = 2.0**-26
     assert one_weight("fp16-no-scaling", slope, lr=2.0**15) == 1.0
-    assert one_weight("fp16", slope, lr=2.0**15) == one_weight("bf16", slope, lr=2.0**15) == one_weight("fp32", slope, lr=2.0**15) == 1 - 2.0**-11
-    assert one_weight("fp16-no-masters", slope, lr=2.0**15) == 1.0  # unscaled, it had to go back into fp16
+    assert (
+        one_weight("fp16", slope, lr=2.0**15)
+        == one_weight("bf16", slope, lr=2.0**15)
+        == one_weight("fp32", slope, lr=2.0**15)
+        == 1 - 2.0**-11
+    )
+    assert (
+        one_weight("fp16-no-masters", slope, lr=2.0**15) == 1.0
+    )  # unscaled, it had to go back into fp16
 
 
 def test_without_masters_small_steps_move_nothing_and_bf16_needs_them_more():
@@ -546,21 +769,34 @@ def test_pure_half_takes_the_softmax_and_the_loss_in_half_too():
     model = mp.prepare(Net())
     assert {t.dtype for t in model.state_dict().values() if t.is_floating_point()} == {HALF}
     with mp:
-        assert F.cross_entropy(model(IDS), LABELS).dtype == HALF and torch.tensor(12.0).half().exp().isinf()
+        assert (
+            F.cross_entropy(model(IDS), LABELS).dtype == HALF
+            and torch.tensor(12.0).half().exp().isinf()
+        )
     with MixedPrecision("fp16"):
         assert torch.tensor(12.0).half().exp().isfinite()
 
 
 def test_unmoved_shares_are_those_of_counting():
     w = torch.tensor([1.0, 2.0, 0.5, 4.0])
-    assert limits.unmoved([w], 2.0**-8, BF16) == 0.75  # a tie goes to the even neighbour, 1; below 1 the units are finer
-    assert limits.unmoved([torch.tensor([1 + 0.9 * 2.0**-8])], 2.0**-9, BF16) == 1  # it was 1 in bf16 before the step
-    assert limits.unmoved([w[:2], w[2:]], 2.0**-8, HALF) == 0 and limits.unmoved([w], torch.tensor([0.0, 1, 1, 1]), FLOAT) == 0.25
+    assert (
+        limits.unmoved([w], 2.0**-8, BF16) == 0.75
+    )  # a tie goes to the even neighbour, 1; below 1 the units are finer
+    assert (
+        limits.unmoved([torch.tensor([1 + 0.9 * 2.0**-8])], 2.0**-9, BF16) == 1
+    )  # it was 1 in bf16 before the step
+    assert (
+        limits.unmoved([w[:2], w[2:]], 2.0**-8, HALF) == 0
+        and limits.unmoved([w], torch.tensor([0.0, 1, 1, 1]), FLOAT) == 0.25
+    )
 
 
 def test_long_sums_stall():
     assert limits.running_sum(1.0, 2100, HALF)[[2046, 2047, -1]].tolist() == [2047, 2048, 2048]
-    assert limits.running_sum(1.0, 300, BF16)[-1] == 256 and limits.running_sum(0.001, 10_000, HALF)[-1] == 4.0
+    assert (
+        limits.running_sum(1.0, 300, BF16)[-1] == 256
+        and limits.running_sum(0.001, 10_000, HALF)[-1] == 4.0
+    )
 
 
 def test_gelu_s_value_is_right_where_its_gradient_is_nan():
@@ -568,13 +804,21 @@ def test_gelu_s_value_is_right_where_its_gradient_is_nan():
     value, gradient = limits.tanh_gelu(x.half()), limits.gradient_of(limits.tanh_gelu, x.half())
     assert value.tolist() == pytest.approx(F.gelu(x, approximate="tanh").tolist(), rel=1e-3)
     assert gradient.isnan().tolist() == [True, False, False]
-    assert limits.gradient_of(lambda t: F.gelu(t, approximate="tanh"), x.half())[0] == limits.gradient_of(limits.tanh_gelu, x)[0] == 0
+    assert (
+        limits.gradient_of(lambda t: F.gelu(t, approximate="tanh"), x.half())[0]
+        == limits.gradient_of(limits.tanh_gelu, x)[0]
+        == 0
+    )
 
 
 def test_adam_s_eps_is_zero_in_fp16():
     assert torch.tensor(1e-9).half() == 0 and torch.tensor(1e-9).bfloat16() > 0
-    assert limits.adam_first_step(1e-3, HALF) == float("-inf") and limits.adam_first_step(0.0, HALF) != limits.adam_first_step(0.0, HALF)
-    assert limits.adam_first_step(1e-3, FLOAT) == pytest.approx(-1, rel=1e-5) and limits.adam_first_step(1e-3, BF16) == pytest.approx(-1, rel=1e-2)
+    assert limits.adam_first_step(1e-3, HALF) == float("-inf") and limits.adam_first_step(
+        0.0, HALF
+    ) != limits.adam_first_step(0.0, HALF)
+    assert limits.adam_first_step(1e-3, FLOAT) == pytest.approx(
+        -1, rel=1e-5
+    ) and limits.adam_first_step(1e-3, BF16) == pytest.approx(-1, rel=1e-2)
 
 
 # -- checkpoints, memory, mistakes -----------------------------------------------------------------------------------------
@@ -597,14 +841,21 @@ def test_a_checkpoint_goes_on_exactly(level):
     for mp, model, optimizer in (parts, again):
         train(mp, model, optimizer), train(mp, model, optimizer)
     assert all(torch.equal(a, b) for a, b in zip(parts[0].parameters(), again[0].parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(parts[1].state_dict().values(), again[1].state_dict().values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(parts[1].state_dict().values(), again[1].state_dict().values())
+    )
 
 
 def test_masters_that_are_loaded_alone_bring_their_weights():
     mp, model, _ = trained("fp16", steps=2)
     again, fresh, _ = trained("fp16", steps=0)
     again.load_state_dict(mp.state_dict())
-    assert all(torch.equal(a, b) for (name, a), b in zip(model.named_parameters(), fresh.parameters()) if "norm" not in name)
+    assert all(
+        torch.equal(a, b)
+        for (name, a), b in zip(model.named_parameters(), fresh.parameters())
+        if "norm" not in name
+    )
 
 
 def test_masters_begin_anew_from_weights_that_are_loaded_and_keep_their_digits_otherwise():
@@ -622,8 +873,14 @@ def test_a_float32_checkpoint_that_is_loaded_late_keeps_its_digits():
     mp = MixedPrecision("bf16")
     mp.prepare(target[0])
     target.load_state_dict(source.state_dict())  # through a module around it too
-    assert all(torch.equal(master, p) for master, p in zip(mp.parameters(), source.parameters(), strict=True))
-    assert all(torch.equal(w, p.bfloat16()) and not torch.equal(w.float(), p) for w, p in zip(target.parameters(), source.parameters()))
+    assert all(
+        torch.equal(master, p)
+        for master, p in zip(mp.parameters(), source.parameters(), strict=True)
+    )
+    assert all(
+        torch.equal(w, p.bfloat16()) and not torch.equal(w.float(), p)
+        for w, p in zip(target.parameters(), source.parameters())
+    )
 
 
 def test_weights_that_lag_do_not_set_their_masters_back_when_others_are_loaded():
@@ -656,7 +913,10 @@ def test_a_weight_unfrozen_later_gets_its_master():
     for total in (2, 4):  # a gradient that came before the master, and one after
         with mp:
             mp.backward(model(torch.ones(2, 4)).sum())
-        assert all(p.dtype == FLOAT and (p.grad == total).all() for p in mp.parameters()) and model.weight.grad is None
+        assert (
+            all(p.dtype == FLOAT and (p.grad == total).all() for p in mp.parameters())
+            and model.weight.grad is None
+        )
     before = model.weight.detach().clone()
     mp.step(torch.optim.SGD(mp.parameters(), lr=2.0**-14))
     assert torch.equal(mp.parameters()[0], before.float() - 2.0**-12)
@@ -676,7 +936,10 @@ def test_a_prepared_model_can_be_saved_whole_and_copied_without_its_masters():
     file.seek(0)
     masters = [m.clone() for m in mp.parameters()]
     for other in (torch.load(file, weights_only=False), copy.deepcopy(model)):
-        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+        )
         other.zero_grad()
         other.load_state_dict({name: torch.zeros_like(t) for name, t in other.state_dict().items()})
         with Policy(HALF):
@@ -693,17 +956,29 @@ def test_recurrent_modules_run_whole(make, level):
     x, states = numbers(2, 3, 4).requires_grad_(), torch.zeros(4, 2, 5)
     packed = nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True)
     with mp:
-        outputs = [model(x)[0], model(x, (states, states) if make is nn.LSTM else states)[0], model(packed)[0].data]
+        outputs = [
+            model(x)[0],
+            model(x, (states, states) if make is nn.LSTM else states)[0],
+            model(packed)[0].data,
+        ]
         loss = sum(y.float().sum() for y in outputs)
     mp.backward(loss)
     assert {y.dtype for y in outputs} == {mp.level.dtype} and torch.equal(outputs[0], outputs[1])
-    assert x.grad.dtype == FLOAT and x.grad.any() and all(p.grad.dtype == FLOAT and p.grad.any() for p in mp.parameters())
+    assert (
+        x.grad.dtype == FLOAT
+        and x.grad.any()
+        and all(p.grad.dtype == FLOAT and p.grad.any() for p in mp.parameters())
+    )
 
 
-@pytest.mark.parametrize("make", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.PReLU], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.PReLU], ids=lambda make: make.__name__
+)
 def test_cells_and_slopes_run_whole(make):
     mp = MixedPrecision("bf16")
-    model = mp.prepare(nn.Sequential(nn.LayerNorm(4), make(4, 4) if make is not nn.PReLU else make()))
+    model = mp.prepare(
+        nn.Sequential(nn.LayerNorm(4), make(4, 4) if make is not nn.PReLU else make())
+    )
     with mp:
         y = model(numbers(2, 4))
     assert (y[0] if isinstance(y, tuple) else y).dtype == BF16
@@ -719,10 +994,22 @@ def test_holdings_by_kind_in_bytes():
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})  # of no module
     held = mp.holdings(optimizer)
     found = {kind: sum(t.nbytes for t in tensors.values()) for kind, tensors in held.items()}
-    assert set(held["optimizer"]) == {f"{name} {key}" for name in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")}
+    assert set(held["optimizer"]) == {
+        f"{name} {key}" for name in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")
+    }
     assert {kind: [*tensors] for kind, tensors in held.items() if kind != "optimizer"} == {
-        "weights": ["weight", "bias", "parameter 4"], "master": ["weight", "bias"], "gradients": ["weight gradient", "bias gradient"], "buffers": []}
-    assert found == {"weights": 220 + 12, "master": 440, "gradients": 440, "optimizer": 880 + 2 * 4, "buffers": 0}  # 4: each weight's step count
+        "weights": ["weight", "bias", "parameter 4"],
+        "master": ["weight", "bias"],
+        "gradients": ["weight gradient", "bias gradient"],
+        "buffers": [],
+    }
+    assert found == {
+        "weights": 220 + 12,
+        "master": 440,
+        "gradients": 440,
+        "optimizer": 880 + 2 * 4,
+        "buffers": 0,
+    }  # 4: each weight's step count
 
 
 def test_mistakes_are_sentences():
@@ -740,7 +1027,11 @@ def test_mistakes_are_sentences():
         MixedPrecision("fp8")
     with pytest.raises(Impossible, match="is a GradScaler.*give a DynamicLossScaler"):
         MixedPrecision("fp16", torch.amp.GradScaler("cpu"))
-    for early in (MixedPrecision.state_dict, MixedPrecision.holdings, lambda mp: mp.load_state_dict({"masters": {}, "scaler": {}})):
+    for early in (
+        MixedPrecision.state_dict,
+        MixedPrecision.holdings,
+        lambda mp: mp.load_state_dict({"masters": {}, "scaler": {}}),
+    ):
         with pytest.raises(Impossible, match="call prepare"):
             early(MixedPrecision("fp16"))
     mp = MixedPrecision("fp16")
@@ -766,10 +1057,22 @@ def test_mistakes_are_sentences():
 def test_a_call_outside_the_policy_is_refused_in_a_sentence():
     """Where torch would say "expected mat1 and mat2 to have the same dtype", or a softmax would run in half and nobody say a word."""
     mp, again = MixedPrecision("bf16"), MixedPrecision("bf16")
-    model, parts = mp.prepare(nn.Linear(2, 2)), again.prepare(nn.ModuleDict({"a": nn.ModuleList([nn.Embedding(2, 2)])}))
+    model, parts = (
+        mp.prepare(nn.Linear(2, 2)),
+        again.prepare(nn.ModuleDict({"a": nn.ModuleList([nn.Embedding(2, 2)])})),
+    )
     with mp:
-        assert model(torch.ones(1, 2)).dtype == copy.deepcopy(model)(torch.ones(1, 2)).dtype == parts["a"][0](torch.tensor([1])).dtype == BF16
-    for call in (lambda: model(torch.ones(1, 2)), lambda: copy.deepcopy(model)(torch.ones(1, 2)), lambda: parts["a"][0](torch.tensor([1]))):
+        assert (
+            model(torch.ones(1, 2)).dtype
+            == copy.deepcopy(model)(torch.ones(1, 2)).dtype
+            == parts["a"][0](torch.tensor([1])).dtype
+            == BF16
+        )
+    for call in (
+        lambda: model(torch.ones(1, 2)),
+        lambda: copy.deepcopy(model)(torch.ones(1, 2)),
+        lambda: parts["a"][0](torch.tensor([1])),
+    ):
         with pytest.raises(Impossible, match="prepared at level bf16 .* call it inside `with mp:`"):
             call()
     for level in ("fp32", "fp16-pure"):  # no policy, nothing to be inside of
@@ -795,14 +1098,24 @@ def test_gradients_come_to_their_masters_without_asking_the_policy():
         asked.clear()
         mp.backward(loss, retain_graph=True)
         assert [p.grad.unique().tolist() for p in mp.parameters()] == [[again], [again]]
-        counts.append([func for func in asked if getattr(func, "__name__", "") in ("float", "detach", "__set__", "add_")])
+        counts.append(
+            [
+                func
+                for func in asked
+                if getattr(func, "__name__", "") in ("float", "detach", "__set__", "add_")
+            ]
+        )
     assert counts == [[], []]
 
 
 def test_levels_say_what_they_leave_out():
     told = {level.name: (level.policy, level.masters, level.scaling) for level in LEVELS.values()}
     assert told["fp16"] == (True, True, True) and told["fp16-no-scaling"] == (True, True, False)
-    assert told["fp16-no-masters"] == (True, False, True) and told["fp16-pure"] == told["fp32"] == (False, False, False)
+    assert told["fp16-no-masters"] == (True, False, True) and told["fp16-pure"] == told["fp32"] == (
+        False,
+        False,
+        False,
+    )
 
 
 @pytest.mark.parametrize("level", ["fp16", "fp16-no-masters"])
@@ -816,11 +1129,14 @@ def test_a_bare_step_of_scaled_gradients_is_refused_before_a_weight_moves(level)
     with pytest.raises(Impossible, match=r"still 1,024 times too large: call mp.step\(optimizer\)"):
         optimizer.step()
     assert all(map(torch.equal, before, mp.parameters()))
-    assert mp.step(optimizer) and not all(map(torch.equal, before, mp.parameters()))  # the loop goes on from there
+    assert mp.step(optimizer) and not all(
+        map(torch.equal, before, mp.parameters())
+    )  # the loop goes on from there
 
 
 def test_bare_steps_of_true_gradients_are_let_through():
     """Divided ones, a hand's own, those of another model, those of a level that scales nothing; and a wrapper's inner optimizer."""
+
     class Wrapper(torch.optim.SGD):
         def step(self, *_):
             torch.optim.SGD(self.param_groups[0]["params"], lr=0.1).step()
@@ -884,7 +1200,9 @@ def test_a_clip_that_finds_the_gradients_of_norms_alone_is_refused(level, unscal
             mp.unscale_(optimizer)
         assert nn.utils.clip_grad_norm_(clipped(), 0.1) > 0
         if number == 2:
-            with pytest.raises(Impossible, match="changed after the backward .* clip mp.parameters"):
+            with pytest.raises(
+                Impossible, match="changed after the backward .* clip mp.parameters"
+            ):
                 mp.step(optimizer)
         else:
             assert mp.step(optimizer)

@@ -8,13 +8,26 @@ import torch
 from torch.func import functional_call
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.models import (GPT, Dropout, GPTConfig, GPTStage, MLPStage, Noise, cross_entropy, layered_mlp, theory, tied_weights,
-                                 split)
+from bigtrain_lab.models import (
+    GPT,
+    Dropout,
+    GPTConfig,
+    GPTStage,
+    MLPStage,
+    Noise,
+    cross_entropy,
+    layered_mlp,
+    theory,
+    tied_weights,
+    split,
+)
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 
 
 def ids(seed=0, batch=2):
-    return torch.randint(SMALL.vocabulary, (batch, SMALL.sequence), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        SMALL.vocabulary, (batch, SMALL.sequence), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def close(a, b, tolerance=1e-12):
@@ -22,6 +35,7 @@ def close(a, b, tolerance=1e-12):
 
 
 # The weights
+
 
 def test_a_model_holds_weights_and_nothing_else():
     assert list(GPT(DROPPED).buffers()) == []
@@ -43,6 +57,7 @@ def test_initial_values_follow_gpt_2():
 
 # The parts do what their names say
 
+
 def test_no_token_sees_a_later_one():
     stage, x = GPT(replace(SMALL, dtype=torch.float64)), ids()
     changed = x.clone()
@@ -62,14 +77,23 @@ def test_attention_equals_torchs_own():
 
 
 def test_heads_that_share_keys_and_values_equal_torchs_own():
-    config = GPTConfig(layers=1, width=24, heads=6, kv_heads=2, sequence=7, vocabulary=11, dtype=torch.float64)
+    config = GPTConfig(
+        layers=1, width=24, heads=6, kv_heads=2, sequence=7, vocabulary=11, dtype=torch.float64
+    )
     attention = GPTStage(config, 1, 2).layers["1"].attention
     x = torch.randn(2, 7, 24, dtype=config.dtype, generator=torch.Generator().manual_seed(0))
-    q, (k, v) = attention.q(x).unflatten(-1, (6, 4)).transpose(1, 2), attention.kv(x).unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    q, (k, v) = (
+        attention.q(x).unflatten(-1, (6, 4)).transpose(1, 2),
+        attention.kv(x).unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4),
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
     assert close(attention(x), attention.out(expected.transpose(1, 2).flatten(2)))
     assert sum(p.numel() for p in GPT(config).parameters()) == theory.gpt_weights(config)
-    with pytest.raises(Impossible, match="6 heads cannot share 4 heads of keys and values equally: take 3 or 6"):
+    with pytest.raises(
+        Impossible, match="6 heads cannot share 4 heads of keys and values equally: take 3 or 6"
+    ):
         replace(config, kv_heads=4)
 
 
@@ -78,19 +102,24 @@ def test_the_mlp_is_gpt_2s():
     mlp = GPTStage(config, 1, 2).layers["1"].mlp
     x = 100 * torch.randn(2, 7, 12, dtype=config.dtype, generator=torch.Generator().manual_seed(0))
     h = mlp.up(x)
-    gelu = 0.5 * h * (1 + torch.tanh(sqrt(2 / pi) * (h + 0.044715 * h ** 3)))
+    gelu = 0.5 * h * (1 + torch.tanh(sqrt(2 / pi) * (h + 0.044715 * h**3)))
     assert close(mlp(x), mlp.down(gelu))
 
 
 def test_the_loss_equals_torchs_own():
     logits, targets = torch.randn(2, 7, 11, dtype=torch.float64), ids(1)
-    assert close(cross_entropy(logits, targets), torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    assert close(
+        cross_entropy(logits, targets),
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
+    )
 
 
 def test_a_tied_head_reads_the_token_table():
     config = replace(SMALL, tied=True)
     model = GPT(config)
-    weights = {name: torch.zeros_like(w) if "token" in name else w for name, w in model.named_parameters()}
+    weights = {
+        name: torch.zeros_like(w) if "token" in name else w for name, w in model.named_parameters()
+    }
     assert functional_call(model, weights, (ids(), None)).abs().max() == 0
     assert torch.equal(model.layers["0"].token.weight, GPT(SMALL).layers["0"].token.weight)
 
@@ -134,13 +163,17 @@ def test_building_a_model_leaves_torchs_generator_alone():
 
 # Parity: a chain of stages is the whole
 
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("cuts", [[0, 5], [0, 2, 3, 5], [0, 1, 4, 5], [0, 1, 2, 3, 4, 5]], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_chain_of_stages_equals_the_whole_bit_for_bit(cuts, dropout, dtype):
     config = replace(SMALL, dropout=dropout, dtype=dtype)
     x, targets = ids(0, batch=3), ids(1, batch=3)
-    whole, stages = GPT(config, seed=7), [GPTStage(config, *cut, seed=7) for cut in zip(cuts, cuts[1:])]
+    whole, stages = (
+        GPT(config, seed=7),
+        [GPTStage(config, *cut, seed=7) for cut in zip(cuts, cuts[1:])],
+    )
     expected = dict(whole.named_parameters())
     weights = {name: w for stage in stages for name, w in stage.named_parameters()}
     assert weights.keys() == expected.keys()
@@ -168,7 +201,10 @@ def test_gradients_are_those_of_finite_differences():
     model = GPT(config)
     x, targets, names = ids(), ids(1), [name for name, _ in model.named_parameters()]
     draw = torch.Generator().manual_seed(0)
-    weights = [torch.randn(w.shape, dtype=w.dtype, generator=draw).requires_grad_() for w in model.parameters()]
+    weights = [
+        torch.randn(w.shape, dtype=w.dtype, generator=draw).requires_grad_()
+        for w in model.parameters()
+    ]
 
     def loss(*values):
         return cross_entropy(functional_call(model, dict(zip(names, values)), (x, NOISE)), targets)
@@ -187,19 +223,25 @@ def test_a_few_steps_learn():
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(torch.log(torch.tensor(16.0)).item(), abs=0.1) and losses[-1] < 0.5 * losses[0]
+    assert (
+        losses[0] == pytest.approx(torch.log(torch.tensor(16.0)).item(), abs=0.1)
+        and losses[-1] < 0.5 * losses[0]
+    )
 
 
 # The tiny MLP
 
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_mlp_stages_equal_the_formula(stages):
     parts = layered_mlp(4, 16, stages, seed=3, dtype=torch.float64)
-    whole, = layered_mlp(4, 16, seed=3, dtype=torch.float64)
+    (whole,) = layered_mlp(4, 16, seed=3, dtype=torch.float64)
     weights = dict(whole.named_parameters())
     assert list(weights) == [f"layers.{i}.weight" for i in range(4)]
     held = {name: w for part in parts for name, w in part.named_parameters()}
-    assert held.keys() == weights.keys() and all(torch.equal(w, weights[name]) for name, w in held.items())
+    assert held.keys() == weights.keys() and all(
+        torch.equal(w, weights[name]) for name, w in held.items()
+    )
 
     x = torch.randn(32, 16, dtype=torch.float64)
     hidden = x
@@ -215,9 +257,19 @@ def test_mlp_layers_are_shared_with_the_rest_to_the_earlier():
 
 # Where to cut
 
-@pytest.mark.parametrize("layers, stages, blocks", [
-    (4, 4, [1, 1, 1, 1]), (8, 4, [2, 2, 2, 2]), (6, 4, [1, 2, 2, 1]), (5, 4, [1, 1, 2, 1]), (7, 4, [2, 2, 2, 1]),
-    (3, 2, [2, 1]), (3, 1, [3])])
+
+@pytest.mark.parametrize(
+    "layers, stages, blocks",
+    [
+        (4, 4, [1, 1, 1, 1]),
+        (8, 4, [2, 2, 2, 2]),
+        (6, 4, [1, 2, 2, 1]),
+        (5, 4, [1, 1, 2, 1]),
+        (7, 4, [2, 2, 2, 1]),
+        (3, 2, [2, 1]),
+        (3, 1, [3]),
+    ],
+)
 def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
     cuts = split(replace(SMALL, layers=layers), stages)
     assert cuts[0][0] == 0 and cuts[-1][1] == layers + 2
@@ -230,34 +282,41 @@ def test_split_shares_blocks_and_spares_the_ends(layers, stages, blocks):
 
 # Bad input: one sentence that says what to change
 
-@pytest.mark.parametrize("change, mend", [
-    (dict(width=128, heads=5), "take 4 or 8 heads"),
-    (dict(width=12, heads=13), "take 12 heads"),
-    (dict(layers=0), "layers=0.*take 1 or more"),
-    (dict(sequence=-3), "sequence=-3.*take 1 or more"),
-    (dict(width=2.5), "width=2.5.*take 1 or more"),
-    (dict(heads=True), "heads=True.*take 1 or more"),
-    (dict(dropout=1.0), "dropout=1.0.*less than 1"),
-    (dict(dropout=-0.1), "dropout=-0.1.*0 or more"),
-    (dict(dtype=torch.int64), "take torch.float32"),
-    (dict(dtype="float32"), "take torch.float32"),
-])
+
+@pytest.mark.parametrize(
+    "change, mend",
+    [
+        (dict(width=128, heads=5), "take 4 or 8 heads"),
+        (dict(width=12, heads=13), "take 12 heads"),
+        (dict(layers=0), "layers=0.*take 1 or more"),
+        (dict(sequence=-3), "sequence=-3.*take 1 or more"),
+        (dict(width=2.5), "width=2.5.*take 1 or more"),
+        (dict(heads=True), "heads=True.*take 1 or more"),
+        (dict(dropout=1.0), "dropout=1.0.*less than 1"),
+        (dict(dropout=-0.1), "dropout=-0.1.*0 or more"),
+        (dict(dtype=torch.int64), "take torch.float32"),
+        (dict(dtype="float32"), "take torch.float32"),
+    ],
+)
 def test_sizes_that_cannot_be(change, mend):
     with pytest.raises(Impossible, match=mend):
         replace(SMALL, **change)
 
 
-@pytest.mark.parametrize("ask, mend", [
-    (lambda: split(SMALL, 4), "4 stages need at least 4 layers; the model has 3"),
-    (lambda: split(SMALL, 0), "stages=0.*take 1 or more"),
-    (lambda: GPTStage(SMALL, 2, 2), "first < last"),
-    (lambda: GPTStage(SMALL, 0, 6), "last <= 5"),
-    (lambda: GPT(SMALL)(torch.zeros(1, 8, dtype=torch.int64)), "8 tokens.*take at most 7"),
-    (lambda: layered_mlp(3, 16, 4), "4 stages need at least 4 layers; the MLP has 3"),
-    (lambda: layered_mlp(0, 16), "layers=0"),
-    (lambda: layered_mlp(2, 0), "width=0"),
-    (lambda: MLPStage(4, 16, 3, 5), "last <= 4"),
-])
+@pytest.mark.parametrize(
+    "ask, mend",
+    [
+        (lambda: split(SMALL, 4), "4 stages need at least 4 layers; the model has 3"),
+        (lambda: split(SMALL, 0), "stages=0.*take 1 or more"),
+        (lambda: GPTStage(SMALL, 2, 2), "first < last"),
+        (lambda: GPTStage(SMALL, 0, 6), "last <= 5"),
+        (lambda: GPT(SMALL)(torch.zeros(1, 8, dtype=torch.int64)), "8 tokens.*take at most 7"),
+        (lambda: layered_mlp(3, 16, 4), "4 stages need at least 4 layers; the MLP has 3"),
+        (lambda: layered_mlp(0, 16), "layers=0"),
+        (lambda: layered_mlp(2, 0), "width=0"),
+        (lambda: MLPStage(4, 16, 3, 5), "last <= 4"),
+    ],
+)
 def test_requests_that_cannot_be(ask, mend):
     with pytest.raises(Impossible, match=mend) as refusal:
         ask()
@@ -270,4 +329,8 @@ def test_the_stages_of_a_tied_model_hold_copies_of_its_table():
     stages = [GPTStage(config, *slice) for slice in split(config, 2)]
     (places,) = tied_weights(config, 2).values()
     copies = [stages[stage].get_parameter(name) for stage, name in places.items()]
-    assert list(places) == [0, 1] and torch.equal(*copies) and torch.equal(copies[0], GPT(config).get_parameter("layers.0.token.weight"))
+    assert (
+        list(places) == [0, 1]
+        and torch.equal(*copies)
+        and torch.equal(copies[0], GPT(config).get_parameter("layers.0.token.weight"))
+    )

@@ -33,9 +33,17 @@ def test_lesson_11_numbers_of_interleaving_and_zero_bubbles():
     trace = chunked(4, 8, 2)
     assert (trace.makespan, f"{100 * trace.bubble():.1f}") == (28.5, "15.8")
     trace = simulate(Schedule.named("zb-h1")(4, 8), {"F": 1, "I": 1, "W": 1})
-    assert (trace.makespan, f"{100 * trace.bubble():.1f}", [trace.peak_live(r) for r in range(4)]) == (27, "11.1", [4] * 4)
+    assert (
+        trace.makespan,
+        f"{100 * trace.bubble():.1f}",
+        [trace.peak_live(r) for r in range(4)],
+    ) == (27, "11.1", [4] * 4)
     trace = simulate(Schedule.named("zb-h2")(4, 8), {"F": 1, "I": 1, "W": 1})
-    assert (trace.idle(0), trace.bubble("window"), [trace.peak_live(r) for r in range(4)]) == (3, 0, [7] * 4)
+    assert (trace.idle(0), trace.bubble("window"), [trace.peak_live(r) for r in range(4)]) == (
+        3,
+        0,
+        [7] * 4,
+    )
 
 
 @pytest.mark.parametrize("m,choices", [(6, "4 or 8"), (2, "take 4")])
@@ -75,7 +83,9 @@ def test_vertical_sync_uses_one_version_on_all_stages_and_p_copies(p, m):
     trace, copies = versions_and_copies("pipedream-vertical-sync", p, m, steps)
     for r in range(p):
         for t in range(steps * m):
-            assert trace.versions(r)[f"{r}F{t}"] == trace.versions(r)[f"{r}B{t}"] == max(0, t - p + 1)
+            assert (
+                trace.versions(r)[f"{r}F{t}"] == trace.versions(r)[f"{r}B{t}"] == max(0, t - p + 1)
+            )
     assert copies == [p] * p  # 16 at p = 4, where stashing alone holds 10
 
 
@@ -84,7 +94,9 @@ def test_2bw_delays_by_one_update_and_holds_two_copies(p, m):
     trace, copies = versions_and_copies("pipedream-2bw", p, m, steps=4)
     for r in range(p):
         for t in range(4 * m):
-            assert trace.versions(r)[f"{r}F{t}"] == trace.versions(r)[f"{r}B{t}"] == max(0, t // m - 1)
+            assert (
+                trace.versions(r)[f"{r}F{t}"] == trace.versions(r)[f"{r}B{t}"] == max(0, t // m - 1)
+            )
     assert copies == [2] * p
     assert trace.makespan == (4 * m + p - 1) * 3  # one fill and one drain
 
@@ -96,10 +108,20 @@ def test_2bw_refuses_fewer_micro_batches_than_ranks():
 
 def test_a_backward_needs_the_next_stage_s_whole_or_halved_as_the_order_has_it():
     needs = Schedule.of("0F0 0F1 0B0 0I1 0W1", "1F0 1F1 1I0 1W0 1B1").needs
-    assert [needs(Action(*kind, m)) for kind, m in ((("B", 0), 0), (("I", 0), 1), (("I", 1), 0), (("W", 1), 0))] == [
-        [Action("F", 0, 0), Action("I", 1, 0)], [Action("F", 0, 1), Action("B", 1, 1)], [Action("F", 1, 0)], [Action("I", 1, 0)]]
+    assert [
+        needs(Action(*kind, m))
+        for kind, m in ((("B", 0), 0), (("I", 0), 1), (("I", 1), 0), (("W", 1), 0))
+    ] == [
+        [Action("F", 0, 0), Action("I", 1, 0)],
+        [Action("F", 0, 1), Action("B", 1, 1)],
+        [Action("F", 1, 0)],
+        [Action("I", 1, 0)],
+    ]
     assert needs(Action("U", 0, 1)) == [Action("B", 0, 0), Action("W", 0, 1)]
-    assert Schedule.named("zb-h1")(2, 1).needs(Action("I", 0, 0)) == [Action("F", 0, 0), Action("I", 1, 0)]
+    assert Schedule.named("zb-h1")(2, 1).needs(Action("I", 0, 0)) == [
+        Action("F", 0, 0),
+        Action("I", 1, 0),
+    ]
 
 
 # -- in a V, and breadth first ------------------------------------------------------------------------------------------
@@ -126,7 +148,9 @@ def test_v_half_is_as_fast_as_the_authors_program_within_their_memory(p, idle, m
     """`idle`: what the order of their scheduler has for F = I = W, run with the same rules; m = 2p and more."""
     m = 2 * p + more
     trace = simulate(Schedule.named("v-half")(p, m), SLOTS)
-    assert longest_wait(trace, 6 * m) == trace.makespan - 6 * m == idle <= 3 * p  # 3p slots of 6m: their p/(2m)
+    assert (
+        longest_wait(trace, 6 * m) == trace.makespan - 6 * m == idle <= 3 * p
+    )  # 3p slots of 6m: their p/(2m)
     assert [trace.peak_live(r) for r in range(p)] == [2 * ((p + 2) // 2)] * p
 
 
@@ -134,7 +158,9 @@ def test_v_half_is_as_fast_as_the_authors_program_within_their_memory(p, idle, m
 @pytest.mark.parametrize("p,m", [(p, m) for p in P for m in (2 * p, 2 * p + 1, 3 * p + 2)])
 def test_dualpipe_v_has_the_bubble_and_the_memory_of_its_authors(p, m, pair):
     trace = simulate(Schedule.named("dualpipe-v")(p, m), SLOTS | {"F+B": pair})
-    assert longest_wait(trace, max(trace.busy(r) for r in range(p))) == (p - 1) * (pair + 2 - 3)  # PP/2 = p
+    assert longest_wait(trace, max(trace.busy(r) for r in range(p))) == (p - 1) * (
+        pair + 2 - 3
+    )  # PP/2 = p
     assert max(trace.peak_live(r) for r in range(p)) == 2 * p + 1  # PP + 1
 
 
@@ -146,14 +172,27 @@ def test_looped_bfs_is_gpipe_over_chunks(p, m, v):
     assert [trace.peak_live(r) for r in range(p)] == [m * v] * p
 
 
-@pytest.mark.parametrize("name,theirs", [("zb-v", "ScheduleZBVZeroBubble"), ("dualpipe-v", "ScheduleDualPipeV"),
-                                         ("looped-bfs", "ScheduleLoopedBFS")])
+@pytest.mark.parametrize(
+    "name,theirs",
+    [
+        ("zb-v", "ScheduleZBVZeroBubble"),
+        ("dualpipe-v", "ScheduleDualPipeV"),
+        ("looped-bfs", "ScheduleLoopedBFS"),
+    ],
+)
 @pytest.mark.parametrize("p,m", [(1, 2), (2, 4), (3, 7), (4, 8), (4, 16)])
 def test_torch_executes_the_same_order(name, theirs, p, m):
     """Its schedules compute their order when stages are there, so the method is called without."""
     from torch.distributed.pipelining import schedules
+
     schedule = object.__new__(getattr(schedules, theirs))
-    vars(schedule).update(pp_group_size=p, _n_microbatches=m, _stages=[None] * 2, num_stages=2 * p, _num_stages=2 * p)
+    vars(schedule).update(
+        pp_group_size=p, _n_microbatches=m, _stages=[None] * 2, num_stages=2 * p, _num_stages=2 * p
+    )
     for rank, steps in enumerate(Schedule.named(name)(p, m).over(1)):
-        found = ["+".join(map(str, a.sub_actions or [a])) for a in schedule._calculate_single_rank_operations(rank) if a]
+        found = [
+            "+".join(map(str, a.sub_actions or [a]))
+            for a in schedule._calculate_single_rank_operations(rank)
+            if a
+        ]
         assert found == [name_of(step) for step in steps if step[0].kind != "U"]

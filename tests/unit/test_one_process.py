@@ -41,14 +41,19 @@ def stages():
 PUBLISHED = {  # the version that stage s of p uses for micro-batch t
     "pipedream": lambda s, t: t - (STAGES - 1) + s,  # w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t)
     "pipedream-vertical-sync": lambda s, t: t - (STAGES - 1),  # every argument of time t-p+1
-    "pipedream-2bw": lambda s, t: t - 1,  # w(t+1) = w(t) - lr grad f(w(t-1)), here with one micro-batch a batch
+    "pipedream-2bw": lambda s, t: (
+        t - 1
+    ),  # w(t+1) = w(t) - lr grad f(w(t-1)), here with one micro-batch a batch
 }
 
 
 def transcribed(samples, lr, version=PUBLISHED["pipedream"]):
     """w_s(t+1) = w_s(t) - lr * grad_s f_t(w_0(version(0, t)), ..., w_{p-1}(version(p-1, t))), with plain matrices."""
     p = STAGES
-    w = [[dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()] for s, stage in enumerate(stages())]
+    w = [
+        [dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()]
+        for s, stage in enumerate(stages())
+    ]
     losses = []
     for t, sample in enumerate(samples):
         leaves = [w[s][max(0, version(s, t))].clone().requires_grad_() for s in range(p)]
@@ -75,26 +80,46 @@ def test_delayed_training_is_the_published_recurrence():
 def test_each_schedule_s_versions_are_those_of_its_paper(name):
     """From the schedule's own versions to the recurrence as printed."""
     losses, weights = transcribed(task(), 0.5, PUBLISHED[name])
-    m = 4 if name == "pipedream-2bw" else 1  # 2BW needs p micro-batches in an update: the t-th update's first stands for it
+    m = (
+        4 if name == "pipedream-2bw" else 1
+    )  # 2BW needs p micro-batches in an update: the t-th update's first stands for it
     schedule = Schedule.named(name)(STAGES, 24 * m, **({"batch": m} if m > 1 else {}))
-    found = one_process.delayed(stages(), task(), loss_fn, sgd(0.5),
-                                versions=lambda s, t: tuple(schedule.version(Action(k, s, t * m)) for k in "FB"))
-    assert not tensors_differ(found.weights, weights) and not tensors_differ({"l": found.losses}, {"l": losses})
+    found = one_process.delayed(
+        stages(),
+        task(),
+        loss_fn,
+        sgd(0.5),
+        versions=lambda s, t: tuple(schedule.version(Action(k, s, t * m)) for k in "FB"),
+    )
+    assert not tensors_differ(found.weights, weights) and not tensors_differ(
+        {"l": found.losses}, {"l": losses}
+    )
 
 
 def test_2bw_in_batches_of_four():
     """w(t+1) = w(t) - lr * grad of the mean of batch t's losses at w(t-1), by hand."""
     samples, lr, m = task(16), 0.5, 4
     schedule = Schedule.named("pipedream-2bw")(STAGES, 16, batch=m)
-    found = one_process.delayed(stages(), samples, loss_fn, sgd(lr), update_size=m,
-                                versions=lambda s, t: tuple(schedule.version(Action(k, s, t)) for k in "FB"))
-    w = [[dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone() for s, stage in enumerate(stages())]]
+    found = one_process.delayed(
+        stages(),
+        samples,
+        loss_fn,
+        sgd(lr),
+        update_size=m,
+        versions=lambda s, t: tuple(schedule.version(Action(k, s, t)) for k in "FB"),
+    )
+    w = [
+        [
+            dict(stage.named_parameters())[f"layers.{s}.weight"].detach().clone()
+            for s, stage in enumerate(stages())
+        ]
+    ]
     for t in range(4):
         leaves = [x.clone().requires_grad_() for x in w[max(0, t - 1)]]
-        x = torch.cat([s.inputs for s in samples[t * m:(t + 1) * m]])
+        x = torch.cat([s.inputs for s in samples[t * m : (t + 1) * m]])
         for s, leaf in enumerate(leaves):
             x = x @ leaf.T if s == STAGES - 1 else torch.tanh(x @ leaf.T)
-        loss = loss_fn(x, torch.cat([s.targets for s in samples[t * m:(t + 1) * m]]))
+        loss = loss_fn(x, torch.cat([s.targets for s in samples[t * m : (t + 1) * m]]))
         w.append([old - lr * g for old, g in zip(w[t], torch.autograd.grad(loss, leaves))])
     assert not tensors_differ(found.weights, {f"layers.{s}.weight": x for s, x in enumerate(w[-1])})
 
@@ -124,19 +149,37 @@ def test_synchronous_training_takes_the_mean_gradient_of_a_batch():
 def test_differences_are_told():
     b = {"w": np.ones(4), "tiny": np.full(2, 1e-20)}
     assert tensors_differ(b, b) == []
-    assert tensors_differ({"w": np.ones(4), "tiny": np.zeros(2)}, b) == []  # noise beside the whole gradient
-    assert tensors_differ({"w": 4 * np.ones(4), "tiny": b["tiny"]}, b)[0].endswith("exactly 4 times the right value")
-    assert "missing" in tensors_differ({}, {"w": 1.0})[0] and "should not be there" in tensors_differ({"w": 1.0}, {})[0]
+    assert (
+        tensors_differ({"w": np.ones(4), "tiny": np.zeros(2)}, b) == []
+    )  # noise beside the whole gradient
+    assert tensors_differ({"w": 4 * np.ones(4), "tiny": b["tiny"]}, b)[0].endswith(
+        "exactly 4 times the right value"
+    )
+    assert (
+        "missing" in tensors_differ({}, {"w": 1.0})[0]
+        and "should not be there" in tensors_differ({"w": 1.0}, {})[0]
+    )
     assert "shape" in tensors_differ({"w": np.ones(3)}, {"w": np.ones(4)})[0]
     assert tensors_differ({"w": np.array([np.nan])}, {"w": np.ones(1)})
-    assert tensors_differ({"w": np.full(1, 1e-14)}, {"w": np.zeros(1)}) == ["w is off by 1.00e-14, allowed 1e-12"] and not tensors_differ(b, {**b})
+    assert tensors_differ({"w": np.full(1, 1e-14)}, {"w": np.zeros(1)}) == [
+        "w is off by 1.00e-14, allowed 1e-12"
+    ] and not tensors_differ(b, {**b})
     assert tensors_differ({"w": np.ones(4) * (1 + 2e-12)}, {"w": np.ones(4)})
 
 
 def test_clocks_are_compared_event_for_event():
-    span, held = Span(0, "compute", "F", "0F0", 0, 5, 0), Memory(0, "compute", "weights", "start", 0, 8)
+    span, held = (
+        Span(0, "compute", "F", "0F0", 0, 5, 0),
+        Memory(0, "compute", "weights", "start", 0, 8),
+    )
     a = Trace.of([held, span], "predicted")
     assert clocks_differ(a, Trace.of([held, span], "modelled")) == []
-    for changed in ([held], [span, held], [held, span._replace(end=6)], [held, span._replace(version=1)], [held._replace(bytes=9), span],
-                    [held, span, span._replace(rank=1)]):
+    for changed in (
+        [held],
+        [span, held],
+        [held, span._replace(end=6)],
+        [held, span._replace(version=1)],
+        [held._replace(bytes=9), span],
+        [held, span, span._replace(rank=1)],
+    ):
         assert len(clocks_differ(a, Trace.of(changed, "modelled"))) == 1

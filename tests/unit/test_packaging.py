@@ -1,4 +1,5 @@
 """One list of packages in three files, and the set-up that installs it."""
+
 import importlib.metadata as metadata
 import json
 import pathlib
@@ -16,9 +17,20 @@ from tools import setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = [line for extra in PROJECT["optional-dependencies"].values() for line in extra if not line.startswith("bigtrain_lab[")]
-RANGES = {canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["dependencies"] + EXTRAS)}
-PINS = {canonicalize_name(name): pin for name, pin in setup.pins((ROOT / "constraints.txt").read_text()).items()}
+EXTRAS = [
+    line
+    for extra in PROJECT["optional-dependencies"].values()
+    for line in extra
+    if not line.startswith("bigtrain_lab[")
+]
+RANGES = {
+    canonicalize_name(r.name): r.specifier
+    for r in map(Requirement, PROJECT["dependencies"] + EXTRAS)
+}
+PINS = {
+    canonicalize_name(name): pin
+    for name, pin in setup.pins((ROOT / "constraints.txt").read_text()).items()
+}
 CONDA_NAMES = {"pytorch-cpu": "torch"}
 
 
@@ -45,9 +57,13 @@ def test_environment_yml_names_the_same_packages_in_the_same_versions():
 
 def test_every_file_in_the_package_that_is_not_python_travels_with_it():
     package = ROOT / "bigtrain_lab"
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["bigtrain_lab"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["bigtrain_lab"]
     shipped = {path for pattern in patterns for path in package.glob(pattern)}
-    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    others = {
+        path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}
+    }
     assert package / "player.js" in shipped
     assert others == shipped
 
@@ -56,18 +72,24 @@ def test_the_command_of_the_shell_and_python_dash_m_answer():
     (entry,) = metadata.distribution("bigtrain_lab").entry_points
     assert (entry.name, entry.value) == ("bigtrain", "bigtrain_lab.cli:main")
     assert callable(entry.load())
-    for command in ([str(pathlib.Path(sys.executable).with_name("bigtrain"))], [sys.executable, "-m", "bigtrain_lab"]):
+    for command in (
+        [str(pathlib.Path(sys.executable).with_name("bigtrain"))],
+        [sys.executable, "-m", "bigtrain_lab"],
+    ):
         answer = subprocess.run(command + ["--help"], capture_output=True, text=True)
         assert answer.returncode == 0 and "predict" in answer.stdout, answer.stderr
 
 
-@pytest.mark.parametrize("choice, gpu, system, wanted", [
-    ("auto", False, "Linux", ["torch==2.13.0+cpu", "torch==2.13.0"]),
-    ("auto", True, "Linux", ["torch==2.13.0,!=2.13.0+cpu"]),
-    ("cpu", True, "Linux", ["torch==2.13.0+cpu"]),
-    ("cuda", False, "Linux", ["torch==2.13.0,!=2.13.0+cpu"]),
-    ("auto", False, "Darwin", ["torch==2.13.0"]),
-])
+@pytest.mark.parametrize(
+    "choice, gpu, system, wanted",
+    [
+        ("auto", False, "Linux", ["torch==2.13.0+cpu", "torch==2.13.0"]),
+        ("auto", True, "Linux", ["torch==2.13.0,!=2.13.0+cpu"]),
+        ("cpu", True, "Linux", ["torch==2.13.0+cpu"]),
+        ("cuda", False, "Linux", ["torch==2.13.0,!=2.13.0+cpu"]),
+        ("auto", False, "Darwin", ["torch==2.13.0"]),
+    ],
+)
 def test_the_build_of_torch_that_is_asked_for(choice, gpu, system, wanted):
     assert setup.torch_requirements(choice, gpu, system, "2.13.0") == wanted
 
@@ -102,7 +124,9 @@ def project(tmp_path, monkeypatch):
         assert not setup.STAMP.exists(), "an installation that is cut short would look finished"
         assert constrained == (words == PROJECT_ITSELF)
         if constrained:
-            assert calls[-1].startswith("torch"), "the project before torch could bring any build of it"
+            assert calls[-1].startswith("torch"), (
+                "the project before torch could bring any build of it"
+            )
         else:
             calls.append(words[-1])
         return ""
@@ -124,7 +148,10 @@ def test_a_second_installation_does_nothing(project):
 
 def test_jupyterlab_asks_no_other_machine_for_news(project):
     told = json.loads((setup.VENV / "share/jupyter/lab/settings/overrides.json").read_text())
-    assert told["@jupyterlab/apputils-extension:notification"] == {"fetchNews": "false", "checkForUpdates": False}
+    assert told["@jupyterlab/apputils-extension:notification"] == {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+    }
 
 
 def test_an_installation_without_its_stamp_is_made_anew(project):
@@ -178,7 +205,11 @@ def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, 
 
     def pip_install(*words, constrained=True):
         calls.append(words[-1])
-        return "ERROR: No matching distribution found for torch==2.13.0+cpu" if "+cpu" in words[-1] else ""
+        return (
+            "ERROR: No matching distribution found for torch==2.13.0+cpu"
+            if "+cpu" in words[-1]
+            else ""
+        )
 
     monkeypatch.setattr(setup, "pip_install", pip_install)
     setup.STAMP.unlink()
@@ -192,7 +223,11 @@ def test_no_cpu_build_of_torch_falls_back_with_a_sentence(project, monkeypatch, 
 
 def test_any_other_failure_of_pip_stops_and_leaves_no_stamp(project, monkeypatch):
     for failing in ("torch==2.13.0+cpu", ".[test]"):
-        monkeypatch.setattr(setup, "pip_install", lambda *words, constrained=True: "no space left" * (words[-1] == failing))
+        monkeypatch.setattr(
+            setup,
+            "pip_install",
+            lambda *words, constrained=True: "no space left" * (words[-1] == failing),
+        )
         setup.STAMP.unlink(missing_ok=True)
         with pytest.raises(setup.Refused, match="run the same command again"):
             setup.prepare("", "auto")

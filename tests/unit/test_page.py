@@ -47,7 +47,11 @@ class Elements(HTMLParser):
         return [about for name, about in self.found if name == tag]
 
     def text(self, tag: str, **about) -> str:
-        return next(text for number, text in self.texts.items() if self.found[number][0] == tag and about.items() <= self.found[number][1].items())
+        return next(
+            text
+            for number, text in self.texts.items()
+            if self.found[number][0] == tag and about.items() <= self.found[number][1].items()
+        )
 
     @property
     def said(self) -> str:
@@ -57,7 +61,10 @@ class Elements(HTMLParser):
         """Clock -> what the player gets."""
         told = json.loads(self.text("script", id="btl-run"))
         bodies = [gzip.decompress(b64decode(body)) for body in told["bodies"]]
-        return {clock: f'{{"clock":"{clock}",'.encode() + bodies[number] for clock, number in told["clocks"].items()}
+        return {
+            clock: f'{{"clock":"{clock}",'.encode() + bodies[number]
+            for clock, number in told["clocks"].items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +77,11 @@ def done(tmp_path_factory):
 
 
 def traces_of(experiment, run) -> dict[str, Trace]:
-    return {"predicted": experiment.predict(), "modelled": run.trace("modelled"), "measured": run.trace("measured")}
+    return {
+        "predicted": experiment.predict(),
+        "modelled": run.trace("modelled"),
+        "measured": run.trace("measured"),
+    }
 
 
 def test_it_holds_every_clock_and_equal_ones_once(done):
@@ -79,17 +90,38 @@ def test_it_holds_every_clock_and_equal_ones_once(done):
     held = Elements(page(traces, *done))
     assert held.packed() == {clock: pack(trace) for clock, trace in traces.items()}
     told = json.loads(held.text("script", id="btl-run"))
-    assert told["clocks"] == {"predicted": 0, "modelled": 0, "measured": 1} and len(told["bodies"]) == 2 and told["first"] == "modelled"
-    assert [tab["data-clock"] for tab in held.all("button")] == ["predicted", "modelled", "measured"]
+    assert (
+        told["clocks"] == {"predicted": 0, "modelled": 0, "measured": 1}
+        and len(told["bodies"]) == 2
+        and told["first"] == "modelled"
+    )
+    assert [tab["data-clock"] for tab in held.all("button")] == [
+        "predicted",
+        "modelled",
+        "measured",
+    ]
 
 
 def test_it_tells_the_run_in_words(done):
     experiment, run = done
     said = Elements(page(traces_of(*done), *done)).said
-    for words in (experiment.question, "pipeline on 2 ranks", ": done.", "step time 9 slots 9 slots", "✓ modelled", "In all,", "modelled: 9 slots a step",
-                  "bigtrain run pipeline --ranks 2", "micro-batches 2", "tied off", "fault none"):
+    for words in (
+        experiment.question,
+        "pipeline on 2 ranks",
+        ": done.",
+        "step time 9 slots 9 slots",
+        "✓ modelled",
+        "In all,",
+        "modelled: 9 slots a step",
+        "bigtrain run pipeline --ranks 2",
+        "micro-batches 2",
+        "tied off",
+        "fault none",
+    ):
         assert words in said, words
-    assert not any(words in said for words in ("stashing", "chunks", "fault-rank", "fault-at")), "these have no effect here"
+    assert not any(words in said for words in ("stashing", "chunks", "fault-rank", "fault-at")), (
+        "these have no effect here"
+    )
     assert re.search(r"loss [\d.]+ -> [\d.]+ \(2 values\)", said)
 
 
@@ -99,17 +131,27 @@ def test_the_player_is_in_it_as_it_is_and_nothing_is_asked_for(done):
     assert Player._esm in held.text("script", type="module") and Player._css in held.text("style")
     assert (HERE / "page.js").read_text(encoding="utf-8") in held.text("script", type="module")
     assert not re.search(r"https?:|//cdn|@import|url\(|\bimport[ (]|fetch\(", text)
-    assert not any(set(about) & {"src", "href", "srcset", "action", "style"} for _, about in held.found)
+    assert not any(
+        set(about) & {"src", "href", "srcset", "action", "style"} for _, about in held.found
+    )
     assert not any(name.startswith("on") for _, about in held.found for name in about)
 
 
 def test_its_policy_allows_its_own_script_and_style_and_nothing_else(done):
     held = Elements(page(traces_of(*done), *done))
-    policy = next(about["content"] for about in held.all("meta") if about.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        about["content"]
+        for about in held.all("meta")
+        if about.get("http-equiv") == "Content-Security-Policy"
+    )
+
     def digest(text):
         return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-    assert policy == (f"default-src 'none'; script-src {digest(held.text('script', type='module'))}; style-src {digest(held.text('style'))}; "
-                      "base-uri 'none'; form-action 'none'")
+
+    assert policy == (
+        f"default-src 'none'; script-src {digest(held.text('script', type='module'))}; style-src {digest(held.text('style'))}; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
@@ -119,12 +161,32 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path):
     experiment = PipelineExperiment(**SMALL, text=str(evil))
     trace = experiment.predict()
     odd = trace.events[0]._replace(name="</script><b>")
-    held = Elements(page({"predicted": replace(trace, events=(odd, *trace.events[1:]))}, experiment))
-    assert not held.all("img") and not held.all("b")[1:] and len(held.all("script")) == 2  # the one <b>: a sentence of the whole
+    held = Elements(
+        page({"predicted": replace(trace, events=(odd, *trace.events[1:]))}, experiment)
+    )
+    assert (
+        not held.all("img") and not held.all("b")[1:] and len(held.all("script")) == 2
+    )  # the one <b>: a sentence of the whole
     assert str(evil).split("\u2028")[0] in held.said
-    assert json.loads(held.packed()["predicted"]) == json.loads(pack(replace(trace, events=(odd, *trace.events[1:]))))
-    plain = page({"predicted": replace(trace, settings={"facts": {"profile": "kept aside"}, "<i>": "</script><i>", "experiment": "<i>", "half": "\udce9"})})
-    assert not Elements(plain).all("i") and "</script><i>" in Elements(plain).said and plain.encode()
+    assert json.loads(held.packed()["predicted"]) == json.loads(
+        pack(replace(trace, events=(odd, *trace.events[1:])))
+    )
+    plain = page(
+        {
+            "predicted": replace(
+                trace,
+                settings={
+                    "facts": {"profile": "kept aside"},
+                    "<i>": "</script><i>",
+                    "experiment": "<i>",
+                    "half": "\udce9",
+                },
+            )
+        }
+    )
+    assert (
+        not Elements(plain).all("i") and "</script><i>" in Elements(plain).said and plain.encode()
+    )
     assert "kept aside" not in Elements(plain).said
 
 
@@ -138,16 +200,31 @@ def broken(rank):
 
 def test_a_failed_run_says_why_and_what_there_is(tmp_path):
     experiment = PipelineExperiment(**SMALL)
-    run = launch(broken, 2, directory=tmp_path / "run", cost={"F": 1}, settings={"experiment": "pipeline", **experiment.model_dump(mode="json")},
-                 name="pipeline", steps=1)
+    run = launch(
+        broken,
+        2,
+        directory=tmp_path / "run",
+        cost={"F": 1},
+        settings={"experiment": "pipeline", **experiment.model_dump(mode="json")},
+        name="pipeline",
+        steps=1,
+    )
     with pytest.raises(Exception, match="on purpose"):
         run.wait()
     run = Run.open(run.directory)
     held = Elements(page(traces_of(experiment, run), experiment, run))
     assert "Rank 1 failed: ValueError: <b>on purpose</b>" in held.said and ": failed." in held.said
-    assert "In all," not in held.said and "a step" not in held.said and "step time 9 slots – –" in held.said
+    assert (
+        "In all," not in held.said
+        and "a step" not in held.said
+        and "step time 9 slots – –" in held.said
+    )
     packed = {clock: json.loads(body) for clock, body in held.packed().items()}
-    assert packed["modelled"]["spans"] and packed["modelled"]["unfinished"] and not packed["predicted"]["unfinished"]
+    assert (
+        packed["modelled"]["spans"]
+        and packed["modelled"]["unfinished"]
+        and not packed["predicted"]["unfinished"]
+    )
     only = Elements(page({"measured": run.trace("measured")}, None, run))
     assert "Rank 1 failed" in only.said and "micro_batches 2" in only.said and not only.all("table")
 
@@ -158,7 +235,9 @@ def test_a_deadlock_is_drawn_without_a_style_that_the_policy_forbids(tmp_path):
     with pytest.raises(Exception, match="Deadlock"):
         run.wait()
     held = Elements(page(traces_of(experiment, run), experiment, Run.open(run.directory)))
-    assert [about["aria-label"] for about in held.all("svg")] == ["rank 0 waits for a go-ahead; rank 1 waits for 0F0"]
+    assert [about["aria-label"] for about in held.all("svg")] == [
+        "rank 0 waits for a go-ahead; rank 1 waits for 0F0"
+    ]
     assert not [about for _, about in held.found if "style" in about]
 
 
@@ -167,8 +246,14 @@ def test_part_of_a_trace_gets_no_sentences_and_notes_are_told():
     whole = experiment.predict()
     part = replace(whole, settings={**whole.settings, "unfinished": True})
     assert "In all," in Elements(page({"predicted": whole}, experiment)).said
-    held = Elements(page({"predicted": part}, experiment, notes=("The log of rank 1 is <i>cut off</i>.",)))
-    assert "In all," not in held.said and "The log of rank 1 is <i>cut off</i>." in held.said and not held.all("i")
+    held = Elements(
+        page({"predicted": part}, experiment, notes=("The log of rank 1 is <i>cut off</i>.",))
+    )
+    assert (
+        "In all," not in held.said
+        and "The log of rank 1 is <i>cut off</i>." in held.said
+        and not held.all("i")
+    )
 
 
 def test_a_run_still_at_work_says_so(done, monkeypatch):
@@ -176,16 +261,23 @@ def test_a_run_still_at_work_says_so(done, monkeypatch):
     monkeypatch.setattr(Run, "state", "running")
     monkeypatch.setattr(Run, "diagnosis", None)
     said = Elements(page(traces_of(*done), *done)).said
-    assert "Its ranks were still at work when this page was written." in said and "a step" not in said
+    assert (
+        "Its ranks were still at work when this page was written." in said and "a step" not in said
+    )
 
 
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_page_and_a_long_one_stays_small(done):
-    bodies = json.loads(Elements(page(traces_of(*done), *done)).text("script", id="btl-run"))["bodies"]
+    bodies = json.loads(Elements(page(traces_of(*done), *done)).text("script", id="btl-run"))[
+        "bodies"
+    ]
     assert all(b64decode(body)[4:8] == bytes(4) for body in bodies), "the time of packing is in it"
     long = PipelineExperiment(steps=200, layers=8, width=16, sequence=8)
     text = page({"predicted": long.predict()}, long)
-    assert len(json.loads(Elements(text).packed()["predicted"])["spans"]) == 13_600 and len(text) < 450_000
+    assert (
+        len(json.loads(Elements(text).packed()["predicted"])["spans"]) == 13_600
+        and len(text) < 450_000
+    )
 
 
 def test_the_clock_shown_first_can_be_chosen(done):
@@ -205,4 +297,8 @@ def test_every_experiment_has_a_page(name):
     experiment = Experiment.named(name)()
     trace = experiment.predict()
     held = Elements(page({trace.clock: trace}, experiment))
-    assert experiment.question in held.said and f"bigtrain run {name}" in held.said and held.packed()[trace.clock] == pack(trace)
+    assert (
+        experiment.question in held.said
+        and f"bigtrain run {name}" in held.said
+        and held.packed()[trace.clock] == pack(trace)
+    )

@@ -14,15 +14,43 @@ from bigtrain_lab.data.tokens import BEGIN, END, PAD, UNKNOWN, Subwords, Words
 from bigtrain_lab.techniques.distributed_sampler import DistributedSampler
 
 SAID = {
-    0: ("zero", "零"), 10: ("ten", "十"), 12: ("twelve", "十二"), 20: ("twenty", "二十"), 101: ("one hundred and one", "一百零一"),
-    110: ("one hundred and ten", "一百一十"), 1001: ("one thousand and one", "一千零一"), 10_010: ("ten thousand and ten", "一万零一十"),
-    105_000: ("one hundred and five thousand", "十万五千"), 340_007: ("three hundred and forty thousand and seven", "三十四万零七"),
-    900_500: ("nine hundred thousand five hundred", "九十万零五百"), 10_203_040: ("ten million two hundred and three thousand and forty", "一千零二十万三千零四十"),
-    100_005_000: ("one hundred million five thousand", "一亿零五千"), 1_200_050_000: ("one billion two hundred million fifty thousand", "十二亿零五万")}
-DATES = {(1905, 3, 4): ("the fourth of March nineteen oh five", "March the fourth nineteen oh five", "一九〇五年三月四日"),
-         (2000, 1, 12): ("the twelfth of January two thousand", "January the twelfth two thousand", "二〇〇〇年一月十二日"),
-         (1900, 12, 31): ("the thirty-first of December nineteen hundred", "December the thirty-first nineteen hundred", "一九〇〇年十二月三十一日"),
-         (2026, 11, 20): ("the twentieth of November twenty twenty-six", "November the twentieth twenty twenty-six", "二〇二六年十一月二十日")}
+    0: ("zero", "零"),
+    10: ("ten", "十"),
+    12: ("twelve", "十二"),
+    20: ("twenty", "二十"),
+    101: ("one hundred and one", "一百零一"),
+    110: ("one hundred and ten", "一百一十"),
+    1001: ("one thousand and one", "一千零一"),
+    10_010: ("ten thousand and ten", "一万零一十"),
+    105_000: ("one hundred and five thousand", "十万五千"),
+    340_007: ("three hundred and forty thousand and seven", "三十四万零七"),
+    900_500: ("nine hundred thousand five hundred", "九十万零五百"),
+    10_203_040: ("ten million two hundred and three thousand and forty", "一千零二十万三千零四十"),
+    100_005_000: ("one hundred million five thousand", "一亿零五千"),
+    1_200_050_000: ("one billion two hundred million fifty thousand", "十二亿零五万"),
+}
+DATES = {
+    (1905, 3, 4): (
+        "the fourth of March nineteen oh five",
+        "March the fourth nineteen oh five",
+        "一九〇五年三月四日",
+    ),
+    (2000, 1, 12): (
+        "the twelfth of January two thousand",
+        "January the twelfth two thousand",
+        "二〇〇〇年一月十二日",
+    ),
+    (1900, 12, 31): (
+        "the thirty-first of December nineteen hundred",
+        "December the thirty-first nineteen hundred",
+        "一九〇〇年十二月三十一日",
+    ),
+    (2026, 11, 20): (
+        "the twentieth of November twenty twenty-six",
+        "November the twentieth twenty twenty-six",
+        "二〇二六年十一月二十日",
+    ),
+}
 UNITS = {"十": 10, "百": 100, "千": 1000}
 
 
@@ -43,11 +71,17 @@ def value_of(chinese):
 
 def test_numbers_and_dates_are_said_as_they_are():
     assert {n: (numerals.english(n), numerals.chinese(n)) for n in SAID} == SAID
-    assert {date: (*(numerals.said(date, way)[0] for way in (False, True)), numerals.said(date)[1]) for date in DATES} == DATES
+    assert {
+        date: (*(numerals.said(date, way)[0] for way in (False, True)), numerals.said(date)[1])
+        for date in DATES
+    } == DATES
     for n in [*range(0, 100_000, 37), *range(10**6, 10**8, 1_234_567)]:
         assert value_of(numerals.chinese(n)) == n and "零零" not in numerals.chinese(n)
     several = [*range(12_000), *range(12_000, 10**8, 43_211)]
-    assert all(len({say(n) for n in several}) == len(several) for say in (numerals.english, numerals.chinese))
+    assert all(
+        len({say(n) for n in several}) == len(several)
+        for say in (numerals.english, numerals.chinese)
+    )
 
 
 def test_no_held_out_pair_is_trained_on():
@@ -60,32 +94,67 @@ def test_no_held_out_pair_is_trained_on():
     english = generated(pairs=300, held_out=20, into="english")
     texts = [text for pair in [*english.train, *english.held_out] for text in pair]
     assert all(english.vocabulary.decode(english.vocabulary.encode(text)) == text for text in texts)
-    assert all("of" in target.split() for source, target in english.train if "年" in source)  # said in one way
-    assert UNKNOWN not in sum((english.vocabulary.encode(text) for text in texts), []) and len(english.vocabulary) < 110
+    assert all(
+        "of" in target.split() for source, target in english.train if "年" in source
+    )  # said in one way
+    assert (
+        UNKNOWN not in sum((english.vocabulary.encode(text) for text in texts), [])
+        and len(english.vocabulary) < 110
+    )
 
 
 def test_words_and_subwords_give_the_text_back():
     texts = ["the old man saw a dog", "一只狗。", "the dog saw the old man"] * 5
     words, subwords = Words(texts), Subwords(texts, 270)
     for text in texts:
-        assert subwords.decode([BEGIN, *subwords.encode(text), END, 9, 9]) == text == words.decode([*words.encode(text), END, PAD])
-    assert subwords.decode(subwords.encode("żółw 7?")) == "żółw 7?" and words.encode("a cat")[1] == UNKNOWN
-    assert len(subwords) == 270 and min(subwords.encode("the dog")) >= 4 and len(subwords.encode("the dog")) < len(b"the dog")
+        assert (
+            subwords.decode([BEGIN, *subwords.encode(text), END, 9, 9])
+            == text
+            == words.decode([*words.encode(text), END, PAD])
+        )
+    assert (
+        subwords.decode(subwords.encode("żółw 7?")) == "żółw 7?"
+        and words.encode("a cat")[1] == UNKNOWN
+    )
+    assert (
+        len(subwords) == 270
+        and min(subwords.encode("the dog")) >= 4
+        and len(subwords.encode("the dog")) < len(b"the dog")
+    )
     assert Subwords(texts, 270).encode(texts[0]) == subwords.encode(texts[0])
-    assert min(subwords.encode("<end> <pad>")) >= 4 and subwords.decode(subwords.encode("<end>")) == "<end>"
+    assert (
+        min(subwords.encode("<end> <pad>")) >= 4
+        and subwords.decode(subwords.encode("<end>")) == "<end>"
+    )
     spaced = Words(["in 1999 das café, über all"], spaces=True)
-    assert spaced.decode(spaced.encode("in 1999 das café, über all")) == "in 1999 das café, über all"
+    assert (
+        spaced.decode(spaced.encode("in 1999 das café, über all")) == "in 1999 das café, über all"
+    )
 
 
 def test_a_user_s_files_are_read(tmp_path):
     rows = [(f"sentence {n % 40}", f"Satz {n}") for n in range(80)]
-    (tmp_path / "a.tsv").write_bytes("\ufeff".encode() + "\r\n".join("\t".join(row) for row in rows).encode() + b"\r\n \r\n")
+    (tmp_path / "a.tsv").write_bytes(
+        "\ufeff".encode() + "\r\n".join("\t".join(row) for row in rows).encode() + b"\r\n \r\n"
+    )
     (tmp_path / "a.en").write_text("\n".join(source for source, _ in rows) + "\n", encoding="utf-8")
     (tmp_path / "a.de").write_text("\n".join(target for _, target in rows) + "\n", encoding="utf-8")
-    one, two = read_pairs(tmp_path / "a.tsv", vocabulary="words"), read_pairs(tmp_path / "a.en", tmp_path / "a.de", size=300)
-    assert one.train == two.train and one.held_out == two.held_out and len(one.train) + len(one.held_out) == 80
-    assert len(one.held_out) == 8 and not {source for source, _ in one.train} & {source for source, _ in one.held_out}
-    assert not one.chinese and of_pairs([(f"{n}", "三" * 9) for n in range(30)], vocabulary="words").chinese
+    one, two = (
+        read_pairs(tmp_path / "a.tsv", vocabulary="words"),
+        read_pairs(tmp_path / "a.en", tmp_path / "a.de", size=300),
+    )
+    assert (
+        one.train == two.train
+        and one.held_out == two.held_out
+        and len(one.train) + len(one.held_out) == 80
+    )
+    assert len(one.held_out) == 8 and not {source for source, _ in one.train} & {
+        source for source, _ in one.held_out
+    }
+    assert (
+        not one.chinese
+        and of_pairs([(f"{n}", "三" * 9) for n in range(30)], vocabulary="words").chinese
+    )
     assert len(two.encoded(longest=8)) < 72 or len(two.encoded()) == 72
 
 
@@ -118,7 +187,14 @@ def test_a_bad_file_is_one_sentence(content, other, told, tmp_path):
     assert all(part in str(refused.value) for part in parts) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("settings, told", [({"held_out": 0}, "held_out=0 is too small"), ({"size": "big"}, "size='big'"), ({"source": None}, "None is no path")])
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"held_out": 0}, "held_out=0 is too small"),
+        ({"size": "big"}, "size='big'"),
+        ({"source": None}, "None is no path"),
+    ],
+)
 def test_a_setting_that_means_nothing_is_refused(settings, told, tmp_path):
     (tmp_path / "a.tsv").write_text("one\teins\ntwo\tzwei\n", encoding="utf-8")
     with pytest.raises(Impossible, match=re.escape(told)):
@@ -138,8 +214,13 @@ def test_threads_may_ask_for_two_epochs_at_once():
                 asked.append(1)
                 asked.append(torn.epoch(1))
             return lengths[order]
+
     torn.lengths = Lengths()
-    assert [each.tolist() for each in torn.epoch(0)] == right[0] == [each.tolist() for each in torn.epoch(0)]
+    assert (
+        [each.tolist() for each in torn.epoch(0)]
+        == right[0]
+        == [each.tolist() for each in torn.epoch(0)]
+    )
     assert [each.tolist() for each in asked[1]] == right[1]
 
 
@@ -149,7 +230,9 @@ def test_what_is_absent_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(Impossible, match="is no file: name a text file"):
         read_pairs(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(Impossible, match="^Subwords need the package tokenizers, which is not installed: install"):
+    with pytest.raises(
+        Impossible, match="^Subwords need the package tokenizers, which is not installed: install"
+    ):
         of_pairs([("a", "b"), ("c", "d")])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(Impossible, match="needs the package datasets, which is not installed"):
@@ -164,12 +247,21 @@ def test_a_data_set_is_fetched_on_purpose_only(monkeypatch):
         if download_config.local_files_only:
             raise ConnectionError("no copy")
         return [{"translation": {"en": f"{n}", "de": f"{n} auch"}} for n in range(20)]
+
     stub = ModuleType("datasets")
-    stub.load_dataset, stub.DownloadConfig = load_dataset, lambda local_files_only: SimpleNamespace(local_files_only=local_files_only)
+    stub.load_dataset, stub.DownloadConfig = (
+        load_dataset,
+        lambda local_files_only: SimpleNamespace(local_files_only=local_files_only),
+    )
     monkeypatch.setitem(sys.modules, "datasets", stub)
-    with pytest.raises(Impossible, match=r"^opus is not to be had \(ConnectionError\): fetch it once with fetch=True.$"):
+    with pytest.raises(
+        Impossible,
+        match=r"^opus is not to be had \(ConnectionError\): fetch it once with fetch=True.$",
+    ):
         from_hugging_face("opus", "en", "de")
-    assert len(from_hugging_face("opus", "en", "de", fetch=True, vocabulary="words").train) == 18 and asked == [True, False]
+    assert len(
+        from_hugging_face("opus", "en", "de", fetch=True, vocabulary="words").train
+    ) == 18 and asked == [True, False]
     with pytest.raises(Impossible, match="^opus has no translation from en to fr"):
         from_hugging_face("opus", "en", "fr", fetch=True)
 
@@ -178,18 +270,38 @@ def test_batches_hold_each_sentence_once_in_another_order_each_epoch():
     pairs = generated(pairs=700, digits=5).encoded()
     batches = Batches(pairs, 300, parts=3, seed=4)
     epochs = [batches.epoch(number) for number in (0, 1, 0)]
-    assert all(sorted(n for batch in each for n in batch) == list(range(700)) and len(each) == len(batches) for each in epochs)
+    assert all(
+        sorted(n for batch in each for n in batch) == list(range(700)) and len(each) == len(batches)
+        for each in epochs
+    )
     same = [[batch.tolist() for batch in each] for each in epochs]
-    assert same[0] == same[2] and same[0] != same[1] and sorted(map(sorted, same[0])) != sorted(map(sorted, same[1]))
+    assert (
+        same[0] == same[2]
+        and same[0] != same[1]
+        and sorted(map(sorted, same[0])) != sorted(map(sorted, same[1]))
+    )
     for number, batch in enumerate(same[1]):
         parts = [batches.sentences(3 * (len(batches) + number) + part) for part in range(3)]
-        assert parts == [batch[part::3] for part in range(3)] and batches.place(len(batches) + number) == (1, number)
+        assert parts == [batch[part::3] for part in range(3)] and batches.place(
+            len(batches) + number
+        ) == (1, number)
         width = max(max(map(len, pairs[n])) + 1 for n in batch)
         assert len(batch) * width <= 300
-        shares = [[batch[at] for at in DistributedSampler(len(batch), rank, 3, shuffle=False, last="uneven")] for rank in range(3)]
+        shares = [
+            [
+                batch[at]
+                for at in DistributedSampler(len(batch), rank, 3, shuffle=False, last="uneven")
+            ]
+            for rank in range(3)
+        ]
         assert parts == shares
-    padding = sum((sample := batches.sample(n)).targets.numel() - tokens_of(sample) for n in range(60))
-    plain = sum((sample := padded(pairs[n:n + 12])).targets.numel() - tokens_of(sample) for n in range(0, 700, 12))
+    padding = sum(
+        (sample := batches.sample(n)).targets.numel() - tokens_of(sample) for n in range(60)
+    )
+    plain = sum(
+        (sample := padded(pairs[n : n + 12])).targets.numel() - tokens_of(sample)
+        for n in range(0, 700, 12)
+    )
     assert padding < plain / 3
 
 
@@ -197,9 +309,17 @@ def test_a_micro_batch_is_padded_and_knows_its_words():
     pairs = [([5, 6, 7], [8]), ([5], [8, 9]), ([5, 6], [9, 9, 9, 9])]
     source, target, (so_far,) = padded(pairs)
     assert source.tolist() == [[5, 6, 7, END], [5, END, PAD, PAD], [5, 6, END, PAD]]
-    assert target.tolist()[:2] == [[8, END, PAD, PAD, PAD], [8, 9, END, PAD, PAD]] and so_far.tolist()[0] == [BEGIN, 8, PAD, PAD, PAD]
+    assert target.tolist()[:2] == [
+        [8, END, PAD, PAD, PAD],
+        [8, 9, END, PAD, PAD],
+    ] and so_far.tolist()[0] == [BEGIN, 8, PAD, PAD, PAD]
     batches = Batches(pairs, 5, parts=2)  # a batch is one sentence: the second micro-batch has none
-    assert sorted(batches.words(2 * n) for n in range(3)) == [2, 3, 5] and batches.words(1) == tokens_of(batches.sample(1)) == 0
+    assert (
+        sorted(batches.words(2 * n) for n in range(3)) == [2, 3, 5]
+        and batches.words(1) == tokens_of(batches.sample(1)) == 0
+    )
     assert in_order(pairs, 2) == [[1, 2], [0]] and cuts([1, 1, 2, 3, 3, 9], 6) == [0, 3, 5]
-    with pytest.raises(Impossible, match="^A sentence of 5 tokens is more than a batch of 4: take larger batches"):
+    with pytest.raises(
+        Impossible, match="^A sentence of 5 tokens is more than a batch of 4: take larger batches"
+    ):
         Batches(pairs, 4)

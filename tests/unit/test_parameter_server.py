@@ -42,12 +42,20 @@ def test_no_update_under_a_bound_is_staler_than_its_limit():
     for trial in range(60):
         workers, bound, shards = draw.randint(1, 5), draw.randint(0, 4), draw.randint(1, 3)
         requests = [draw.randint(6, 14) for _ in range(workers)]
-        hiccups = {(w, n): {"F": draw.choice([1, 30]), "B": 1}
-                   for w in range(workers) for n in range(14) if draw.random() < 0.3}
+        hiccups = {
+            (w, n): {"F": draw.choice([1, 30]), "B": 1}
+            for w in range(workers)
+            for n in range(14)
+            if draw.random() < 0.3
+        }
         slowdown = {w: draw.choice([1, 1, "1.1", 7]) for w in range(workers)}
         links = {(a, b): Link(draw.randint(0, 900), 3, 1) for a in range(8) for b in range(8)}
-        cost = Cost({"F": 1, "B": 2, "S": "0.01"}, slowdown=slowdown, of_batch=hiccups,
-                    links={} if trial % 2 else links)
+        cost = Cost(
+            {"F": 1, "B": 2, "S": "0.01"},
+            slowdown=slowdown,
+            of_batch=hiccups,
+            links={} if trial % 2 else links,
+        )
         trace = simulate(order(requests, [40] * shards, bound), cost)
         found = applied(trace, requests, bound)
         assert len(found) == shards * sum(requests)
@@ -60,9 +68,14 @@ def test_no_update_under_a_bound_is_staler_than_its_limit():
     assert tight
 
 
-@pytest.mark.parametrize("slowest, how, requests, rate", [
-    (4, {"synchronous": True}, [100] * 4, 1.0), (4, {}, [400, 400, 400, 100], 3.25),
-    (4, {"bound": 3}, [103, 103, 103, 100], 1.0225)])
+@pytest.mark.parametrize(
+    "slowest, how, requests, rate",
+    [
+        (4, {"synchronous": True}, [100] * 4, 1.0),
+        (4, {}, [400, 400, 400, 100], 3.25),
+        (4, {"bound": 3}, [103, 103, 103, 100], 1.0225),
+    ],
+)
 def test_a_slow_worker_s_pace(slowest, how, requests, rate):
     """Workers that take 1, 1, 1 and 4: gradients applied in a unit of time."""
     trace = simulate(order(requests, **how), Cost({"F": 1, "B": 2}, slowdown={3: slowest}))
@@ -145,8 +158,10 @@ def trains(group, servers, requests, **how):
 
 def test_workers_and_servers_learn_what_one_process_does_without_a_modelled_clock(tmp_path):
     """Synchronous: the large batch's weights. Else in turns, the same each time; on every rank."""
+
     def program(rank):
         from bigtrain_lab.runtime import Group
+
         found, group = {}, Group.of(None)
         for name, how in HOW.items():
             weights, updates = trains(group, 2, 8, **how)
@@ -198,14 +213,20 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize("asked, told", [
-    (dict(requests=[]), "There are no workers"),
-    (dict(requests=[3, 0]), "The workers have 3, 0 batches"),
-    (dict(requests=[3], shard_bytes=[]), "There are no servers"),
-    (dict(requests=[3], bound=-1), "bound is -1: give how many batches"),
-    (dict(requests=[3], bound=1, synchronous=True), "synchronous and bound=1: .*; leave one out"),
-    (dict(requests=[3, 2], synchronous=True), "needs one from each in every round"),
-])
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        (dict(requests=[]), "There are no workers"),
+        (dict(requests=[3, 0]), "The workers have 3, 0 batches"),
+        (dict(requests=[3], shard_bytes=[]), "There are no servers"),
+        (dict(requests=[3], bound=-1), "bound is -1: give how many batches"),
+        (
+            dict(requests=[3], bound=1, synchronous=True),
+            "synchronous and bound=1: .*; leave one out",
+        ),
+        (dict(requests=[3, 2], synchronous=True), "needs one from each in every round"),
+    ],
+)
 def test_what_no_plan_can_be_made_of_is_refused(asked, told):
     with pytest.raises(Impossible, match=told):
         order(**asked)

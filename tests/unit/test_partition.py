@@ -14,7 +14,18 @@ from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models import GPTConfig, timing
-from bigtrain_lab.partition import Piece, Stage, balanced, by_sizes, passing, slowest, stage_shares, stage_time, stage_times, worst
+from bigtrain_lab.partition import (
+    Piece,
+    Stage,
+    balanced,
+    by_sizes,
+    passing,
+    slowest,
+    stage_shares,
+    stage_time,
+    stage_times,
+    worst,
+)
 
 B = 7  # bytes a unit of time
 
@@ -32,11 +43,16 @@ def every_pipeline(pieces: int, devices: int, most_replicas: int):
 def every_time(pieces, stages, bytes_per_s):
     """Stages and links, slowest first."""
     links = [passing(pieces[stage.first - 1], bytes_per_s) for stage in stages if stage.first]
-    return sorted([*(stage_time(pieces, stage, bytes_per_s) for stage in stages), *links], reverse=True)
+    return sorted(
+        [*(stage_time(pieces, stage, bytes_per_s) for stage in stages), *links], reverse=True
+    )
 
 
 def random_profile(draw, count):
-    return [Piece(f"piece {i}", draw.randrange(0, 30), draw.randrange(0, 60), draw.randrange(0, 200)) for i in range(count)]
+    return [
+        Piece(f"piece {i}", draw.randrange(0, 30), draw.randrange(0, 60), draw.randrange(0, 200))
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("most_replicas", [1, 2, 4])
@@ -52,7 +68,9 @@ def test_no_cut_has_a_faster_slowest_place(most_replicas, bytes_per_s):
             continue
         found = balanced(pieces, devices, bytes_per_s, most_replicas)
         assert found in cuts
-        assert slowest(pieces, found, bytes_per_s) == min(slowest(pieces, cut, bytes_per_s) for cut in cuts)
+        assert slowest(pieces, found, bytes_per_s) == min(
+            slowest(pieces, cut, bytes_per_s) for cut in cuts
+        )
         replicated += any(stage.replicas > 1 for stage in found)
     assert bool(replicated) == (most_replicas > 1)
 
@@ -63,7 +81,9 @@ def test_of_cuts_with_one_slowest_place_the_evenest_is_taken():
         pieces = random_profile(draw, draw.randrange(2, 9))
         devices = draw.randrange(1, len(pieces) + 1)
         found = every_time(pieces, balanced(pieces, devices, B), B)
-        assert found == min(every_time(pieces, cut, B) for cut in every_pipeline(len(pieces), devices, 1))
+        assert found == min(
+            every_time(pieces, cut, B) for cut in every_pipeline(len(pieces), devices, 1)
+        )
     assert balanced([Piece("", 1)] * 7, 4) == by_sizes([2, 2, 2, 1])
     heavy_head = [Piece("", t) for t in (1, 1, 1, 1, 1, 1, 9)]
     assert [stage.last - stage.first for stage in balanced(heavy_head, 4)] == [2, 2, 2, 1]
@@ -76,12 +96,19 @@ def test_equal_pieces_make_equal_stages(pieces, devices):
 
 def test_replicas_share_the_work_and_sum_their_gradients_by_a_ring():
     pieces = [Piece("a", 10, 0, 70), Piece("b", 2, 14, 700)]
-    assert stage_time(pieces, Stage(0, 1, 2), B) == Fraction(10, 2)  # a ring of 2 sends 70 bytes a replica, in 10 of time
-    assert stage_time(pieces, Stage(0, 2, 2), B) == Fraction(770, B) / 2  # now the ring is slower than the work, 12
+    assert stage_time(pieces, Stage(0, 1, 2), B) == Fraction(
+        10, 2
+    )  # a ring of 2 sends 70 bytes a replica, in 10 of time
+    assert (
+        stage_time(pieces, Stage(0, 2, 2), B) == Fraction(770, B) / 2
+    )  # now the ring is slower than the work, 12
     assert stage_time(pieces, Stage(1, 2, 4), B) == Fraction(2 * 3 * 700, 4 * B) / 4
     assert stage_time(pieces, Stage(0, 2, 4)) == 3  # links are free
     assert passing(pieces[1], B) == 4  # 14 bytes of activations, 14 of gradient
-    convolutions, classifier = [Piece("", 10, 30, 1)] * 4, Piece("", 4, 0, 10_000)  # the paper's case: much work, then many weights
+    convolutions, classifier = (
+        [Piece("", 10, 30, 1)] * 4,
+        Piece("", 4, 0, 10_000),
+    )  # the paper's case: much work, then many weights
     assert balanced([*convolutions, classifier], 4, B, 4) == [Stage(0, 4, 3), Stage(4, 5, 1)]
 
 
@@ -96,7 +123,9 @@ def test_the_worst_cut_is_the_worst():
     for _ in range(100):
         pieces = random_profile(draw, draw.randrange(1, 8))
         devices = draw.randrange(1, len(pieces) + 1)
-        assert slowest(pieces, worst(pieces, devices)) == max(slowest(pieces, cut) for cut in every_pipeline(len(pieces), devices, 1))
+        assert slowest(pieces, worst(pieces, devices)) == max(
+            slowest(pieces, cut) for cut in every_pipeline(len(pieces), devices, 1)
+        )
 
 
 @pytest.mark.parametrize("devices", [0, 4, 2.5])
@@ -106,11 +135,21 @@ def test_devices_without_a_piece_are_refused(devices):
 
 
 def test_what_a_stage_took_is_its_mean_without_updates():
-    spans = [Span(0, "compute", "F", "0F0", 0, 1000), Span(0, "compute", "F", "0F1", 1000, 3000), Span(0, "compute", "B", "0B0", 3000, 5000),
-             Span(0, "compute", "B", "0B1", 5000, 8000), Span(0, "compute", "U", "0U1", 8000, 99000), Span(1, "compute", "F+B", "1F0+1B0", 0, 7000)]
+    spans = [
+        Span(0, "compute", "F", "0F0", 0, 1000),
+        Span(0, "compute", "F", "0F1", 1000, 3000),
+        Span(0, "compute", "B", "0B0", 3000, 5000),
+        Span(0, "compute", "B", "0B1", 5000, 8000),
+        Span(0, "compute", "U", "0U1", 8000, 99000),
+        Span(1, "compute", "F+B", "1F0+1B0", 0, 7000),
+    ]
     assert stage_times(Trace.of(spans, "modelled", ranks=2)) == [4.0, 7.0]
     assert stage_times(Trace.of([], "modelled")) == []
-    assert stage_shares(Trace.of(spans, "modelled", ranks=2), 3) == [(4, 4 / 11), (7, 7 / 11), (0, 0)]
+    assert stage_shares(Trace.of(spans, "modelled", ranks=2), 3) == [
+        (4, 4 / 11),
+        (7, 7 / 11),
+        (0, 0),
+    ]
     assert stage_shares(Trace.of([], "modelled"), 2) == [(0, 0), (0, 0)]
 
 
@@ -123,40 +162,65 @@ def test_slots_are_shares_of_the_products():
     asked = Partition(width=D, sequence=S, vocabulary=V, layers=L)
     block, head = 12 * D * D + 2 * S * D, D * V
     shares = [0, *[block] * L, head]
-    assert [piece.time for piece in asked.pieces] == [Fraction(3 * 4 * share, L * block + head) for share in shares]
+    assert [piece.time for piece in asked.pieces] == [
+        Fraction(3 * 4 * share, L * block + head) for share in shares
+    ]
     assert sum(piece.time for piece in asked.pieces) == 3 * 4
-    assert asked.replace(layers=4, ranks=1, partition="balanced").predict().step_time == 3 * 8  # one stage: a perfect share, 8 times
+    assert (
+        asked.replace(layers=4, ranks=1, partition="balanced").predict().step_time == 3 * 8
+    )  # one stage: a perfect share, 8 times
 
 
 def test_a_perfect_cut_costs_what_the_textbook_says():
     """A head that weighs as much as one block: 3 + 3 + 3 + 3 of 12 pieces, the embedding free."""
     D, S = 64, 64
-    asked = Partition(width=D, sequence=S, vocabulary=12 * D + 2 * S, layers=11, partition="balanced")
+    asked = Partition(
+        width=D, sequence=S, vocabulary=12 * D + 2 * S, layers=11, partition="balanced"
+    )
     trace = asked.predict()
     assert [last - first for first, last in asked.slices] == [4, 3, 3, 3]
     assert trace.step_time == 33 and trace.bubble() == pytest.approx(3 / 11)
-    equal = asked.replace(partition="equal", vocabulary=4 * (12 * D + 2 * S), layers=8).predict()  # 2, 2, 2, 6 of 12
-    assert stage_times(equal) == pytest.approx([2, 2, 2, 6], abs=1e-5) and equal.step_time == pytest.approx(8 * 6 + 3 * 2)
+    equal = asked.replace(
+        partition="equal", vocabulary=4 * (12 * D + 2 * S), layers=8
+    ).predict()  # 2, 2, 2, 6 of 12
+    assert stage_times(equal) == pytest.approx(
+        [2, 2, 2, 6], abs=1e-5
+    ) and equal.step_time == pytest.approx(8 * 6 + 3 * 2)
 
 
 @pytest.mark.parametrize("hardware", ["unit", "rtx3090-pcie", "a100-nvlink"])
-@pytest.mark.parametrize("settings", [dict(), dict(ranks=3, layers=5, vocabulary=8192), dict(schedule="interleaved", layers=9)])
+@pytest.mark.parametrize(
+    "settings",
+    [dict(), dict(ranks=3, layers=5, vocabulary=8192), dict(schedule="interleaved", layers=9)],
+)
 def test_balanced_is_as_fast_as_the_fastest_and_worst_the_slowest(hardware, settings):
     asked = Partition(hardware=hardware, **settings)
-    tops = {name: max(stage_times(asked.replace(partition=name).predict())) for name in ("balanced", "equal", "worst")}
+    tops = {
+        name: max(stage_times(asked.replace(partition=name).predict()))
+        for name in ("balanced", "equal", "worst")
+    }
     assert tops["balanced"] <= tops["equal"] < tops["worst"]
     assert asked.replace(partition="balanced").slices != asked.replace(partition="worst").slices
 
 
 def test_the_pipeline_lab_balances_what_hardware_prices():
-    asked = PipelineExperiment(hardware="a100-nvlink", layers=6)  # 2 left-over blocks: equal layers give them to stages 1 and 2
+    asked = PipelineExperiment(
+        hardware="a100-nvlink", layers=6
+    )  # 2 left-over blocks: equal layers give them to stages 1 and 2
     assert asked.partition == "equal" and asked.slices == [(0, 2), (2, 4), (4, 6), (6, 8)]
-    assert asked.replace(partition="balanced", ranks=8).slices == [(i, i + 1) for i in range(8)]  # 8 stages of 6 layers
+    assert asked.replace(partition="balanced", ranks=8).slices == [
+        (i, i + 1) for i in range(8)
+    ]  # 8 stages of 6 layers
     with pytest.raises(Impossible, match="8 stages need at least 8 layers"):
         asked.replace(ranks=8)
-    with pytest.raises(Impossible, match="8 stages need at least 8 pieces; the model has 7.* take 7 stages or 6 layers"):
+    with pytest.raises(
+        Impossible,
+        match="8 stages need at least 8 pieces; the model has 7.* take 7 stages or 6 layers",
+    ):
         asked.replace(partition="balanced", ranks=8, layers=5)
-    with pytest.raises(Impossible, match="nothing to balance: take other hardware, or partition equal"):
+    with pytest.raises(
+        Impossible, match="nothing to balance: take other hardware, or partition equal"
+    ):
         PipelineExperiment(partition="balanced")
     with pytest.raises(Impossible, match="partition is 'x': choose one of equal, balanced"):
         PipelineExperiment(partition="x")
@@ -164,9 +228,14 @@ def test_the_pipeline_lab_balances_what_hardware_prices():
         asked.replace(partition="balanced", tied=True, schedule="pipedream")
 
 
-@pytest.mark.parametrize("cut", ["3 2 5", "3 2 2 2", "1 2 2 2 3", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"])
+@pytest.mark.parametrize(
+    "cut", ["3 2 5", "3 2 2 2", "1 2 2 2 3", "3 2 2 x", "10 0 0 0", "", "-1 4 4 3"]
+)
 def test_a_cut_of_one_s_own_has_as_many_stages_as_ranks_and_all_pieces(cut):
-    with pytest.raises(Impossible, match="does not make 4 stages of 10 pieces: give 4 whole numbers of at least 1 with the sum 10"):
+    with pytest.raises(
+        Impossible,
+        match="does not make 4 stages of 10 pieces: give 4 whole numbers of at least 1 with the sum 10",
+    ):
         Partition(partition="mine", cut=cut)
     assert Partition(cut=cut).slices  # not used, not read
 
@@ -176,9 +245,23 @@ def test_mine_is_what_was_typed():
 
 
 def test_what_has_no_effect_is_greyed():
-    settings, own = Partition().model_dump(), {"cut", "hardware", "stashing", "chunks", "schedule", "partition", "profiled", "vocabulary"}
+    settings, own = (
+        Partition().model_dump(),
+        {
+            "cut",
+            "hardware",
+            "stashing",
+            "chunks",
+            "schedule",
+            "partition",
+            "profiled",
+            "vocabulary",
+        },
+    )
     assert Partition.idle_settings(settings) & own == {"cut", "stashing", "chunks"}
-    assert Partition.idle_settings({**settings, "partition": "mine", "profiled": "measured"}) & own == {"hardware", "stashing", "chunks"}
+    assert Partition.idle_settings(
+        {**settings, "partition": "mine", "profiled": "measured"}
+    ) & own == {"hardware", "stashing", "chunks"}
 
 
 def test_the_table_compares_the_cuts():
@@ -186,12 +269,20 @@ def test_the_table_compares_the_cuts():
     trace = asked.predict()
     table = {quantity.name: quantity.of(trace) for quantity in asked.quantities}
     for name in ("balanced", "worst"):
-        assert table[f"step time if cut {name}"] == asked.replace(partition=name).predict().step_time
-    assert table["slowest stage, a micro-batch"] == pytest.approx(5) and table["step time"] == pytest.approx(47)
+        assert (
+            table[f"step time if cut {name}"] == asked.replace(partition=name).predict().step_time
+        )
+    assert table["slowest stage, a micro-batch"] == pytest.approx(5) and table[
+        "step time"
+    ] == pytest.approx(47)
     modelled = Trace.of(trace.events, "modelled")
-    assert all(q.of(modelled) is None for q in asked.quantities if q.name.startswith("step time if"))
+    assert all(
+        q.of(modelled) is None for q in asked.quantities if q.name.startswith("step time if")
+    )
     told = asked.explain(trace)
-    assert told[0].startswith("Stage 3 is the slowest: 42% of the work where a perfect share is 25%.")
+    assert told[0].startswith(
+        "Stage 3 is the slowest: 42% of the work where a perfect share is 25%."
+    )
     assert "Running replicas needs data-parallel groups, which come with a later part." in told[1]
     assert Partition(ranks=1).explain(Partition(ranks=1).predict()) == []
     assert asked.describe().endswith("stages of 3, 2, 2, 3 pieces")
@@ -199,7 +290,10 @@ def test_the_table_compares_the_cuts():
 
 def test_more_stages_than_layers_are_compared_without_the_equal_cut():
     asked = Partition(ranks=6, layers=4, partition="balanced")
-    assert asked.slices == [(i, i + 1) for i in range(6)] and list(asked.cuts) == ["balanced", "worst"]
+    assert asked.slices == [(i, i + 1) for i in range(6)] and list(asked.cuts) == [
+        "balanced",
+        "worst",
+    ]
 
 
 def test_the_picture_shows_each_piece_each_stage_and_each_cut():
@@ -212,7 +306,9 @@ def test_the_picture_shows_each_piece_each_stage_and_each_cut():
     assert sum(stages) == pytest.approx(1) and sum(pieces) == pytest.approx(1)
     assert [sum(own.y) for own in bars[1::2]] == pytest.approx(stages, abs=1e-5)
     (steps,) = [bar for bar in figure.data if bar.orientation == "h"]
-    assert dict(zip(steps.y, steps.x)) == {name: cost["step_time"] for name, cost in asked.cuts.items()}
+    assert dict(zip(steps.y, steps.x)) == {
+        name: cost["step_time"] for name, cost in asked.cuts.items()
+    }
     with pytest.raises(Impossible, match="knows no profile"):
         figures.figure("profile", PipelineExperiment().predict())
 
@@ -239,7 +335,9 @@ def test_a_measured_profile_is_timed_once_and_kept(own_cache, monkeypatch):
     asked = Partition(profiled="measured", partition="balanced", **SMALL)
     first = [piece.time for piece in asked.pieces]
     assert len(first) == 6 and min(first) > 0 and len(set(first[1:5])) == 1  # all blocks are one
-    assert [piece.time for piece in Partition(profiled="measured", partition="worst", **SMALL).pieces] == first
+    assert [
+        piece.time for piece in Partition(profiled="measured", partition="worst", **SMALL).pieces
+    ] == first
     monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0), (1.0, 2.0), (3.0, 6.0)])
     assert asked.replace(seed=1).pieces == asked.pieces  # kept
     other = asked.replace(width=32)
@@ -259,8 +357,13 @@ def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch):
     timing.kept_in().unlink()
     monkeypatch.setattr(timing, "timed", lambda config, batch: [(1.0, 2.0), (1.0, 2.0), (3.0, 6.0)])
     restored = Experiment.restored(kept)
-    assert restored.pieces == asked.pieces and clocks_differ(restored.predict(), asked.predict()) == []
-    assert restored.replace(partition="worst").pieces == asked.pieces and restored.replace(layers=6).pieces[1:3] == asked.pieces[1:3]
+    assert (
+        restored.pieces == asked.pieces and clocks_differ(restored.predict(), asked.predict()) == []
+    )
+    assert (
+        restored.replace(partition="worst").pieces == asked.pieces
+        and restored.replace(layers=6).pieces[1:3] == asked.pieces[1:3]
+    )
     assert [piece.time for piece in restored.replace(width=32).pieces] == [3, 3, 3, 3, 3, 9]
     assert Partition(**asked.model_dump()).pieces != asked.pieces
 
@@ -269,8 +372,14 @@ def test_a_run_keeps_the_times_that_it_was_cut_by(own_cache, monkeypatch):
 @pytest.mark.parametrize("timed", ["x", "times of the model", [[1, 2]]])
 def test_damaged_times_are_one_sentence(own_cache, timed):
     asked = Partition(profiled="measured", **SMALL)
-    facts = asked.facts | {"timed": {timing.timed_as(asked.config, asked.rows): [[1, 2]]} if timed == "times of the model" else timed}
-    with pytest.raises(Impossible, match="what the run kept of its pieces' times cannot be read: run it again"):
+    facts = asked.facts | {
+        "timed": {timing.timed_as(asked.config, asked.rows): [[1, 2]]}
+        if timed == "times of the model"
+        else timed
+    }
+    with pytest.raises(
+        Impossible, match="what the run kept of its pieces' times cannot be read: run it again"
+    ):
         Experiment.restored({"experiment": "partition", **asked.told, "facts": facts})
 
 
@@ -292,11 +401,15 @@ def test_replicas_are_compared_only_with_one_stage_a_rank():
 
 
 def test_ranks_of_torchrun_do_not_time_each_their_own(own_cache, monkeypatch):
-    for name, value in dict(RANK="0", WORLD_SIZE="4", MASTER_ADDR="localhost", MASTER_PORT="1").items():
+    for name, value in dict(
+        RANK="0", WORLD_SIZE="4", MASTER_ADDR="localhost", MASTER_PORT="1"
+    ).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Impossible, match="has not been measured|have not been timed"):
         Partition(profiled="measured", partition="balanced", **SMALL)
-    with pytest.raises(Impossible, match="have not been timed .* predict the same settings once without torchrun"):
+    with pytest.raises(
+        Impossible, match="have not been timed .* predict the same settings once without torchrun"
+    ):
         timing.piece_seconds(GPTConfig(width=16), 1)
 
 
@@ -306,7 +419,9 @@ def test_the_lesson_s_balanced_cut_has_the_shortest_step_of_all_84():
     for stages in every_pipeline(10, 4, 1):
         cut = " ".join(str(stage.last - stage.first) for stage in stages)
         steps.append(asked.replace(cut=cut).simulated().step_time)
-    assert len(steps) == 84 and min(steps) == asked.replace(partition="balanced").simulated().step_time
+    assert (
+        len(steps) == 84 and min(steps) == asked.replace(partition="balanced").simulated().step_time
+    )
 
 
 def test_a_panel_shows_the_cut_below_the_player_and_follows_each_move():
@@ -316,14 +431,21 @@ def test_a_panel_shows_the_cut_below_the_player_and_follows_each_move():
         (shown,) = panel.picture._others.children
         bars = shown.outputs[0]["data"]["application/vnd.plotly.v1+json"]["data"]
         (steps,) = [bar for bar in bars if bar.get("orientation") == "h"]
-        return {name for name, colour in zip(steps["y"], steps["marker"]["color"]) if colour == figures.palette.CLOCKS["predicted"]}, len(bars)
+        return {
+            name
+            for name, colour in zip(steps["y"], steps["marker"]["color"])
+            if colour == figures.palette.CLOCKS["predicted"]
+        }, len(bars)
 
     panel = show("partition")
     assert chosen(panel) == ({"equal"}, 2 * 4 + 1)
     panel.set(partition="balanced", ranks=3)
     assert chosen(panel) == ({"balanced"}, 2 * 3 + 1)
     panel.set(partition="mine")
-    assert "does not make 3 stages of 10 pieces" in panel.problem and panel.controls["cut"].disabled is False
+    assert (
+        "does not make 3 stages of 10 pieces" in panel.problem
+        and panel.controls["cut"].disabled is False
+    )
     panel.set(cut="5 3 2")
     assert panel.problem == "" and chosen(panel) == ({"mine"}, 2 * 3 + 1)
 
@@ -331,7 +453,9 @@ def test_a_panel_shows_the_cut_below_the_player_and_follows_each_move():
 def test_a_wrong_cut_is_refused_without_the_right_one():
     """The checkpoint of lesson 11 asks for it."""
     task = dict(layers=12, vocabulary=4096, steps=1)
-    answer = " ".join(str(last - first) for first, last in Partition(partition="balanced", **task).slices)
+    answer = " ".join(
+        str(last - first) for first, last in Partition(partition="balanced", **task).slices
+    )
     with pytest.raises(Impossible, match="as in 11 1 1 1") as refused:
         Partition(partition="mine", cut="4 3 3", **task)
     assert answer == "5 4 4 1" and answer not in str(refused.value)

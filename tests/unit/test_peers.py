@@ -40,19 +40,28 @@ NS = st.integers(1, 10**9)
 # -- clocks -------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(-10**15, 10**15), st.lists(st.tuples(NS, NS, NS), min_size=1, max_size=30))
+@given(st.integers(-(10**15), 10**15), st.lists(st.tuples(NS, NS, NS), min_size=1, max_size=30))
 def test_the_true_offset_is_within_the_error_whatever_share_each_way_takes(true, questions):
     """Each question takes `there`, then `thinks`, then `back`; the other clock is `true` ahead."""
     now, times = 0, []
     for there, thinks, back in questions:
-        times.append((now, now + there + true, now + there + thinks + true, now + there + thinks + back))
+        times.append(
+            (now, now + there + true, now + there + thinks + true, now + there + thinks + back)
+        )
         now += there + thinks + back
     found = offset.offset(times)
-    assert abs(found.ns - true) <= found.error_ns <= min(there + back for there, _, back in questions) / 2 + 2
+    assert (
+        abs(found.ns - true)
+        <= found.error_ns
+        <= min(there + back for there, _, back in questions) / 2 + 2
+    )
 
 
 def test_the_smallest_round_trip_counts_and_thinking_is_not_part_of_it():
-    slow, quick = (0, 1050, 1060, 2010), (5000, 6010, 6910, 5940)  # there 50, back 1950; there 10, thinks 900, back 30; 1000 ahead
+    slow, quick = (
+        (0, 1050, 1060, 2010),
+        (5000, 6010, 6910, 5940),
+    )  # there 50, back 1950; there 10, thinks 900, back 30; 1000 ahead
     assert offset.offset([slow, quick]) == offset.offset([quick]) == (990, 21)
 
 
@@ -68,23 +77,47 @@ def test_clocks_are_told_where_there_are_several():
     here = {"name": "a", "ranks": [0, 1], "offset_ns": 0, "ahead_s": 0.0, "error_s": 0.0}
     assert offset.told([]) == offset.told([here]) == ""
     there = {"name": "b", "ranks": [2, 3], "offset_ns": 7, "ahead_s": 0.0013, "error_s": 5e-5}
-    assert offset.told([here, there]) == ("Clocks of 2 machines: that of rank 2 (b) is 1.3 ms ahead of rank 0's, known to 50 µs. "
-                                          "Measured times are corrected by what was found at the start.")
+    assert offset.told([here, there]) == (
+        "Clocks of 2 machines: that of rank 2 (b) is 1.3 ms ahead of rank 0's, known to 50 µs. "
+        "Measured times are corrected by what was found at the start."
+    )
     moved = [here | {"moved_s": 2e-9}, there | {"moved_s": 3.2e-4}]
-    assert offset.told(moved) == offset.told([here, there]) + " By the end they had moved apart by 320 µs at most."
+    assert (
+        offset.told(moved)
+        == offset.told([here, there]) + " By the end they had moved apart by 320 µs at most."
+    )
     assert "is 1.3 ms behind rank 0's" in offset.told([here, {**there, "ahead_s": -0.0013}])
-    assert "that of rank 2 (b) agrees with rank 0's to 50 µs." in offset.told([here, {**there, "ahead_s": -4e-5}])
+    assert "that of rank 2 (b) agrees with rank 0's to 50 µs." in offset.told(
+        [here, {**there, "ahead_s": -4e-5}]
+    )
 
 
 # -- names, routes, ports -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text, peer", [("node1:29400", ("node1", 29400)), ("10.0.0.1:1", ("10.0.0.1", 1)), ("[::1]:80", ("::1", 80))])
+@pytest.mark.parametrize(
+    "text, peer",
+    [("node1:29400", ("node1", 29400)), ("10.0.0.1:1", ("10.0.0.1", 1)), ("[::1]:80", ("::1", 80))],
+)
 def test_a_peer_is_host_and_port(text, peer):
     assert Peer.of(text) == peer and str(Peer.of(text)) == text
 
 
-@pytest.mark.parametrize("text", ["node1", "node1:", ":80", "node1:0", "node1:65536", "node1:http", "node1:²", "::1:80", "[]:80", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1",
+        "node1:",
+        ":80",
+        "node1:0",
+        "node1:65536",
+        "node1:http",
+        "node1:²",
+        "::1:80",
+        "[]:80",
+        "",
+    ],
+)
 def test_what_is_no_peer_is_one_sentence(text):
     with pytest.raises(Impossible, match="write host:port, such as node1:29400"):
         Peer.of(text)
@@ -104,7 +137,10 @@ def test_a_name_server_that_says_nothing_keeps_nobody_waiting(monkeypatch):
 
 
 def test_the_route_to_this_machine_is_its_loopback():
-    assert peers.own_address("127.0.0.1") == "127.0.0.1" and peers.interface_of("127.0.0.1") == border.LOOPBACK
+    assert (
+        peers.own_address("127.0.0.1") == "127.0.0.1"
+        and peers.interface_of("127.0.0.1") == border.LOOPBACK
+    )
     assert peers.interface_of("203.0.113.77") is None
     with pytest.raises(peers.Unreachable):
         peers.own_address("not an address")
@@ -124,8 +160,16 @@ def test_ranks_of_several_networks_talk_over_what_reaches_the_others(monkeypatch
 
 
 def under(monkeypatch, **variables):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
-                 "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GROUP_WORLD_SIZE",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -135,7 +179,13 @@ def test_a_place_is_what_torchrun_sets(monkeypatch):
     whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
     under(monkeypatch, **whole)
     assert border.place_given() == border.Place(3, 4) and border.meeting_point() == ("node1", 29400)
-    under(monkeypatch, **whole, GROUP_WORLD_SIZE="2", TORCHELASTIC_RESTART_COUNT="1", TORCHELASTIC_RUN_ID="none")
+    under(
+        monkeypatch,
+        **whole,
+        GROUP_WORLD_SIZE="2",
+        TORCHELASTIC_RESTART_COUNT="1",
+        TORCHELASTIC_RUN_ID="none",
+    )
     assert border.place_given() == border.Place(3, 4, nodes=2, restart=1, agent=True)
     under(monkeypatch, **{**whole, "RANK": "0"})
     assert border.place_given() == border.Place(0, 4, hosts=True)
@@ -148,39 +198,75 @@ def test_a_place_is_what_torchrun_sets(monkeypatch):
     assert border.place_given() is None
 
 
-@pytest.mark.parametrize("place, ranks, words", [
-    (border.Place(0, 2), 4, "torchrun started 2: use torchrun --nproc-per-node=4 on one node, or ask for 2 ranks."),
-    (border.Place(0, 4, nodes=2), 8, "torchrun started 4 on 2 nodes: use torchrun --nnodes=2 --nproc-per-node=4 on each of the 2 nodes, or ask for 4 ranks."),
-    (border.Place(0, 4, nodes=2), 3, "3 ranks cannot be shared out evenly over 2 nodes, so use torchrun --nproc-per-node=3 on one node, or ask for 4 ranks."),
-])
+@pytest.mark.parametrize(
+    "place, ranks, words",
+    [
+        (
+            border.Place(0, 2),
+            4,
+            "torchrun started 2: use torchrun --nproc-per-node=4 on one node, or ask for 2 ranks.",
+        ),
+        (
+            border.Place(0, 4, nodes=2),
+            8,
+            "torchrun started 4 on 2 nodes: use torchrun --nnodes=2 --nproc-per-node=4 on each of the 2 nodes, or ask for 4 ranks.",
+        ),
+        (
+            border.Place(0, 4, nodes=2),
+            3,
+            "3 ranks cannot be shared out evenly over 2 nodes, so use torchrun --nproc-per-node=3 on one node, or ask for 4 ranks.",
+        ),
+    ],
+)
 def test_another_number_of_ranks_is_refused_with_the_command_that_works(place, ranks, words):
     with pytest.raises(Impossible) as refused:
         border.refuse_other_size(place, ranks)
-    assert str(refused.value).startswith(f"This asks for {ranks} ranks, but torchrun started ") and str(refused.value).endswith(words)
+    assert str(refused.value).startswith(
+        f"This asks for {ranks} ranks, but torchrun started "
+    ) and str(refused.value).endswith(words)
     border.refuse_other_size(place, place.ranks)
 
 
 def test_what_ranks_were_asked_for_must_be_alike():
     torchrun.refuse_differences([{"steps": 3}, {"steps": 3}])
-    with pytest.raises(Impossible, match="Rank 2 was started with micro-batches 4 and rank 0 with 8: give every node"):
-        torchrun.refuse_differences([{"micro_batches": 8}, {"micro_batches": 8}, {"micro_batches": 4}])
+    with pytest.raises(
+        Impossible,
+        match="Rank 2 was started with micro-batches 4 and rank 0 with 8: give every node",
+    ):
+        torchrun.refuse_differences(
+            [{"micro_batches": 8}, {"micro_batches": 8}, {"micro_batches": 4}]
+        )
 
 
 def test_an_experiment_may_have_a_setting_that_is_called_as_what_a_launch_is_asked_for(monkeypatch):
     under(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="node1", MASTER_PORT="29400")
-    monkeypatch.setattr(board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks))
-    monkeypatch.setattr(sys.modules[launch.__module__], "run_in_place", lambda place, program, asked, *_: asked)
+    monkeypatch.setattr(
+        board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks)
+    )
+    monkeypatch.setattr(
+        sys.modules[launch.__module__], "run_in_place", lambda place, program, asked, *_: asked
+    )
     asked = launch(lambda rank: None, 2, settings={"device": "a knob", "threads": 7})
     assert (asked["device"], asked["threads"]) == ("cpu", 1)
     torchrun.refuse_differences([asked, asked])
-    for other in {"device": "another", "threads": 7}, {"device": "a knob"}, {"device": "a knob", "threads": 7, "more": 1}:
-        with pytest.raises(Impossible, match="Rank 1 was started with (device 'another'|threads None|more 1) and rank 0 with"):
+    for other in (
+        {"device": "another", "threads": 7},
+        {"device": "a knob"},
+        {"device": "a knob", "threads": 7, "more": 1},
+    ):
+        with pytest.raises(
+            Impossible,
+            match="Rank 1 was started with (device 'another'|threads None|more 1) and rank 0 with",
+        ):
             torchrun.refuse_differences([asked, {**asked, "settings": other}])
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch):
     under(monkeypatch, RANK="1", WORLD_SIZE="2", MASTER_ADDR="nowhere.invalid", MASTER_PORT="29400")
-    with pytest.raises(Impossible, match="Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer nowhere.invalid:29400"):
+    with pytest.raises(
+        Impossible,
+        match="Rank 1 does not reach rank 0 at nowhere.invalid:29400 .*bigtrain doctor --peer nowhere.invalid:29400",
+    ):
         board.join(border.place_given(), border.meeting_point())
 
 
@@ -206,6 +292,7 @@ def boards(monkeypatch):
 
 def answers(boards, ask) -> list:
     """What each board answers, or the sentence with which it refuses."""
+
     def asked(each):
         try:
             return ask(each)
@@ -219,12 +306,17 @@ def answers(boards, ask) -> list:
 def another_process(boards, rank: int, process: list) -> None:
     """As if that rank were another process."""
     boards[rank].post(f"process {rank}", {"process": process, "processes": offset.namespace("pid")})
-    assert boards[rank].job.peek(f"process {rank}")["process"] == process  # and so it is there for all
+    assert (
+        boards[rank].job.peek(f"process {rank}")["process"] == process
+    )  # and so it is there for all
 
 
 def test_what_ranks_leave_is_seen_by_all(boards):
     three = boards[0](3)
-    assert answers(three, lambda b: b.run(1).everyones("here", {"of": b.index})) == [[{"of": 0}, {"of": 1}, {"of": 2}]] * 3
+    assert (
+        answers(three, lambda b: b.run(1).everyones("here", {"of": b.index}))
+        == [[{"of": 0}, {"of": 1}, {"of": 2}]] * 3
+    )
     assert answers(three, lambda b: b.of_rank_0("job", [0.1, b.index])) == [[0.1, 0]] * 3
     assert boards[1] == []
 
@@ -251,7 +343,10 @@ def test_whom_a_rank_waits_for_is_said_soon_and_again_all_of_them(boards, clock)
     assert five[4].peek("here 4") == 0
     (first,) = answers(five[:1], lambda b: b.everyones("here", 0))
     assert said == [f"Rank 0 has waited {seconds} s {about}." for seconds in range(10, 300, 30)]
-    assert first == f"Rank 0 has waited 301 s {about}: see what their nodes say, and start the run again."
+    assert (
+        first
+        == f"Rank 0 has waited 301 s {about}: see what their nodes say, and start the run again."
+    )
     assert answers(five[4:], lambda b: b.everyones("here", 0)) == [first] and len(said) == 10
 
 
@@ -278,7 +373,10 @@ def test_a_rank_of_another_machine_has_ended_when_it_beats_no_more(boards, clock
     assert two[0].peek("refused") is None
     clock.now += 0.2 * board.SILENT_S
     two[0]._refuse_ended(1, beats)
-    assert two[0].peek("refused")["told"] == "Rank 1 (process 7 on far) ended before the run began: see what it printed."
+    assert (
+        two[0].peek("refused")["told"]
+        == "Rank 1 (process 7 on far) ended before the run began: see what it printed."
+    )
 
 
 def test_a_rank_beats_until_it_is_done(boards, monkeypatch):
@@ -319,7 +417,11 @@ def test_what_keeps_one_rank_from_taking_part_is_heard_by_every_other(boards, mo
 
     where = f"Rank 1 on {platform.node()} cannot take part."
     heard = (board.Refused, f"{where} steps is 0: launch more.")
-    assert all_of(Impossible("steps is 0: launch more.")) == [heard, (Impossible, "steps is 0: launch more."), heard]
+    assert all_of(Impossible("steps is 0: launch more.")) == [
+        heard,
+        (Impossible, "steps is 0: launch more."),
+        heard,
+    ]
     heard = (board.Refused, f"{where} ImportError: no such module")
     assert all_of(ImportError("no such module")) == [heard, (ImportError, "no such module"), heard]
     assert all_of(None) == [[0, 1, 2]] * 3
@@ -355,14 +457,36 @@ def test_the_last_word_waits_for_the_others_and_not_for_those_that_ended(boards,
 
 
 def test_a_job_travels_as_values_exactly():
-    lab = PipelineExperiment(ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink")
-    priced = replace(lab.cost(), durations={"F": Fraction(1, 3), "B": (0.1, np.float64(0.3)), "W": [np.int64(7), 2]}, slowdown={1: 1.5})
-    job = Job("runs/é", Mesh(dp=2, pp=2), priced, 10**18 + 1, "", 3, fault=Fault("straggler", 1, 0, 1.1), devices=("cpu",) * 4, capacity_bytes=2**60)
+    lab = PipelineExperiment(
+        ranks=4, micro_batches=4, steps=2, layers=4, width=32, sequence=16, hardware="a100-nvlink"
+    )
+    priced = replace(
+        lab.cost(),
+        durations={"F": Fraction(1, 3), "B": (0.1, np.float64(0.3)), "W": [np.int64(7), 2]},
+        slowdown={1: 1.5},
+    )
+    job = Job(
+        "runs/é",
+        Mesh(dp=2, pp=2),
+        priced,
+        10**18 + 1,
+        "",
+        3,
+        fault=Fault("straggler", 1, 0, 1.1),
+        devices=("cpu",) * 4,
+        capacity_bytes=2**60,
+    )
     told = json.loads(json.dumps(torchrun.note(job)))
     found = torchrun.of_note(told)
-    assert found == replace(job, cost=replace(priced, durations={**priced.durations, "B": (0.1, 0.3), "W": [7, 2]}))
-    assert type(next(iter(found.cost.changes))) is Action and all(type(link) is Link for link in found.cost.links.values())
-    assert [found.cost.duration((action,), 0) for action in lab.order.steps(0)[0]] == [priced.duration((action,), 0) for action in lab.order.steps(0)[0]]
+    assert found == replace(
+        job, cost=replace(priced, durations={**priced.durations, "B": (0.1, 0.3), "W": [7, 2]})
+    )
+    assert type(next(iter(found.cost.changes))) is Action and all(
+        type(link) is Link for link in found.cost.links.values()
+    )
+    assert [found.cost.duration((action,), 0) for action in lab.order.steps(0)[0]] == [
+        priced.duration((action,), 0) for action in lab.order.steps(0)[0]
+    ]
     with pytest.raises(Impossible, match="cannot travel to other ranks"):
         torchrun.note(object())
     with pytest.raises(KeyError):
@@ -380,20 +504,41 @@ def test_a_program_s_digest_is_its_code_s(monkeypatch):
     other = made("def program(rank, lr=1): return {'y': rank in {'a', 'b', 'c'}}")
     assert torchrun.digest(one) == torchrun.digest(same) != torchrun.digest(other)
     assert torchrun.digest(partial(one, lr=2)) == torchrun.digest(one)
-    assert torchrun.digest(PipelineExperiment(ranks=2).program) == torchrun.digest(PipelineExperiment(ranks=4).program)
-    assert torchrun.digest(PipelineExperiment().program) != torchrun.digest(PipelineExperiment().cost)
+    assert torchrun.digest(PipelineExperiment(ranks=2).program) == torchrun.digest(
+        PipelineExperiment(ranks=4).program
+    )
+    assert torchrun.digest(PipelineExperiment().program) != torchrun.digest(
+        PipelineExperiment().cost
+    )
     before = torchrun.digest(PipelineExperiment().program)
-    monkeypatch.setattr(torchrun.inspect, "getsource", lambda module: "what another node has in that file")
+    monkeypatch.setattr(
+        torchrun.inspect, "getsource", lambda module: "what another node has in that file"
+    )
     assert torchrun.digest(PipelineExperiment().program) != before
-    assert torchrun.compiled(frozenset("bca")) == ["'a'", "'b'", "'c'"]  # whose order differs from process to process
+    assert torchrun.compiled(frozenset("bca")) == [
+        "'a'",
+        "'b'",
+        "'c'",
+    ]  # whose order differs from process to process
 
 
 def test_a_program_that_depends_on_what_was_measured_is_told_rank_0_s(monkeypatch):
-    asked = Partition(profiled="counted", partition="balanced", ranks=2, layers=4, hardware="a100-nvlink")
+    asked = Partition(
+        profiled="counted", partition="balanced", ranks=2, layers=4, hardware="a100-nvlink"
+    )
     caught = {}
     monkeypatch.setattr(experiment, "launch", lambda program, **options: caught.update(options))
-    measured = asked.replace(profiled="measured", facts={"machine": asdict(asked.profile), "timed": {timing.timed_as(asked.config, asked.rows): [[1, 1]] * 3}})
+    measured = asked.replace(
+        profiled="measured",
+        facts={
+            "machine": asdict(asked.profile),
+            "timed": {timing.timed_as(asked.config, asked.rows): [[1, 1]] * 3},
+        },
+    )
     measured.run()
-    far = {"machine": asdict(asked.profile), "timed": {timing.timed_as(asked.config, asked.rows): [[1, 1], [1, 1], [50, 50]]}}
+    far = {
+        "machine": asdict(asked.profile),
+        "timed": {timing.timed_as(asked.config, asked.rows): [[1, 1], [1, 1], [50, 50]]},
+    }
     told = caught["informed"](json.loads(json.dumps(far))).__self__
     assert told.model_dump() == measured.model_dump() and told.slices != measured.slices

@@ -12,17 +12,27 @@ from bigtrain_lab.player import LISTED, LOOK, pack
 
 def test_versions_repeat_their_colours_in_other_shades():
     colours = [colour for colour, _ in LOOK["versions"]]
-    assert colours == [palette.version(n) for n in range(21)] and len(set(colours)) == 3 * len(palette.VERSIONS)
+    assert colours == [palette.version(n) for n in range(21)] and len(set(colours)) == 3 * len(
+        palette.VERSIONS
+    )
     assert all(ink in ("#111111", "#FFFFFF") for _, ink in LOOK["versions"])
 
 
 def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
     """Rank 0 climbs in F0 and again in F1, with a pause between, which must stay flat; rank 1 falls and rises within one action."""
-    heights = {(0, "0F0"): (1, 2, 3, 4), (0, "0F1"): (4, 5, 6), (1, "1B0"): (9, 7, 5, 6, 8, 8, 3), (1, "1B1"): (3,)}
+    heights = {
+        (0, "0F0"): (1, 2, 3, 4),
+        (0, "0F1"): (4, 5, 6),
+        (1, "1B0"): (9, 7, 5, 6, 8, 8, 3),
+        (1, "1B1"): (3,),
+    }
     events, tick = [], {0: 100, 1: 50}
     for (rank, name), readings in heights.items():
         begin = tick[rank]
-        events += [Memory(rank, "compute", "activations", name, begin + 10 * i, count, True) for i, count in enumerate(readings)]
+        events += [
+            Memory(rank, "compute", "activations", name, begin + 10 * i, count, True)
+            for i, count in enumerate(readings)
+        ]
         tick[rank] += 10 * len(readings) + 500
         events.append(Span(rank, "compute", name[1], name, begin, tick[rank] - 500))
     trace = Trace.of(events, "measured", unit="s", ranks=2)
@@ -31,7 +41,18 @@ def test_of_very_many_readings_inside_actions_the_turns_are_kept(monkeypatch):
     assert json.loads(pack(trace))["inside"] == every
     monkeypatch.setattr(player, "INSIDE", len(every) - 1)
     kept = json.loads(pack(trace))["inside"]
-    assert [(rank, count) for rank, _, count, _ in kept] == [(0, 1), (0, 4), (0, 4), (0, 6), (1, 9), (1, 5), (1, 8), (1, 8), (1, 3), (1, 3)]
+    assert [(rank, count) for rank, _, count, _ in kept] == [
+        (0, 1),
+        (0, 4),
+        (0, 4),
+        (0, 6),
+        (1, 9),
+        (1, 5),
+        (1, 8),
+        (1, 8),
+        (1, 3),
+        (1, 3),
+    ]
     assert all(reading in every for reading in kept) and kept[1][1] == 80 and kept[2][1] == 50 + 540
 
 
@@ -39,10 +60,28 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
     def chunk(rank, start):
         return Transfer(rank, "comm:dp", "sum", "chunk", start, start + 3, 1 - rank, 80)
 
-    sent = [chunk(1, 2), chunk(0, 6), Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8), Transfer(1, "x", "F", "y", 7, 9, 0, 8)]
-    packed = json.loads(pack(Trace.of([Span(0, "compute", "B", "0B0", 0, 9), *sent], "modelled", ranks=2)))
-    assert packed["rows"] == [[0, "compute"], [0, "comm:dp"], [1, "compute"], [1, "comm:dp"], [1, "x"]]
-    assert [t[7:] for t in packed["transfers"]] == [[1, 3], [0, 2], [3, 1], [0, 4]]  # nothing comes to rank 0 on x
+    sent = [
+        chunk(1, 2),
+        chunk(0, 6),
+        Transfer(1, "compute", "F", "0F0", 3, 4, 0, 8),
+        Transfer(1, "x", "F", "y", 7, 9, 0, 8),
+    ]
+    packed = json.loads(
+        pack(Trace.of([Span(0, "compute", "B", "0B0", 0, 9), *sent], "modelled", ranks=2))
+    )
+    assert packed["rows"] == [
+        [0, "compute"],
+        [0, "comm:dp"],
+        [1, "compute"],
+        [1, "comm:dp"],
+        [1, "x"],
+    ]
+    assert [t[7:] for t in packed["transfers"]] == [
+        [1, 3],
+        [0, 2],
+        [3, 1],
+        [0, 4],
+    ]  # nothing comes to rank 0 on x
 
 
 # -- the peak of memory ---------------------------------------------------------------------------------------------------
@@ -51,87 +90,189 @@ def test_a_lane_without_boxes_has_a_row_and_its_messages_lead_from_lane_to_lane(
 def memories(*readings, more=(), clock="measured"):
     """A trace of (time, action, kind, bytes, inside?) of rank 1, whose actions are 1F0 from 0 to 20 and 1B0 from 20 to 40."""
     spans = [Span(1, "compute", "F", "1F0", 0, 20), Span(1, "compute", "B", "1B0", 20, 40)]
-    events = [Memory(1, "compute", kind, name, time, size, *inside) for time, name, kind, size, *inside in readings]
+    events = [
+        Memory(1, "compute", kind, name, time, size, *inside)
+        for time, name, kind, size, *inside in readings
+    ]
     return Trace.of([*events, *spans, *more], clock, ranks=2)
 
 
-LEVELS = [(0, "start", "weights", 100), (20, "1F0", "activations", 50), (40, "1B0", "activations", 0), (40, "1B0", "gradients", 40)]
+LEVELS = [
+    (0, "start", "weights", 100),
+    (20, "1F0", "activations", 50),
+    (40, "1B0", "activations", 0),
+    (40, "1B0", "gradients", 40),
+]
 
 
 def test_a_peak_is_the_first_highest_reading_inside_actions_or_at_their_end():
     assert peak(memories(*LEVELS), 1) == Peak(1, 20, "1F0", {"weights": 100, "activations": 50})
-    inside = [(25, "1B0", "activations", 45, True), (26, "1B0", "temporaries", 30, True), (27, "1B0", "activations", 10, True)]
-    assert peak(memories(*LEVELS, *inside), 1) == Peak(1, 26, "1B0", {"weights": 100, "activations": 45, "temporaries": 30}, True)
+    inside = [
+        (25, "1B0", "activations", 45, True),
+        (26, "1B0", "temporaries", 30, True),
+        (27, "1B0", "activations", 10, True),
+    ]
+    assert peak(memories(*LEVELS, *inside), 1) == Peak(
+        1, 26, "1B0", {"weights": 100, "activations": 45, "temporaries": 30}, True
+    )
     assert peak(memories(*LEVELS), 0) is None
-    assert [peak(memories(*levels), 1).place for levels in (LEVELS, LEVELS[:1], [*LEVELS, *inside])] == ["after 1F0", "before its first action", "in 1B0"]
+    assert [
+        peak(memories(*levels), 1).place for levels in (LEVELS, LEVELS[:1], [*LEVELS, *inside])
+    ] == ["after 1F0", "before its first action", "in 1B0"]
 
 
 def test_what_was_read_inside_an_action_is_not_carried_into_the_next():
     """The temporaries of 1F0 are gone at its end, though no reading says so."""
-    levels = [*LEVELS[:1], (10, "1F0", "temporaries", 45, True), *LEVELS[1:], (30, "1B0", "activations", 45, True)]
+    levels = [
+        *LEVELS[:1],
+        (10, "1F0", "temporaries", 45, True),
+        *LEVELS[1:],
+        (30, "1B0", "activations", 45, True),
+    ]
     assert peak(memories(*levels), 1) == Peak(1, 20, "1F0", {"weights": 100, "activations": 50})
 
 
 def test_a_peak_in_an_action_that_failed_is_told():
-    assert peak(memories(*LEVELS, more=alive(7, start=50)), 1).place == "in an action that did not end"
+    assert (
+        peak(memories(*LEVELS, more=alive(7, start=50)), 1).place == "in an action that did not end"
+    )
 
 
 def test_what_a_ledger_read_inside_actions_is_stacked_with_the_rest():
     """A meter's readings, of activations alone, are a line of their own; a ledger's are levels of each kind."""
-    weights, activations, temporaries = (MEMORY_KINDS.index(kind) for kind in ("weights", "activations", "temporaries"))
+    weights, activations, temporaries = (
+        MEMORY_KINDS.index(kind) for kind in ("weights", "activations", "temporaries")
+    )
 
     def told(*inside):
         packed = json.loads(pack(memories(*LEVELS, *inside)))
-        bars = [bar for bar in memory(memories(*LEVELS, *inside), rank=1).data if bar.name == "activations"]
-        return packed["inside"], [(tick, held[weights], held[activations], held[temporaries]) for tick, *held in packed["levels"][1]], tuple(bars[0].y)
+        bars = [
+            bar
+            for bar in memory(memories(*LEVELS, *inside), rank=1).data
+            if bar.name == "activations"
+        ]
+        return (
+            packed["inside"],
+            [
+                (tick, held[weights], held[activations], held[temporaries])
+                for tick, *held in packed["levels"][1]
+            ],
+            tuple(bars[0].y),
+        )
 
     meter = told((10, "1F0", "activations", 45, True))
-    assert meter[0] == [[1, 10, 45, activations]] and meter[1] == [(0, 100, 0, 0), (20, 100, 50, 0), (40, 100, 0, 0)]
-    ledger = told((10, "1F0", "activations", 45, True), (10, "1F0", "temporaries", 8, True), (15, "1F0", "temporaries", 9, True))
-    assert ledger[0] == [] and ledger[1] == [(0, 100, 0, 0), (10, 100, 45, 8), (15, 100, 45, 9), *meter[1][1:]]
+    assert meter[0] == [[1, 10, 45, activations]] and meter[1] == [
+        (0, 100, 0, 0),
+        (20, 100, 50, 0),
+        (40, 100, 0, 0),
+    ]
+    ledger = told(
+        (10, "1F0", "activations", 45, True),
+        (10, "1F0", "temporaries", 8, True),
+        (15, "1F0", "temporaries", 9, True),
+    )
+    assert ledger[0] == [] and ledger[1] == [
+        (0, 100, 0, 0),
+        (10, 100, 45, 8),
+        (15, 100, 45, 9),
+        *meter[1][1:],
+    ]
     assert memory(memories(*LEVELS), rank=1).layout.title.text == "measured: peak bytes 150 B"
     assert meter[2] == (0, 50, 0, 0) and ledger[2] == (0, 45, 45, 50, 0, 0)
 
 
 def alive(*sizes, start=27):
-    return [Alive(1, "compute", "activations", "addmm", start, size, (2, size), "float32", "blocks.0.mlp", "1F0") for size in sizes]
+    return [
+        Alive(
+            1,
+            "compute",
+            "activations",
+            "addmm",
+            start,
+            size,
+            (2, size),
+            "float32",
+            "blocks.0.mlp",
+            "1F0",
+        )
+        for size in sizes
+    ]
 
 
 def test_the_peak_lists_its_largest_storages():
-    storages = [Alive(1, "compute", "weights", "up.weight", 27, 100, (5, 5), "float32"), *alive(*range(1, 15))]
+    storages = [
+        Alive(1, "compute", "weights", "up.weight", 27, 100, (5, 5), "float32"),
+        *alive(*range(1, 15)),
+    ]
     tick, where, kinds, count, rows = json.loads(pack(memories(*LEVELS, more=storages)))["peaks"][1]
     activations, weights = MEMORY_KINDS.index("activations"), MEMORY_KINDS.index("weights")
-    assert (tick, where, count) == (27, "in B0", 15) and kinds == [[weights, 100], [activations, 105]]
-    assert rows[:2] == [[weights, 100, "up.weight", [5, 5], "float32", "", ""], [activations, 14, "addmm", [2, 14], "float32", "blocks.0.mlp", "F0"]]
-    assert [peak(memories(*LEVELS, more=alive(7, start=time)), 1).action for time in (20, 21, 40)] == ["1F0", "1B0", "1B0"]
+    assert (tick, where, count) == (27, "in B0", 15) and kinds == [
+        [weights, 100],
+        [activations, 105],
+    ]
+    assert rows[:2] == [
+        [weights, 100, "up.weight", [5, 5], "float32", "", ""],
+        [activations, 14, "addmm", [2, 14], "float32", "blocks.0.mlp", "F0"],
+    ]
+    assert [
+        peak(memories(*LEVELS, more=alive(7, start=time)), 1).action for time in (20, 21, 40)
+    ] == ["1F0", "1B0", "1B0"]
     assert [row[1] for row in rows[1:]] == list(range(14, 3, -1)) and len(rows) == LISTED
 
 
 def test_storages_that_a_run_told_together_are_counted_one_by_one():
-    rest = [Alive(1, "compute", "weights", "40 smaller ones", 27, 90), Alive(1, "compute", "activations", "3 smaller ones", 27, 6)]
-    _, _, _, count, rows = json.loads(pack(memories(*LEVELS, more=[*alive(5, 4), *rest])))["peaks"][1]
+    rest = [
+        Alive(1, "compute", "weights", "40 smaller ones", 27, 90),
+        Alive(1, "compute", "activations", "3 smaller ones", 27, 6),
+    ]
+    _, _, _, count, rows = json.loads(pack(memories(*LEVELS, more=[*alive(5, 4), *rest])))["peaks"][
+        1
+    ]
     assert count == 45 and [row[1] for row in rows] == [5, 4]
 
 
 def test_a_box_is_labelled_by_the_number_that_tells():
     """Of a pipeline the micro-batch, of layers that run one by one the layer; an update by its step."""
-    spans = [Span(0, "compute", name[-2], name, at, at + 1) for at, name in enumerate(("3F0", "11A2", "3B0", "0U4"))]
+    spans = [
+        Span(0, "compute", name[-2], name, at, at + 1)
+        for at, name in enumerate(("3F0", "11A2", "3B0", "0U4"))
+    ]
+
     def told(**facts):
         packed = json.loads(pack(Trace.of(spans, "predicted", settings={"facts": facts})))
         return [span[3] for span in packed["spans"]], packed["terms"]
 
-    assert told(terms={"stage": "layer", "micro_batch": "pass"}) == (["F3", "A11", "B3", "U4"], [["stage", "layer"], ["micro_batch", "pass"]])
-    assert told() == (["3F0", "11A2", "3B0", "0U4"], [["micro_batch", "micro-batch"], ["stage", "stage"]]) == told(terms={"what": "else"})
+    assert told(terms={"stage": "layer", "micro_batch": "pass"}) == (
+        ["F3", "A11", "B3", "U4"],
+        [["stage", "layer"], ["micro_batch", "pass"]],
+    )
+    assert (
+        told()
+        == (["3F0", "11A2", "3B0", "0U4"], [["micro_batch", "micro-batch"], ["stage", "stage"]])
+        == told(terms={"what": "else"})
+    )
 
 
 def test_without_a_ledger_the_peak_is_told_by_kind():
     nothing, told = json.loads(pack(memories(*LEVELS)))["peaks"]
-    assert nothing is None and told == [20, "after F0", [[MEMORY_KINDS.index("weights"), 100], [MEMORY_KINDS.index("activations"), 50]], 0, []]
+    assert nothing is None and told == [
+        20,
+        "after F0",
+        [[MEMORY_KINDS.index("weights"), 100], [MEMORY_KINDS.index("activations"), 50]],
+        0,
+        [],
+    ]
 
 
 def test_the_steps_that_are_drawn_have_the_storages_of_a_peak_among_them():
-    again = [Span(1, "compute", "F", "1F1", 40, 60), Span(1, "compute", "B", "1B1", 60, 80), Memory(1, "compute", "activations", "1F1", 60, 90)]
-    trace = Trace.of([*memories(*LEVELS, more=alive(200, start=75)).events, *again], "measured", ranks=2, steps=2)
+    again = [
+        Span(1, "compute", "F", "1F1", 40, 60),
+        Span(1, "compute", "B", "1B1", 60, 80),
+        Memory(1, "compute", "activations", "1F1", 60, 90),
+    ]
+    trace = Trace.of(
+        [*memories(*LEVELS, more=alive(200, start=75)).events, *again], "measured", ranks=2, steps=2
+    )
     assert [len(window(trace, step, 1).at_peak(1)) for step in (0, 1)] == [0, 1]
     first, second = (json.loads(pack(window(trace, step, 1)))["peaks"][1] for step in (0, 1))
     assert first[:2] == [20, "after F0"] and second[:2] == [35, "in B1"]
@@ -140,7 +281,9 @@ def test_the_steps_that_are_drawn_have_the_storages_of_a_peak_among_them():
 def test_the_figure_of_memory_draws_the_limit_where_it_is_within_sight():
     def drawn(limit):
         figure = memory(memories(*LEVELS), limit_bytes=limit)
-        return [line.y0 for line in figure.layout.shapes], [note.text for note in figure.layout.annotations]
+        return [line.y0 for line in figure.layout.shapes], [
+            note.text for note in figure.layout.annotations
+        ]
 
     assert drawn(None) == ([], [])
     assert drawn(375) == ([375], ["dashed: device memory 375 B"])  # 150 is 40% of it
@@ -149,7 +292,10 @@ def test_the_figure_of_memory_draws_the_limit_where_it_is_within_sight():
 
 
 def test_a_step_is_cut_at_its_last_update():
-    updates = [Span(1, "compute", "U", f"1U{number}", start, start + 2) for number, start in ((0, 140), (1, 150))]
+    updates = [
+        Span(1, "compute", "U", f"1U{number}", start, start + 2)
+        for number, start in ((0, 140), (1, 150))
+    ]
     trace = Trace.of([*memories(*LEVELS, more=updates)], "predicted", ranks=2, steps=2)
     assert json.loads(pack(trace))["step_ends"] == [142, 152]
     assert json.loads(pack(window(trace, 1, 1), trace.step_ends[1:]))["step_ends"] == [2]

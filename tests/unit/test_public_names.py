@@ -15,7 +15,10 @@ def rows():
     for line in TABLE.splitlines():
         cells = line.strip("| ").split(" | ")
         if len(cells) == 2 and cells[0].startswith("`"):
-            homes = [h if h.startswith("bigtrain_lab") else "bigtrain_lab" + h for h in re.findall(r"`([\w.]+)`", cells[0])]
+            homes = [
+                h if h.startswith("bigtrain_lab") else "bigtrain_lab" + h
+                for h in re.findall(r"`([\w.]+)`", cells[0])
+            ]
             yield homes, re.findall(r"`([^`]+)`(\*?)", cells[1])
 
 
@@ -26,10 +29,18 @@ def place(dotted: str):
 
 
 def member(owner, name: str):
-    for names in (getattr(owner, "model_fields", {}), getattr(owner, "__dataclass_fields__", {}), getattr(owner, "__annotations__", {})):
+    for names in (
+        getattr(owner, "model_fields", {}),
+        getattr(owner, "__dataclass_fields__", {}),
+        getattr(owner, "__annotations__", {}),
+    ):
         if name in names:
             return names[name]
-    if hasattr(owner, "__path__") and not hasattr(owner, name) and find_spec(f"{owner.__name__}.{name}"):
+    if (
+        hasattr(owner, "__path__")
+        and not hasattr(owner, name)
+        and find_spec(f"{owner.__name__}.{name}")
+    ):
         return import_module(f"{owner.__name__}.{name}")
     return getattr(owner, name, None)
 

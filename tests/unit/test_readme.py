@@ -9,7 +9,9 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_script_for_one_device_runs():
-    (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Ledger" in block]
+    (script,) = [
+        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Ledger" in block
+    ]
     said, names = io.StringIO(), {}
     with contextlib.redirect_stdout(said):
         exec(script, names)
@@ -20,7 +22,9 @@ def test_the_script_for_one_device_runs():
 
 def test_the_recipe_of_ten_lines_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Recipe" in block]
+    (script,) = [
+        block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "Recipe" in block
+    ]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(script, {})
@@ -30,9 +34,18 @@ def test_the_recipe_of_ten_lines_trains(tmp_path, monkeypatch):
 
 def test_the_script_of_zero_trains(monkeypatch):
     """As one process: every rank's part is the whole."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
         monkeypatch.setenv(name, value)
-    (script,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "ZeroOptimizer" in block]
+    (script,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", README, re.S)
+        if "ZeroOptimizer" in block
+    ]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(script, {})

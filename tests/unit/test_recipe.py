@@ -37,7 +37,15 @@ def data(number):
     return x, x.sin()
 
 
-PLAIN = Recipe(model=stage, data=data, loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.Adam(p, 1e-2), steps=3, micro_batches=4, samples=10)
+PLAIN = Recipe(
+    model=stage,
+    data=data,
+    loss=nn.functional.mse_loss,
+    optimizer=lambda p: torch.optim.Adam(p, 1e-2),
+    steps=3,
+    micro_batches=4,
+    samples=10,
+)
 
 
 def here(recipe, lens=Lens()):
@@ -45,26 +53,53 @@ def here(recipe, lens=Lens()):
 
 
 def differ(one, other):
-    return [name for name in one.keys() | other.keys() if not np.allclose(one[name], other[name], rtol=1e-12, atol=1e-14)]
+    return [
+        name
+        for name in one.keys() | other.keys()
+        if not np.allclose(one[name], other[name], rtol=1e-12, atol=1e-14)
+    ]
 
 
-@pytest.mark.parametrize("changes", [{}, {"clip": 0.1}, {"recompute": "sqrt"}, {"weights": lambda window: [n + 1.0 for n in range(len(window))]},
-                                     {"learning_rate": lambda update: 0.05 / update},
-                                     {"schedule": "gpipe", "clip": 0.1, "recompute": "keep-none"}], ids=lambda changes: ", ".join(changes) or "plain")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip": 0.1},
+        {"recompute": "sqrt"},
+        {"weights": lambda window: [n + 1.0 for n in range(len(window))]},
+        {"learning_rate": lambda update: 0.05 / update},
+        {"schedule": "gpipe", "clip": 0.1, "recompute": "keep-none"},
+    ],
+    ids=lambda changes: ", ".join(changes) or "plain",
+)
 def test_one_device_is_plain_training_and_its_last_window_is_short(changes):
     recipe = replace(PLAIN, **changes)
     assert [len(window) for window in recipe.windows] == [4, 4, 2]
-    found, expected = recipe.program(Rank(0, Mesh(world=1), torch.device("cpu"))), recipe.reference()
-    assert differ(found, expected) == [] and len(found["loss"]) == 10 and found.keys() > {"0.weight", "2.bias"}
+    found, expected = (
+        recipe.program(Rank(0, Mesh(world=1), torch.device("cpu"))),
+        recipe.reference(),
+    )
+    assert (
+        differ(found, expected) == []
+        and len(found["loss"]) == 10
+        and found.keys() > {"0.weight", "2.bias"}
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"clip": 0.1}, {"schedule": "pipedream", "samples": None}], ids=["1f1b, clipped, short window", "pipedream"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"clip": 0.1}, {"schedule": "pipedream", "samples": None}],
+    ids=["1f1b, clipped, short window", "pipedream"],
+)
 def test_two_ranks_are_plain_training(changes, tmp_path):
     recipe = replace(PLAIN, ranks=2, **changes)
     run = recipe.run(directory=tmp_path / "run")
     run.wait()
-    assert differ(run.result, recipe.reference()) == [] and {"0.0.weight", "1.2.bias"} < run.result.keys()
+    assert (
+        differ(run.result, recipe.reference()) == []
+        and {"0.0.weight", "1.2.bias"} < run.result.keys()
+    )
 
 
 def weighed(window):
@@ -75,7 +110,13 @@ def decaying(parameters):
     """Matrices decay, as in everybody's script."""
     parameters = list(parameters)
     matrices = [p for p in parameters if p.dim() >= 2]
-    return torch.optim.AdamW([{"params": matrices, "weight_decay": 5.0}, {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}], 1e-2)
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": 5.0},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        1e-2,
+    )
 
 
 class Branches(nn.Module):
@@ -90,16 +131,43 @@ class Branches(nn.Module):
         return self.layers[2](self.layers[0 if x.sum() > 0 else 1](x))
 
 
-BRANCHES = {"model": Branches, "optimizer": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.5), "data_parallel": {"allow_unused": True}, "bucket_bytes": 2**20}
+BRANCHES = {
+    "model": Branches,
+    "optimizer": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.5),
+    "data_parallel": {"allow_unused": True},
+    "bucket_bytes": 2**20,
+}
 FEWER = {"ranks": 2, "samples": 19, "weights": weighed, "recompute": "sqrt"}
 
 
-@pytest.mark.parametrize("changes", [{"samples": 9, "clip": 0.1}, FEWER, {"samples": 11, "zero": 2}, {"samples": 11, "zero": 3, "weights": weighed},
-                                     *(BRANCHES | {"zero": zero, "micro_batches": count, "samples": None} for zero in (2, 3) for count in (1, 3)),
-                                     *({"zero": stage, "optimizer": decaying} for stage in (1, 2, 3))],
-                         ids=["one has none of the last window", "1f1b, one has fewer", "zero 2, one has fewer", "zero 3, one has fewer",
-                              "zero 2, branches", "zero 2, branches, 3", "zero 3, branches", "zero 3, branches, 3",
-                              "zero 1, matrices decay", "zero 2, matrices decay", "zero 3, matrices decay"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": 9, "clip": 0.1},
+        FEWER,
+        {"samples": 11, "zero": 2},
+        {"samples": 11, "zero": 3, "weights": weighed},
+        *(
+            BRANCHES | {"zero": zero, "micro_batches": count, "samples": None}
+            for zero in (2, 3)
+            for count in (1, 3)
+        ),
+        *({"zero": stage, "optimizer": decaying} for stage in (1, 2, 3)),
+    ],
+    ids=[
+        "one has none of the last window",
+        "1f1b, one has fewer",
+        "zero 2, one has fewer",
+        "zero 3, one has fewer",
+        "zero 2, branches",
+        "zero 2, branches, 3",
+        "zero 3, branches",
+        "zero 3, branches, 3",
+        "zero 1, matrices decay",
+        "zero 2, matrices decay",
+        "zero 3, matrices decay",
+    ],
+)
 def test_replicas_are_plain_training(changes, tmp_path):
     recipe = replace(PLAIN, replicas=2, **{"bucket_bytes": 400} | changes)
     run = recipe.run(directory=tmp_path / "run")
@@ -107,19 +175,43 @@ def test_replicas_are_plain_training(changes, tmp_path):
     assert run.replicas == [] and differ(run.result, recipe.reference()) == []
 
 
-@pytest.mark.parametrize("schedule, further", [
-    ("1f1b", {"all_reduce": ring_all_reduce}), ("zb-h1", {"strategy": Buckets(split=True)}), ("1f1b", {"overlap": False}),
-    ("zb-h1", {"strategy": FusedCycle(every_ticks=5000)}), ("1f1b", {"strategy": PushPull()})])
+@pytest.mark.parametrize(
+    "schedule, further",
+    [
+        ("1f1b", {"all_reduce": ring_all_reduce}),
+        ("zb-h1", {"strategy": Buckets(split=True)}),
+        ("1f1b", {"overlap": False}),
+        ("zb-h1", {"strategy": FusedCycle(every_ticks=5000)}),
+        ("1f1b", {"strategy": PushPull()}),
+    ],
+)
 def test_replicas_of_a_pipeline_are_as_predicted(schedule, further, tmp_path):
     """Event for event, with masters and recompute; replicas are equal to the bit."""
-    recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16",
-                     recompute="sqrt", schedule=schedule, ranks=2, samples=None, replicas=2, bucket_bytes=150,
-                     data_parallel=further)
-    cost = Cost({"F": 3, "B": 4, "I": 3, "W": 2, "U": 1}, dict.fromkeys("FBI", 64), overlap_slowdown="1.25", slowdown={1: 2},
-                links={(a, b): Link(100, 10 + a, 2) for a in range(4) for b in range(4)})
+    recipe = replace(
+        PLAIN,
+        model=lambda number: stage(number).float(),
+        data=lambda n: [x.float() for x in data(n)],
+        precision="bf16",
+        recompute="sqrt",
+        schedule=schedule,
+        ranks=2,
+        samples=None,
+        replicas=2,
+        bucket_bytes=150,
+        data_parallel=further,
+    )
+    cost = Cost(
+        {"F": 3, "B": 4, "I": 3, "W": 2, "U": 1},
+        dict.fromkeys("FBI", 64),
+        overlap_slowdown="1.25",
+        slowdown={1: 2},
+        links={(a, b): Link(100, 10 + a, 2) for a in range(4) for b in range(4)},
+    )
     run = recipe.run(cost=cost, jitter_s=0.001, directory=tmp_path / "run")
     modelled = run.wait()
-    modelled = replace(modelled, events=tuple(e for e in modelled if isinstance(e, (Span, Transfer))))
+    modelled = replace(
+        modelled, events=tuple(e for e in modelled if isinstance(e, (Span, Transfer)))
+    )
     modules = {number: stage(number).float() for number in range(2)}
     predicted = simulate(with_buckets(recipe.order, 3, 2, modules, 150, **further), cost)
     assert run.replicas == [] and lanes_of(modelled) == lanes_of(predicted)
@@ -135,19 +227,45 @@ def test_replicas_draw_masks_of_their_own_and_a_recompute_draws_them_again(tmp_p
     """All micro-batches are alike, so losses differ by the masks alone."""
     found = []
     for recompute in (None, "keep-none"):
-        recipe = replace(PLAIN, model=dropping, data=lambda number: data(0), replicas=2, micro_batches=1, samples=None, recompute=recompute)
+        recipe = replace(
+            PLAIN,
+            model=dropping,
+            data=lambda number: data(0),
+            replicas=2,
+            micro_batches=1,
+            samples=None,
+            recompute=recompute,
+        )
         run = recipe.run(directory=tmp_path / str(recompute))
         run.wait()
         assert run.replicas == []
         found.append(run.result)
-    assert differ(*found) == [] and found[0]["loss of replica 0"][0] != found[0]["loss of replica 1"][0]
+    assert (
+        differ(*found) == []
+        and found[0]["loss of replica 0"][0] != found[0]["loss of replica 1"][0]
+    )
 
 
-@pytest.mark.parametrize("over", [{"replicas": 2, "zero": 1}, {"slices": 2, "slicing": {"0": "column", "2": "row"}, "sliced_loss": lambda y, targets, group: nn.functional.mse_loss(y, targets)}],
-                         ids=["zero", "slices"])
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"replicas": 2, "zero": 1},
+        {
+            "slices": 2,
+            "slicing": {"0": "column", "2": "row"},
+            "sliced_loss": lambda y, targets, group: nn.functional.mse_loss(y, targets),
+        },
+    ],
+    ids=["zero", "slices"],
+)
 def test_an_optimizer_that_needs_whole_tensors_is_refused_over_parts(over, tmp_path):
-    run = replace(PLAIN, optimizer=torch.optim.Adafactor, samples=None, **over).run(directory=tmp_path / "run")
-    with pytest.raises(RankFailed, match="Adafactor looks across the elements of a tensor, of which a rank has only some"):
+    run = replace(PLAIN, optimizer=torch.optim.Adafactor, samples=None, **over).run(
+        directory=tmp_path / "run"
+    )
+    with pytest.raises(
+        RankFailed,
+        match="Adafactor looks across the elements of a tensor, of which a rank has only some",
+    ):
         run.wait()
 
 
@@ -158,7 +276,10 @@ def test_replicas_that_begin_with_other_weights_are_refused(tmp_path):
         return module
 
     run = replace(PLAIN, model=drifted, replicas=2).run(directory=tmp_path / "run")
-    with pytest.raises(RankFailed, match="The ranks begin with different weights, 0.2.bias among them: draw them from a seed"):
+    with pytest.raises(
+        RankFailed,
+        match="The ranks begin with different weights, 0.2.bias among them: draw them from a seed",
+    ):
         run.wait()
 
 
@@ -178,7 +299,14 @@ def test_a_run_that_ends_early_is_taken_up_where_it_ended():
             rates.append(training.optimizers[0].param_groups[0]["lr"])
             assert len(losses) == len(recipe.windows[number])
             first = not states
-            states.update(deepcopy({"weights": training.stages[0].state_dict(), "optimizer": training.optimizers[0].state_dict()}))
+            states.update(
+                deepcopy(
+                    {
+                        "weights": training.stages[0].state_dict(),
+                        "optimizer": training.optimizers[0].state_dict(),
+                    }
+                )
+            )
             return first
 
     recipe = replace(PLAIN, learning_rate=lambda update: 0.05 / update)
@@ -190,8 +318,14 @@ def test_a_run_that_ends_early_is_taken_up_where_it_ended():
 
 def test_its_dry_run_is_the_ledger_of_its_loop():
     """At and inside every action, with masters, recompute and a short window."""
-    recipe = replace(PLAIN, model=lambda number: stage(number).float(), data=lambda n: [x.float() for x in data(n)], precision="bf16", recompute="sqrt",
-                     clip=1.0)
+    recipe = replace(
+        PLAIN,
+        model=lambda number: stage(number).float(),
+        data=lambda n: [x.float() for x in data(n)],
+        precision="bf16",
+        recompute="sqrt",
+        clip=1.0,
+    )
     ends, kinds = {}, ("weights", "master", "gradients", "optimizer", "activations")
 
     class Watched(Rank):
@@ -210,13 +344,17 @@ def test_its_dry_run_is_the_ledger_of_its_loop():
             def around():
                 yield
                 ends["+".join(map(str, step))] = {kind: ledger.now(kind) for kind in kinds}
+
             return around()
 
     ledger = Ledger(device=torch.device("cpu"))
     with ledger:
         train(recipe, Watched(0, Mesh(world=1), torch.device("cpu")))
     dry = dry_run(recipe.program)
-    assert {name: {kind: acted.after.get(kind, 0) for kind in kinds} for name, acted in dry.actions.items()} == ends
+    assert {
+        name: {kind: acted.after.get(kind, 0) for kind in kinds}
+        for name, acted in dry.actions.items()
+    } == ends
     assert dry.actions["0U9"].work.operators > dry.actions["0F9"].work.operators > 0
 
 
@@ -229,41 +367,86 @@ def test_a_lens_looks_on():
             return super().window(number, stages, samples)
 
         def gradient(self, number, precision):
-            seen.append(("gradient", number, all(p.grad is not None for p in precision.parameters())))
+            seen.append(
+                ("gradient", number, all(p.grad is not None for p in precision.parameters()))
+            )
 
         def updated(self, number, precision, stepped):
-            seen.append(("updated", number, stepped, all(p.grad is None for p in precision.parameters())))
+            seen.append(
+                ("updated", number, stepped, all(p.grad is None for p in precision.parameters()))
+            )
 
     here(PLAIN, Look())
-    assert seen[:3] == [("window", 0, 4), ("gradient", 0, True), ("updated", 0, True, True)] and seen[6] == ("window", 2, 2)
+    assert seen[:3] == [
+        ("window", 0, 4),
+        ("gradient", 0, True),
+        ("updated", 0, True, True),
+    ] and seen[6] == ("window", 2, 2)
 
 
 REFUSED = [
     (dict(steps=0), "steps is 0: give a whole number of at least 1."),
     (dict(clip=-1.0), "clip is -1.0: give the largest norm"),
     (dict(learning_rate=0.1), "learning_rate is 0.1: give a function of the update's number"),
-    (dict(schedule="pipedream", ranks=2, samples=None, learning_rate=lambda update: 0.1), "for learning_rate: leave learning_rate out"),
+    (
+        dict(schedule="pipedream", ranks=2, samples=None, learning_rate=lambda update: 0.1),
+        "for learning_rate: leave learning_rate out",
+    ),
     (dict(model=nn.Linear(2, 2)(torch.zeros(2))), "model is tensor"),
     (dict(schedule="gpip"), "There is no schedule called 'gpip'"),
     (dict(precision="fp8"), "There is no level of precision called 'fp8'"),
     (dict(recompute="some"), "There is no recompute called 'some'"),
     (dict(recompute=3), "recompute is 3: give the name of a plan"),
-    (dict(schedule="pipedream", ranks=2, clip=1.0), "pipedream updates each stage at times of its own, with no gradient of a whole window for clip"),
-    (dict(schedule="pipedream", ranks=2, samples=None, precision="bf16"), "for precision: leave precision out, or take a synchronous schedule."),
-    (dict(schedule=Schedule.of("0F0 0B0"), micro_batches=3, samples=None), "micro_batches is 3 and the schedule has 1: leave micro_batches out."),
-    (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, clip=1.0),
-     "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end."),
-    (dict(schedule="pipedream", ranks=2, samples=None, replicas=2), "no gradient of a whole window for replicas: leave replicas out"),
-    (dict(schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, replicas=2), "and the mean of replicas needs the whole gradient"),
+    (
+        dict(schedule="pipedream", ranks=2, clip=1.0),
+        "pipedream updates each stage at times of its own, with no gradient of a whole window for clip",
+    ),
+    (
+        dict(schedule="pipedream", ranks=2, samples=None, precision="bf16"),
+        "for precision: leave precision out, or take a synchronous schedule.",
+    ),
+    (
+        dict(schedule=Schedule.of("0F0 0B0"), micro_batches=3, samples=None),
+        "micro_batches is 3 and the schedule has 1: leave micro_batches out.",
+    ),
+    (
+        dict(
+            schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"), samples=None, micro_batches=1, clip=1.0
+        ),
+        "written updates on rank 0 before its last backward, and clip needs the whole gradient: put its updates at the end.",
+    ),
+    (
+        dict(schedule="pipedream", ranks=2, samples=None, replicas=2),
+        "no gradient of a whole window for replicas: leave replicas out",
+    ),
+    (
+        dict(
+            schedule=Schedule.of("0F0 1F0 1B0 1U0 0B0 0U0"),
+            samples=None,
+            micro_batches=1,
+            replicas=2,
+        ),
+        "and the mean of replicas needs the whole gradient",
+    ),
     (dict(weights=[1.0]), "weights is [1.0]: give a function"),
-    (dict(model=nn.Linear(2, 2)), "model is Linear(in_features=2, out_features=2, bias=True): give a function"),
+    (
+        dict(model=nn.Linear(2, 2)),
+        "model is Linear(in_features=2, out_features=2, bias=True): give a function",
+    ),
     (dict(replicas=0), "replicas is 0: give a whole number"),
-    (dict(schedule="interleaved", replicas=2, zero=3, tied={"w": {0: "weight", 1: "weight"}}), "and tied names copies on several: leave tied out"),
+    (
+        dict(schedule="interleaved", replicas=2, zero=3, tied={"w": {0: "weight", 1: "weight"}}),
+        "and tied names copies on several: leave tied out",
+    ),
     (dict(schedule="interleaved", ranks=2), None),
 ]
 
 
-@pytest.mark.parametrize("changes, told", REFUSED, ids=lambda each: each if isinstance(each, str) else ", ".join(each) if each else "fits")
+@pytest.mark.parametrize(
+    "changes, told",
+    REFUSED,
+    ids=lambda each: each if isinstance(each, str) else ", ".join(each) if each else "fits",
+)
 def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
     if told is None:
         assert replace(PLAIN, **changes).order.stages == 4
@@ -275,11 +458,30 @@ def test_parts_that_contradict_each_other_are_one_sentence(changes, told):
 
 NAN, OTHER = float("nan"), nn.Parameter(torch.ones(2))
 NOTHING = {"None": None, "a float": 1.0, "numpy": np.ones(3), "text": "text"}
-RETURNED = [*((name, value) for name in ("model", "data", "loss", "optimizer", "weights", "recompute", "learning_rate")
-              for kind, value in NOTHING.items() if (name, kind) != ("learning_rate", "a float")),
-            ("model", nn.Linear), ("data", ()), ("data", (torch.ones(1),)), ("data", (torch.ones(0, 8), torch.ones(0, 8))), ("data", (1, 2, 3)), ("data", (np.ones((4, 8)), np.ones((4, 8)))), ("data", (torch.ones(4, 8), torch.ones(4, 8), 3)),
-            ("loss", torch.ones(2)), ("loss", torch.tensor(NAN)), ("optimizer", torch.optim.SGD([OTHER], 0.1)), ("learning_rate", NAN),
-            ("learning_rate", -0.1), ("learning_rate", float("inf")), ("weights", [NAN] * 4), ("weights", [1.0]), ("weights", [None] * 4)]
+RETURNED = [
+    *(
+        (name, value)
+        for name in ("model", "data", "loss", "optimizer", "weights", "recompute", "learning_rate")
+        for kind, value in NOTHING.items()
+        if (name, kind) != ("learning_rate", "a float")
+    ),
+    ("model", nn.Linear),
+    ("data", ()),
+    ("data", (torch.ones(1),)),
+    ("data", (torch.ones(0, 8), torch.ones(0, 8))),
+    ("data", (1, 2, 3)),
+    ("data", (np.ones((4, 8)), np.ones((4, 8)))),
+    ("data", (torch.ones(4, 8), torch.ones(4, 8), 3)),
+    ("loss", torch.ones(2)),
+    ("loss", torch.tensor(NAN)),
+    ("optimizer", torch.optim.SGD([OTHER], 0.1)),
+    ("learning_rate", NAN),
+    ("learning_rate", -0.1),
+    ("learning_rate", float("inf")),
+    ("weights", [NAN] * 4),
+    ("weights", [1.0]),
+    ("weights", [None] * 4),
+]
 
 
 @pytest.mark.parametrize("name, value", RETURNED, ids=str)
@@ -294,14 +496,22 @@ def test_what_a_function_returned_wrongly_is_told_with_its_place(name, value):
 
 
 def test_an_optimizer_s_rate_is_a_number_and_its_parameters_are_those_given():
-    for made in (lambda weights: torch.optim.SGD(weights, NAN), lambda weights: torch.optim.SGD(weights, torch.tensor(NAN)),
-                 lambda weights: torch.optim.SGD(weights, 0.1, weight_decay=NAN), lambda weights: torch.optim.SGD([*weights, OTHER], 0.1)):
-        with pytest.raises(Impossible, match="of no other parameters than it is given, at a finite rate"):
+    for made in (
+        lambda weights: torch.optim.SGD(weights, NAN),
+        lambda weights: torch.optim.SGD(weights, torch.tensor(NAN)),
+        lambda weights: torch.optim.SGD(weights, 0.1, weight_decay=NAN),
+        lambda weights: torch.optim.SGD([*weights, OTHER], 0.1),
+    ):
+        with pytest.raises(
+            Impossible, match="of no other parameters than it is given, at a finite rate"
+        ):
             here(replace(PLAIN, optimizer=made))
 
 
 def test_a_training_that_diverges_ends_in_nan_and_is_not_refused():
-    assert not np.isfinite(here(replace(PLAIN, optimizer=lambda weights: torch.optim.SGD(weights, 1e300))).losses[-1])
+    assert not np.isfinite(
+        here(replace(PLAIN, optimizer=lambda weights: torch.optim.SGD(weights, 1e300))).losses[-1]
+    )
 
 
 def relu_first(number):
@@ -317,17 +527,34 @@ def test_a_stage_may_change_its_input_in_place(schedule, tmp_path):
 
 
 def test_a_last_window_that_the_schedule_cannot_run_is_refused_at_once():
-    with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Interleaving"):
+    with pytest.raises(
+        Impossible,
+        match="^The last window has 1 micro-batches, for which there is no such schedule: Interleaving",
+    ):
         replace(PLAIN, schedule="interleaved", ranks=2, samples=9)
     written = Schedule.of("0F0 0F1 0B0 0B1")
-    with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule: Rank 0 runs 0F1"):
+    with pytest.raises(
+        Impossible,
+        match="^The last window has 1 micro-batches, for which there is no such schedule: Rank 0 runs 0F1",
+    ):
         replace(PLAIN, schedule=written, micro_batches=2, samples=3)
-    with pytest.raises(Impossible, match="^The last window has 1 micro-batches, for which there is no such schedule"):
+    with pytest.raises(
+        Impossible,
+        match="^The last window has 1 micro-batches, for which there is no such schedule",
+    ):
         replace(PLAIN, schedule=written, micro_batches=2, samples=7, replicas=2)
 
 
 def test_a_plan_may_be_an_object():
-    assert differ(replace(PLAIN, recompute=named("sqrt")).program(Rank(0, Mesh(world=1), torch.device("cpu"))), PLAIN.reference()) == []
+    assert (
+        differ(
+            replace(PLAIN, recompute=named("sqrt")).program(
+                Rank(0, Mesh(world=1), torch.device("cpu"))
+            ),
+            PLAIN.reference(),
+        )
+        == []
+    )
 
 
 class Residual(nn.Sequential):
@@ -361,10 +588,16 @@ def encoder(number):
 
 SMALL = GPTConfig(layers=2, width=8, heads=2, sequence=4, vocabulary=11, dtype=torch.float64)
 STAGES = {  # what it is: (stage, how often a plan that keeps nothing calls its first layer)
-    "a Sequential": (stage, 3), "with hooks": (hooked, 3), "a subclass": (lambda number: Classifier(8, 8, 2, 8, dtype=torch.float64), 2),
-    "residual": (lambda number: Residual(*stage(number)), 1), "a forward of its own": (patched, 1), "torch's encoder": (encoder, 1),
+    "a Sequential": (stage, 3),
+    "with hooks": (hooked, 3),
+    "a subclass": (lambda number: Classifier(8, 8, 2, 8, dtype=torch.float64), 2),
+    "residual": (lambda number: Residual(*stage(number)), 1),
+    "a forward of its own": (patched, 1),
+    "torch's encoder": (encoder, 1),
     "layers and tanh": (lambda number: MLPStage(3, 8, 0, 3, dtype=torch.float64), 1),
-    "a GPT": (lambda number: GPT(SMALL), 4), "of a GPT": (lambda number: Doubled(SMALL), 1)}
+    "a GPT": (lambda number: GPT(SMALL), 4),
+    "of a GPT": (lambda number: Doubled(SMALL), 1),
+}
 
 
 @pytest.mark.parametrize("kind", STAGES)
@@ -375,15 +608,31 @@ def test_a_plan_runs_the_stage_and_not_what_it_calls_layers(kind):
 
     def watched(number):
         made.append(model(number))
-        leaf = next(part for part in made[-1].modules() if type(part).__name__ in ("Linear", "Table"))
+        leaf = next(
+            part for part in made[-1].modules() if type(part).__name__ in ("Linear", "Table")
+        )
         leaf.register_forward_pre_hook(lambda *_: calls.append(1))
         return made[-1]
 
     def sample(number):
         ids = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(number))
-        return (ids[:, :-1], ids[:, 1:]) if "GPT" in kind else [each.view(2, 2, 8) for each in data(number)] if "enc" in kind else data(number)
+        return (
+            (ids[:, :-1], ids[:, 1:])
+            if "GPT" in kind
+            else [each.view(2, 2, 8) for each in data(number)]
+            if "enc" in kind
+            else data(number)
+        )
 
-    recipe = replace(PLAIN, model=watched, data=sample, loss=cross_entropy if "GPT" in kind else PLAIN.loss, steps=2, micro_batches=1, samples=None)
+    recipe = replace(
+        PLAIN,
+        model=watched,
+        data=sample,
+        loss=cross_entropy if "GPT" in kind else PLAIN.loss,
+        steps=2,
+        micro_batches=1,
+        samples=None,
+    )
     for plan in (None, "keep-none", "sqrt", "keep-all"):
         calls.clear()
         here(replace(recipe, recompute=plan))
@@ -399,7 +648,9 @@ def test_a_module_on_two_devices_is_refused():
         def to(self, *args, **kwargs):
             return self
 
-    with pytest.raises(Impossible, match="weights on cpu and meta: move the whole stage to one device"):
+    with pytest.raises(
+        Impossible, match="weights on cpu and meta: move the whole stage to one device"
+    ):
         here(replace(PLAIN, model=lambda number: Stays(*split(number))))
 
 
@@ -408,4 +659,11 @@ def test_an_optimizer_that_clips_is_refused_on_several_stages():
     recipe = replace(PLAIN, optimizer=lambda weights: LAMB(weights, max_grad_norm=1.0))
     assert here(recipe) is not None
     with pytest.raises(Impossible, match="give the recipe clip"):
-        here(replace(recipe, schedule=by_layers(Schedule.named("1f1b")(1, 4), [range(2)]), micro_batches=1, samples=None))
+        here(
+            replace(
+                recipe,
+                schedule=by_layers(Schedule.named("1f1b")(1, 4), [range(2)]),
+                micro_batches=1,
+                samples=None,
+            )
+        )

@@ -13,14 +13,37 @@ from pathlib import Path
 import pytest
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.recompute import (A, B, Chain, F, Op, Recompute, advances, checked, extra_cost, live, peak_bytes, plan_of,
-                                    planned, turn)
-from bigtrain_lab.recompute_optimum import best_plan, enough, frontier, optimum, recursive, smallest_budget
+from bigtrain_lab.recompute import (
+    A,
+    B,
+    Chain,
+    F,
+    Op,
+    Recompute,
+    advances,
+    checked,
+    extra_cost,
+    live,
+    peak_bytes,
+    plan_of,
+    planned,
+    turn,
+)
+from bigtrain_lab.recompute_optimum import (
+    best_plan,
+    enough,
+    frontier,
+    optimum,
+    recursive,
+    smallest_budget,
+)
 from bigtrain_lab.recompute_search import cheapest
 from bigtrain_lab.recomputes.revolve import Revolve, fewest_advances
 
 PACKAGE = Path(__file__).parents[2] / "bigtrain_lab"
-INPUTS_ONLY = dict(saves_input=(False,) * 64)  # a record weighs nothing: what counts is the kept states, as Revolve counts
+INPUTS_ONLY = dict(
+    saves_input=(False,) * 64
+)  # a record weighs nothing: what counts is the kept states, as Revolve counts
 
 
 # -- the numbers of the papers and the lesson -------------------------------------------------------------------
@@ -37,7 +60,9 @@ def test_64_equal_layers_need_as_many_advances_as_revolve_counts(slots, passes):
 @pytest.mark.parametrize("layers, slots, passes", [(10, 3, 15), (100, 10, 222)])
 def test_the_examples_of_the_paper(layers, slots, passes):
     assert fewest_advances(layers, slots) == passes
-    assert sum(action.kind == "A" for action in best_plan([1] * layers, [1] * layers, slots)) == passes
+    assert (
+        sum(action.kind == "A" for action in best_plan([1] * layers, [1] * layers, slots)) == passes
+    )
 
 
 def test_the_formula_is_what_revolve_does_and_what_the_recursion_finds():
@@ -45,26 +70,45 @@ def test_the_formula_is_what_revolve_does_and_what_the_recursion_finds():
         for slots in range(1, 6):
             passes = fewest_advances(layers, slots)
             assert advances(plan_of(Revolve(slots), Chain.equal(layers))) == passes
-            assert sum(a.kind == "A" for a in best_plan([7] * layers, [1] * layers, 7 * slots + 6)) == passes
+            assert (
+                sum(a.kind == "A" for a in best_plan([7] * layers, [1] * layers, 7 * slots + 6))
+                == passes
+            )
 
 
-@pytest.mark.parametrize("name, passes, peak", [("keep-all", 0, 64 * 34), ("keep-none", 2016, 2 + 34), ("every-8", 56, 7 * 2 + 8 * 34),
-                                                ("sqrt", 56, 7 * 2 + 8 * 34), ("halving", 192, 6 * 2 + 34), ("every-1", 63, 63 * 2 + 34)])
+@pytest.mark.parametrize(
+    "name, passes, peak",
+    [
+        ("keep-all", 0, 64 * 34),
+        ("keep-none", 2016, 2 + 34),
+        ("every-8", 56, 7 * 2 + 8 * 34),
+        ("sqrt", 56, 7 * 2 + 8 * 34),
+        ("halving", 192, 6 * 2 + 34),
+        ("every-1", 63, 63 * 2 + 34),
+    ],
+)
 def test_plans_by_name_on_64_equal_layers(name, passes, peak):
     """A state of 2 and a record of 34 = 2 + 32, the proportions of a transformer layer without its attention square."""
     chain = Chain.equal(64, state=2, saved=32)
     ops = plan_of(name, chain)
     assert (advances(ops), peak_bytes(ops, chain)) == (passes, peak)
-    assert peak_bytes(optimum(chain, peak), chain) <= peak and advances(optimum(chain, peak)) <= passes
+    assert (
+        peak_bytes(optimum(chain, peak), chain) <= peak and advances(optimum(chain, peak)) <= passes
+    )
 
 
 def test_a_budget_buys_every_step_from_keep_none_to_keep_all():
     chain = Chain.equal(64, state=2, saved=32)
     steps = frontier(chain)
     assert steps[0] == (36, 2016) and steps[-1] == (64 * 34, 0)
-    assert steps == sorted(steps) and [c for _, c in steps] == sorted({c for _, c in steps}, reverse=True)
+    assert steps == sorted(steps) and [c for _, c in steps] == sorted(
+        {c for _, c in steps}, reverse=True
+    )
     for memory, cost in steps[::31]:
-        assert (peak_bytes(optimum(chain, memory), chain), advances(optimum(chain, memory))) == (memory, cost)
+        assert (peak_bytes(optimum(chain, memory), chain), advances(optimum(chain, memory))) == (
+            memory,
+            cost,
+        )
         assert memory == 36 or advances(optimum(chain, memory - 1)) > cost
 
 
@@ -74,28 +118,50 @@ def test_a_budget_buys_every_step_from_keep_none_to_keep_all():
 def test_what_must_be_kept_follows_from_the_order():
     ops = plan_of("every-2", Chain.equal(4))
     assert [(str(op.action), op.keep) for op in ops] == [
-        ("0A0", (0,)), ("1A0", (0,)), ("2F0", (0,)), ("3F0", (0,)), ("3B0", (0,)), ("2B0", (0,)),
-        ("0F1", ()), ("1F1", ()), ("1B1", ()), ("0B1", ())]
+        ("0A0", (0,)),
+        ("1A0", (0,)),
+        ("2F0", (0,)),
+        ("3F0", (0,)),
+        ("3B0", (0,)),
+        ("2B0", (0,)),
+        ("0F1", ()),
+        ("1F1", ()),
+        ("1B1", ()),
+        ("0B1", ()),
+    ]
     assert turn(ops, 4) == 4
 
 
 def test_a_storage_counts_once_however_many_hold_it():
     chain = Chain.of((1, 10, 100, 1000), (1, 2, 3), saves_output=(False, True, False))
-    assert live(plan_of("keep-all", chain), chain) == [1 + 1, 1 + 1 + 10 + 2 + 100, 112 + 1 + 1 + 3, 114, 2, 0]
+    assert live(plan_of("keep-all", chain), chain) == [
+        1 + 1,
+        1 + 1 + 10 + 2 + 100,
+        112 + 1 + 1 + 3,
+        114,
+        2,
+        0,
+    ]
     shared = live(planned([F(0), A(1), F(2), B(2), F(1), B(1), B(0)], 3), chain)
     assert shared == [2 + 10, 2 + 10, 2 + 10 + 100 + 3, 2 + 10, 2 + 10 + 2 + 100, 2, 0]
 
 
-@pytest.mark.parametrize("order, why", [
-    ([F(1)], "1F0 needs x_1, which is neither kept nor just made"),
-    ([A(0), A(1), B(1)], "1B0 comes before a recorded pass of layer 1: put F(1) before B(1)"),
-    ([F(0), F(1), B(0)], "0B0 comes before the backward of layer 1"),
-    ([F(0), F(1), B(1)], "The backward of layer 0 is missing"),
-    ([F(0), F(1), B(1), F(0)], "0F1 records layer 0 a second time"),
-    ([F(0), F(1), B(1), A(1), B(0)], "1A1 runs layer 1 after its backward"),
-    ([F(0), F(1), F(2)], "2F0 is no operation on this chain: write A, F or B of the layers 0 to 1"),
-    (["0F0"], "A plan is an order of A(i), F(i) and B(i)"),
-])
+@pytest.mark.parametrize(
+    "order, why",
+    [
+        ([F(1)], "1F0 needs x_1, which is neither kept nor just made"),
+        ([A(0), A(1), B(1)], "1B0 comes before a recorded pass of layer 1: put F(1) before B(1)"),
+        ([F(0), F(1), B(0)], "0B0 comes before the backward of layer 1"),
+        ([F(0), F(1), B(1)], "The backward of layer 0 is missing"),
+        ([F(0), F(1), B(1), F(0)], "0F1 records layer 0 a second time"),
+        ([F(0), F(1), B(1), A(1), B(0)], "1A1 runs layer 1 after its backward"),
+        (
+            [F(0), F(1), F(2)],
+            "2F0 is no operation on this chain: write A, F or B of the layers 0 to 1",
+        ),
+        (["0F0"], "A plan is an order of A(i), F(i) and B(i)"),
+    ],
+)
 def test_an_order_that_cannot_run_is_refused(order, why):
     with pytest.raises(Impossible, match=why.replace("(", r"\(").replace(")", r"\)")):
         planned(order, 2)
@@ -112,7 +178,9 @@ def test_operations_that_drop_what_they_need_are_refused():
 
 def test_settings_that_cannot_be_are_refused():
     chain = Chain.equal(64, state=2, saved=32)
-    with pytest.raises(Impossible, match="A budget of 35 B is below the smallest peak that any plan reaches, 36 B"):
+    with pytest.raises(
+        Impossible, match="A budget of 35 B is below the smallest peak that any plan reaches, 36 B"
+    ):
         plan_of("optimal", chain, 35)
     with pytest.raises(Impossible, match="chooses by a budget of memory"):
         plan_of("optimal", chain)
@@ -131,11 +199,19 @@ def test_settings_that_cannot_be_are_refused():
 def test_a_plan_of_one_s_own_joins_the_family():
     class Ends(Recompute):
         """Record the outer layers, make the middle again."""
+
         name = "ends"
 
         def order(self, chain, budget_bytes=None):
             n = chain.layers
-            return [F(0), *map(A, range(1, n - 1)), F(n - 1), B(n - 1), *map(F, range(1, n - 1)), *map(B, reversed(range(n - 1)))]
+            return [
+                F(0),
+                *map(A, range(1, n - 1)),
+                F(n - 1),
+                B(n - 1),
+                *map(F, range(1, n - 1)),
+                *map(B, reversed(range(n - 1))),
+            ]
 
     try:
         assert "ends" in Recompute.all() and advances(plan_of("ends", Chain.equal(6))) == 4
@@ -146,15 +222,26 @@ def test_a_plan_of_one_s_own_joins_the_family():
 @pytest.mark.slow
 def test_a_plan_is_one_new_file(tmp_path):
     """A copy of the library with one file more; nothing else is touched."""
-    shutil.copytree(PACKAGE, tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PACKAGE, tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "bigtrain_lab/recomputes/thirds.py").write_text(
         '"""Three segments."""\n\nfrom ..recompute import Recompute\nfrom .every_k import by_segments\n\n\nclass Thirds(Recompute):\n'
         '    name = "thirds"\n\n    def order(self, chain, budget_bytes=None):\n'
-        '        return by_segments([chain.layers * i // 3 for i in range(3)], chain.layers)\n')
-    prove = ("from bigtrain_lab.experiments.checkpoint import Checkpoint; from bigtrain_lab.recompute import advances;"
-             "lab = Checkpoint(plan='thirds', layers=7); print(list(Checkpoint.knobs()['plan'].menu())[-1], advances(lab.ops), "
-             "len(lab.predict().spans(0)), 'thirds' in lab.facts['plans'])")
-    done = subprocess.run([sys.executable, "-c", prove], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+        "        return by_segments([chain.layers * i // 3 for i in range(3)], chain.layers)\n"
+    )
+    prove = (
+        "from bigtrain_lab.experiments.checkpoint import Checkpoint; from bigtrain_lab.recompute import advances;"
+        "lab = Checkpoint(plan='thirds', layers=7); print(list(Checkpoint.knobs()['plan'].menu())[-1], advances(lab.ops), "
+        "len(lab.predict().spans(0)), 'thirds' in lab.facts['plans'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", prove],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     assert done.stdout == "thirds 6 50 True\n", done.stderr
 
 
@@ -162,7 +249,11 @@ def test_a_plan_is_one_new_file(tmp_path):
 
 
 def weigh(chain, kept, records):
-    states = {*kept, *(r for r in records if chain.saves_input[r]), *(r + 1 for r in records if chain.saves_output[r])}
+    states = {
+        *kept,
+        *(r for r in records if chain.saves_input[r]),
+        *(r + 1 for r in records if chain.saves_output[r]),
+    }
     return sum(chain.saved[r] for r in records) + sum(chain.states[i] for i in states)
 
 
@@ -188,17 +279,28 @@ def shortest_path(chain, budget, early=True):
         for next_b, there, in_hand, held, more in moves:
             there = [i for i in there if i <= next_b]
             for keep in joined.from_iterable(combinations(there, k) for k in range(len(there) + 1)):
-                after = next_b, frozenset(keep), in_hand if in_hand is not None and in_hand <= next_b else None, held
-                if weigh(chain, keep, held) <= budget and cost + more < best.get(after, float("inf")):
+                after = (
+                    next_b,
+                    frozenset(keep),
+                    in_hand if in_hand is not None and in_hand <= next_b else None,
+                    held,
+                )
+                if weigh(chain, keep, held) <= budget and cost + more < best.get(
+                    after, float("inf")
+                ):
                     best[after] = cost + more
                     heapq.heappush(heap, (cost + more, next(tie), after))
     return float("inf")
 
 
 def unequal(dice, n, simple=False):
-    return Chain.of([dice.randint(1, 9) for _ in range(n + 1)], [dice.choice([0, dice.randint(0, 20)]) for _ in range(n)],
-                    [dice.randint(1, 9) for _ in range(n)], saves_input=[simple or dice.random() < 0.7 for _ in range(n)],
-                    saves_output=[not simple and dice.random() < 0.3 for _ in range(n)])
+    return Chain.of(
+        [dice.randint(1, 9) for _ in range(n + 1)],
+        [dice.choice([0, dice.randint(0, 20)]) for _ in range(n)],
+        [dice.randint(1, 9) for _ in range(n)],
+        saves_input=[simple or dice.random() < 0.7 for _ in range(n)],
+        saves_output=[not simple and dice.random() < 0.3 for _ in range(n)],
+    )
 
 
 def holds(chain, budget, early):
@@ -207,7 +309,10 @@ def holds(chain, budget, early):
     assert extra_cost(ops, chain) == shortest_path(chain, budget, early), (chain, budget)
 
 
-@pytest.mark.parametrize("n, tries, early, seed", [(3, 60, True, 1), (4, 50, True, 2), (5, 5, True, 5), (5, 40, False, 3), (6, 6, False, 4)])
+@pytest.mark.parametrize(
+    "n, tries, early, seed",
+    [(3, 60, True, 1), (4, 50, True, 2), (5, 5, True, 5), (5, 40, False, 3), (6, 6, False, 4)],
+)
 def test_no_plan_at_all_is_cheaper(n, tries, early, seed):
     dice = random.Random(seed)
     for at in range(tries):
@@ -223,7 +328,9 @@ def test_the_search_alone_finds_the_cheapest_of_all():
         chain = unequal(dice, 3 + at % 2, simple=at % 3 == 0)
         budget = dice.randint(least := smallest_budget(chain), max(least, enough(chain, True)))
         found = planned(cheapest(chain, budget, early=True, at_most=float("inf")), chain.layers)
-        assert peak_bytes(found, chain) <= budget and extra_cost(found, chain) == shortest_path(chain, budget)
+        assert peak_bytes(found, chain) <= budget and extra_cost(found, chain) == shortest_path(
+            chain, budget
+        )
 
 
 def test_a_state_that_one_layer_saves_as_output_and_the_next_as_input_is_paid_once():
@@ -263,12 +370,22 @@ def keep_and_drop(chain, budget):
 def test_up_to_12_unequal_layers_nothing_that_keeps_inputs_is_cheaper():
     dice, lost = random.Random(17), []
     for n in (7, 9, 10, 12):
-        chain = Chain.of([dice.randint(1, 30) for _ in range(n + 1)], [dice.randint(0, 60) for _ in range(n)], [dice.randint(1, 30) for _ in range(n)])
+        chain = Chain.of(
+            [dice.randint(1, 30) for _ in range(n + 1)],
+            [dice.randint(0, 60) for _ in range(n)],
+            [dice.randint(1, 30) for _ in range(n)],
+        )
         budget = smallest_budget(chain) + sum(chain.states) * 5 // 100
         right = keep_and_drop(chain, budget)
-        assert extra_cost(optimum(chain, budget, early=False), chain) == right >= extra_cost(optimum(chain, budget), chain)
+        assert (
+            extra_cost(optimum(chain, budget, early=False), chain)
+            == right
+            >= extra_cost(optimum(chain, budget), chain)
+        )
         lost += [n] * (extra_cost(recursive(chain, budget, early=False)[0], chain) > right)
-    assert lost == [7, 9, 12], "where the recursion alone is dearer: else nothing here would miss the search"
+    assert lost == [7, 9, 12], (
+        "where the recursion alone is dearer: else nothing here would miss the search"
+    )
 
 
 def test_the_recursion_alone_would_lose_here():
@@ -276,21 +393,29 @@ def test_the_recursion_alone_would_lose_here():
     chain = Chain.of((3, 2, 8, 3, 4), (0, 13, 17, 17), (8, 6, 2, 4))
     assert extra_cost(recursive(chain, 29, True)[0], chain) == 30
     assert extra_cost(optimum(chain, 29), chain) == shortest_path(chain, 29) == 22
-    assert min(cost for memory, cost in frontier(chain) if memory <= 29) == 30, "the line of the picture is the recursion's, as it says"
+    assert min(cost for memory, cost in frontier(chain) if memory <= 29) == 30, (
+        "the line of the picture is the recursion's, as it says"
+    )
 
 
 @pytest.mark.slow
 def test_sizes_of_real_models_stay_within_the_budget_and_miss_nothing_obvious():
     """64 unequal layers have too many sums: levels are rounded, and the plan is measured by its true peak."""
     dice = random.Random(7)
-    chain = Chain.of([dice.randint(10**5, 10**6) for _ in range(65)], [dice.randint(10**5, 10**7) for _ in range(64)],
-                     [dice.randint(1, 9) for _ in range(64)])
+    chain = Chain.of(
+        [dice.randint(10**5, 10**6) for _ in range(65)],
+        [dice.randint(10**5, 10**7) for _ in range(64)],
+        [dice.randint(1, 9) for _ in range(64)],
+    )
     whole, costs = enough(chain, True), []
     for share in (0.1, 1):
         ops = optimum(chain, int(whole * share))
         assert peak_bytes(ops, chain) <= whole * share
         costs.append(extra_cost(ops, chain))
         for name in ("sqrt", "halving", "every-3"):
-            assert peak_bytes(plan_of(name, chain), chain) > whole * share or extra_cost(plan_of(name, chain), chain) >= costs[-1]
+            assert (
+                peak_bytes(plan_of(name, chain), chain) > whole * share
+                or extra_cost(plan_of(name, chain), chain) >= costs[-1]
+            )
     assert costs == sorted(costs, reverse=True) and costs[-1] == 0
     assert peak_bytes(optimum(chain, smallest_budget(chain)), chain) == smallest_budget(chain)

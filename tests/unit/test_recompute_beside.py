@@ -8,7 +8,11 @@ from torch import nn
 from torch.func import functional_call
 
 from bigtrain_lab.core import Impossible
-from bigtrain_lab.techniques.checkpoint import checkpoint, checkpoint_by_function, checkpoint_sequential
+from bigtrain_lab.techniques.checkpoint import (
+    checkpoint,
+    checkpoint_by_function,
+    checkpoint_sequential,
+)
 from bigtrain_lab.techniques.checkpoint.beside import Beside
 from bigtrain_lab.techniques.reversible import ReversibleBlock, ReversibleSequence
 from bigtrain_lab.techniques.weight_versions import WeightVersions
@@ -19,7 +23,9 @@ WAYS = {
     "partial": lambda net, x: checkpoint(partial(Net.core, net), x),
     "closure": lambda net, x: checkpoint(lambda x: net.core(x), x),
     "default": lambda net, x: checkpoint(lambda x, net=net: net.core(x), x),
-    "list in a closure": lambda net, x: checkpoint(lambda x, parts=[net.head, net]: parts[1].core(x), x),
+    "list in a closure": lambda net, x: checkpoint(
+        lambda x, parts=[net.head, net]: parts[1].core(x), x
+    ),
     "idea": lambda net, x: checkpoint_by_function(net.core, x),
     "keep-none": lambda net, x: checkpoint_sequential(net.layers(), "keep-none", x),
     "sqrt": lambda net, x: checkpoint_sequential(net.layers(), "sqrt", x),
@@ -33,7 +39,10 @@ class Net(nn.Module):
     def __init__(self, way=None):
         super().__init__()
         self.way = way
-        self.head, self.tail = nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 3), nn.Sigmoid())
+        self.head, self.tail = (
+            nn.Linear(3, 3),
+            nn.Sequential(nn.Tanh(), nn.Linear(3, 3), nn.Sigmoid()),
+        )
         self.register_buffer("scale", torch.ones(3))
 
     def core(self, x):
@@ -50,7 +59,10 @@ class Streams(nn.Module):
     def __init__(self, way=None):
         super().__init__()
         self.way = way
-        self.sequence = ReversibleSequence(ReversibleBlock(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3)) for _ in range(3))
+        self.sequence = ReversibleSequence(
+            ReversibleBlock(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3))
+            for _ in range(3)
+        )
 
     def forward(self, x):
         streams = x, 2 * x
@@ -63,22 +75,34 @@ class Streams(nn.Module):
 
 
 def swapped(net, weights, x):
-    return functional_call(net, weights | {"scale": torch.full((3,), 2.0, dtype=torch.float64)} if hasattr(net, "scale") else weights, (x,))
+    return functional_call(
+        net,
+        weights | {"scale": torch.full((3,), 2.0, dtype=torch.float64)}
+        if hasattr(net, "scale")
+        else weights,
+        (x,),
+    )
 
 
 def version(net, weights, x):
     return WeightVersions(net).call(weights, x)
 
 
-GIVEN = {"leaves": lambda w: w, "computed": lambda w: {name: 1 * each for name, each in w.items()},
-         "constants": lambda w: {name: each.detach() for name, each in w.items()}}
+GIVEN = {
+    "leaves": lambda w: w,
+    "computed": lambda w: {name: 1 * each for name, each in w.items()},
+    "constants": lambda w: {name: each.detach() for name, each in w.items()},
+}
 
 
 def gradients(make, way, call, given):
     """Of the input and of each weight that was given; the module's own get none."""
     torch.manual_seed(0)
     net = make(way).double()
-    weights = {name: (p.detach() + torch.randn_like(p)).requires_grad_() for name, p in net.named_parameters()}
+    weights = {
+        name: (p.detach() + torch.randn_like(p)).requires_grad_()
+        for name, p in net.named_parameters()
+    }
     x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
     call(net, GIVEN[given](weights), x).sum().backward()
     assert all(p.grad is None for p in net.parameters())
@@ -87,7 +111,9 @@ def gradients(make, way, call, given):
 
 def close(a, b):
     """To rounding; a None where the other has one."""
-    return len(a) == len(b) and all(x is y or torch.linalg.norm(x - y) <= 1e-12 * torch.linalg.norm(y) for x, y in zip(a, b))
+    return len(a) == len(b) and all(
+        x is y or torch.linalg.norm(x - y) <= 1e-12 * torch.linalg.norm(y) for x, y in zip(a, b)
+    )
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -110,12 +136,18 @@ def test_after_a_rerun_the_module_has_its_own_weights_again():
 def test_a_loop_variable_in_a_closure_is_the_one_of_its_forward():
     """Python looks a closure's variable up when the function runs: the last layer's, in each rerun."""
     torch.manual_seed(0)
-    layers, factors, found = [nn.Linear(3, 3) for _ in range(3)], [torch.tensor(float(k)) for k in range(2, 5)], []
+    layers, factors, found = (
+        [nn.Linear(3, 3) for _ in range(3)],
+        [torch.tensor(float(k)) for k in range(2, 5)],
+        [],
+    )
     for call in (checkpoint, lambda fn, x: fn(x)):
         y = x = torch.ones(2, 3, requires_grad=True)
         for layer, factor in zip(layers, factors):
             y = call(lambda y: (layer(y) * factor).sin(), y)
-        found.append(torch.autograd.grad(y.sum(), [x, *(p for each in layers for p in each.parameters())]))
+        found.append(
+            torch.autograd.grad(y.sum(), [x, *(p for each in layers for p in each.parameters())])
+        )
         assert layer is layers[-1] and factor is factors[-1]
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
@@ -123,8 +155,12 @@ def test_a_loop_variable_in_a_closure_is_the_one_of_its_forward():
 def test_a_function_that_calls_itself_is_looked_at_once():
     def power(x, n):
         return x if n == 1 else (x * power(x, n - 1)).sin()
+
     x = torch.ones(3, requires_grad=True)
-    found, right = (torch.autograd.grad(call(power, x, 3).sum(), x)[0] for call in (checkpoint, lambda fn, *args: fn(*args)))
+    found, right = (
+        torch.autograd.grad(call(power, x, 3).sum(), x)[0]
+        for call in (checkpoint, lambda fn, *args: fn(*args))
+    )
     assert torch.equal(found, right) and not Beside(power).cells
 
 
@@ -139,7 +175,9 @@ def test_a_tensor_beside_the_arguments_that_was_changed_in_place_is_refused(save
     h, x = torch.ones(5), torch.ones(5, requires_grad=True)
     y = checkpoint((lambda x: (x * h).exp()) if saved else (lambda x: (x + h).exp()), x)
     h.mul_(2)
-    with pytest.raises(Impossible, match=r"A tensor of shape \(5,\) was changed in place between the forward"):
+    with pytest.raises(
+        Impossible, match=r"A tensor of shape \(5,\) was changed in place between the forward"
+    ):
         y.sum().backward()
 
 
@@ -156,7 +194,10 @@ def test_and_in_a_chain():
     h, x = torch.ones(5), torch.ones(5, requires_grad=True)
     y = checkpoint_sequential([torch.sin, lambda x: (x * h).exp(), torch.sin], "keep-none", x)
     h.mul_(2)
-    with pytest.raises(Impossible, match=r"A tensor of shape \(5,\) was changed in place between the forward of layer 1"):
+    with pytest.raises(
+        Impossible,
+        match=r"A tensor of shape \(5,\) was changed in place between the forward of layer 1",
+    ):
         y.sum().backward()
 
 
@@ -167,8 +208,9 @@ def test_what_a_function_makes_or_changes_for_itself_is_not():
     def layer(x):
         room.copy_(x.detach())
         z = x.detach().requires_grad_()
-        slope, = torch.autograd.grad(net(z).sum(), z, create_graph=True)
+        (slope,) = torch.autograd.grad(net(z).sum(), z, create_graph=True)
         return (x * room * slope).exp().mul(2).relu_().exp()
+
     found = []
     for call in (checkpoint, lambda fn, x: fn(x).clone()):
         x = torch.linspace(-1, 1, 3).requires_grad_()
@@ -194,7 +236,9 @@ def test_a_weight_that_is_an_argument_may_be_kept_elsewhere():
         w = nn.Parameter(torch.full((3,), 2.0))
         with torch.no_grad():
             w.mul_(2)
-        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):  # as a copy on another device
+        with torch.autograd.graph.saved_tensors_hooks(
+            torch.clone, lambda t: t
+        ):  # as a copy on another device
             y = call(lambda w: (w * w).exp(), w)
         y.sum().backward()
         found.append(w.grad)

@@ -11,20 +11,38 @@ from tests.unit.sizes import Sizes, traced
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
 def test_peaks_by_kind(p, m):
-    for name, live in (("gpipe", lambda r: m), ("naive", lambda r: m), ("1f1b", lambda r: min(m, p - r))):
+    for name, live in (
+        ("gpipe", lambda r: m),
+        ("naive", lambda r: m),
+        ("1f1b", lambda r: min(m, p - r)),
+    ):
         trace = traced(Schedule.named(name)(p, m))
         for r in range(p):
-            peaks = {k: trace.peak_bytes(r, k) for k in ("weights", "stashed", "gradients", "optimizer", "activations")}
-            assert peaks == {"weights": 1000, "stashed": 0, "gradients": 100, "optimizer": 10, "activations": live(r)}
+            peaks = {
+                k: trace.peak_bytes(r, k)
+                for k in ("weights", "stashed", "gradients", "optimizer", "activations")
+            }
+            assert peaks == {
+                "weights": 1000,
+                "stashed": 0,
+                "gradients": 100,
+                "optimizer": 10,
+                "activations": live(r),
+            }
             # In the second step, with the optimizer's state there: naive's one backward frees all activations as its
             # gradients appear; a first B frees one; under 1F1B a forward may follow while the gradients are there.
-            at_once = {"naive": max(m, 100), "gpipe": 99 + m, "1f1b": 99 + live(r) + (m > live(r))}[name]
+            at_once = {"naive": max(m, 100), "gpipe": 99 + m, "1f1b": 99 + live(r) + (m > live(r))}[
+                name
+            ]
             assert trace.peak_bytes(r) == 1000 + 10 + at_once
 
 
 @pytest.mark.parametrize("p", [1, 2, 4, 8])
 def test_stashing_holds_p_minus_s_versions(p):
-    copies = [1 + traced(Schedule.named("pipedream")(p, 8)).peak_bytes(r, "stashed") // 1000 for r in range(p)]
+    copies = [
+        1 + traced(Schedule.named("pipedream")(p, 8)).peak_bytes(r, "stashed") // 1000
+        for r in range(p)
+    ]
     assert copies == [p - r for r in range(p)]  # 4 + 3 + 2 + 1 = 10 at p = 4
     without = traced(Schedule.named("pipedream")(p, 8, stashing=False))
     assert [without.peak_bytes(r, "stashed") for r in range(p)] == [0] * p
@@ -36,14 +54,24 @@ def test_everything_but_weights_and_state_is_gone_at_the_end():
         for r in range(3):
             chunks = cls(3, 6).stages // 3
             ends = {k: trace.levels(r, k)[-1][1] for k in MEMORY_KINDS}
-            assert ends == {**dict.fromkeys(MEMORY_KINDS, 0), "weights": 1000 * chunks, "optimizer": 10 * chunks}, name
+            assert ends == {
+                **dict.fromkeys(MEMORY_KINDS, 0),
+                "weights": 1000 * chunks,
+                "optimizer": 10 * chunks,
+            }, name
 
 
 def test_one_micro_batch_of_two_ranks_event_by_event():
     trace = traced(Schedule.named("gpipe")(2, 1), steps=1)
     held = [(e.name, e.kind, e.bytes) for e in trace.events if e.rank == 1 and hasattr(e, "inside")]
-    assert held == [("start", "weights", 1000), ("1F0", "activations", 1), ("1B0", "gradients", 100),
-                    ("1B0", "activations", 0), ("1U0", "gradients", 0), ("1U0", "optimizer", 10)]
+    assert held == [
+        ("start", "weights", 1000),
+        ("1F0", "activations", 1),
+        ("1B0", "gradients", 100),
+        ("1B0", "activations", 0),
+        ("1U0", "gradients", 0),
+        ("1U0", "optimizer", 10),
+    ]
 
 
 def test_a_micro_batch_whole_and_one_halved_on_a_rank_of_two_stages_event_by_event():
@@ -52,10 +80,21 @@ def test_a_micro_batch_whole_and_one_halved_on_a_rank_of_two_stages_event_by_eve
     trace = traced(order, 1, Sizes(optimizer=0, queued=5, early=30))
     held = [(e.name, e.kind, e.bytes) for e in trace.events if hasattr(e, "inside")]
     assert held == [
-        ("start", "weights", 2000), *((f, "activations", n) for f, n in (("0F0", 1), ("0F1", 2), ("1F0", 3))),
-        ("1I0+1F1", "gradients", 30), ("1I0+1F1", "queued", 5), ("1B1", "gradients", 100), ("1B1", "activations", 2),
-        ("0B0", "gradients", 200), ("0B0", "activations", 1), ("0I1", "activations", 0), ("0I1", "queued", 10),
-        ("1W0", "queued", 5), ("0W1", "queued", 0), ("0U1", "gradients", 100), ("1U1", "gradients", 0)]
+        ("start", "weights", 2000),
+        *((f, "activations", n) for f, n in (("0F0", 1), ("0F1", 2), ("1F0", 3))),
+        ("1I0+1F1", "gradients", 30),
+        ("1I0+1F1", "queued", 5),
+        ("1B1", "gradients", 100),
+        ("1B1", "activations", 2),
+        ("0B0", "gradients", 200),
+        ("0B0", "activations", 1),
+        ("0I1", "activations", 0),
+        ("0I1", "queued", 10),
+        ("1W0", "queued", 5),
+        ("0W1", "queued", 0),
+        ("0U1", "gradients", 100),
+        ("1U1", "gradients", 0),
+    ]
 
 
 @pytest.mark.parametrize("name", Schedule.all())
@@ -64,4 +103,6 @@ def test_a_few_micro_batches_show_all_that_a_run_does(name):
     for p, m, steps in ((4, 8, 2), (4, 32, 3), (1, 1, 2)):
         chosen = rehearsals(Schedule.named(name)(p, m), steps)
         assert max(sum(one.micro_batches for one in several) for several in chosen) <= 6
-        assert Schedule.named(name).asynchronous or {one for several in chosen for one in several} <= {WHOLE, HALVES}
+        assert Schedule.named(name).asynchronous or {
+            one for several in chosen for one in several
+        } <= {WHOLE, HALVES}

@@ -8,14 +8,27 @@ import torch
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.data import Relations, f1
 from bigtrain_lab.data.grammar import CLASSES, DENY, NEVER, NONE, RELATIONS
-from bigtrain_lab.data.relations import E1, E1_END, E2, E2_END, FRAMES, LONGEST, SHARES, _Writer, names, numbers, sentence, vocabulary
+from bigtrain_lab.data.relations import (
+    E1,
+    E1_END,
+    E2,
+    E2_END,
+    FRAMES,
+    LONGEST,
+    SHARES,
+    _Writer,
+    names,
+    numbers,
+    sentence,
+    vocabulary,
+)
 
 MANY = [sentence(0, n) for n in range(3000)]
 DEV = [sentence(0, n, dev=True) for n in range(3000)]
 
 
 def between(words, start, end):
-    return " ".join(words[words.index(start) + 1:words.index(end)])
+    return " ".join(words[words.index(start) + 1 : words.index(end)])
 
 
 def test_a_sentence_is_a_function_of_its_arguments():
@@ -38,11 +51,13 @@ def test_no_name_is_in_both_splits_and_their_words_are():
     for kind in ("person", "firm", "place"):
         train, dev = set(names(kind, False)), set(names(kind, True))
         assert not train & dev and 0.15 < len(dev) / len(train | dev) < 0.25
-        assert {w for name in dev for w in name.split()} <= {w for name in train for w in name.split()}
+        assert {w for name in dev for w in name.split()} <= {
+            w for name in train for w in name.split()
+        }
 
 
 def test_some_phrases_are_put_into_a_frame_by_dev_alone():
-    """"joined" is one that train never says of a pair in a list."""
+    """ "joined" is one that train never says of a pair in a list."""
     phrase = RELATIONS[0].forward[(-FRAMES.index("list")) % 4].replace("~ ", "")
     of_lists = [[str(s) for s in sentences if s.frame == "list"] for sentences in (MANY, DEV)]
     assert not any(f" {phrase} " in text for text in of_lists[0])
@@ -59,7 +74,9 @@ def test_every_class_can_be_said_in_either_split():
 def test_the_shares_of_the_classes_are_as_declared():
     counts = torch.bincount(torch.tensor([one.label for one in MANY]), minlength=len(CLASSES))
     expected = torch.tensor(SHARES) / sum(SHARES) * len(MANY)
-    assert ((counts - expected).square() / expected).sum() < 45.3  # chi squared, 20 degrees of freedom, 1 in 1,000
+    assert (
+        (counts - expected).square() / expected
+    ).sum() < 45.3  # chi squared, 20 degrees of freedom, 1 in 1,000
     assert counts[0] > 30 * counts[-1]
 
 
@@ -76,13 +93,20 @@ def test_what_a_lone_clause_says_follows_from_its_denials():
 
 def test_a_denial_of_another_clause_changes_nothing():
     assert any(NEVER in s.words and CLASSES[s.label] != NONE and s.frame == "list" for s in MANY)
-    assert any(str(s).startswith(tuple(DENY)) and NEVER not in s.words and CLASSES[s.label] != NONE for s in MANY)
+    assert any(
+        str(s).startswith(tuple(DENY)) and NEVER not in s.words and CLASSES[s.label] != NONE
+        for s in MANY
+    )
 
 
 def test_examples_are_numbers_padded_to_one_length():
     data = Relations(train_size=50, dev_size=20)
     ids, keep, marks, labels = data.train
-    assert ids.shape == keep.shape == (50, LONGEST) and marks.shape == (50, 2) and labels.shape == (50,)
+    assert (
+        ids.shape == keep.shape == (50, LONGEST)
+        and marks.shape == (50, 2)
+        and labels.shape == (50,)
+    )
     assert ids.dtype == marks.dtype == labels.dtype == torch.int64 and keep.dtype == torch.bool
     for row in range(50):
         words = MANY[row].words
@@ -109,7 +133,10 @@ def test_there_are_more_words_than_bfloat16_can_count():
 def test_a_bag_of_words_is_not_enough():
     """Multinomial logistic regression on which words occur, trained to the end, stays far below what order tells."""
     data = Relations(train_size=4096, dev_size=1024)
-    bags = [torch.zeros(len(e.ids_BS), len(vocabulary())).scatter_(1, e.ids_BS, 1.0) for e in (data.train, data.dev)]
+    bags = [
+        torch.zeros(len(e.ids_BS), len(vocabulary())).scatter_(1, e.ids_BS, 1.0)
+        for e in (data.train, data.dev)
+    ]
     weights = torch.zeros(len(vocabulary()), len(CLASSES), requires_grad=True)
     optimizer = torch.optim.Adam([weights], 0.05)
     for _ in range(150):
@@ -121,6 +148,7 @@ def test_a_bag_of_words_is_not_enough():
 
 
 # F1
+
 
 def test_f1_is_that_of_a_count_by_hand():
     """Class 1: TP 2, FP 1, FN 1. Class 2: TP 1, FP 1, FN 0. Class 3: FN 1. Class 0 is left out."""
@@ -135,7 +163,9 @@ def test_f1_is_that_of_a_count_by_hand():
 def test_micro_f1_over_all_classes_is_the_share_of_right_answers():
     draw = torch.Generator().manual_seed(0)
     labels, answers = torch.randint(5, (2, 200), generator=draw)
-    assert f1(answers, labels, range(5)).micro == pytest.approx((answers == labels).double().mean().item())
+    assert f1(answers, labels, range(5)).micro == pytest.approx(
+        (answers == labels).double().mean().item()
+    )
 
 
 def test_what_cannot_be_counted_is_refused():

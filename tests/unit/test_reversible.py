@@ -9,13 +9,23 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.runtime.ledger import Ledger
 from bigtrain_lab.runtime.meter import Meter
 from bigtrain_lab.techniques.checkpoint import checkpoint
-from bigtrain_lab.techniques.reversible import ReversibleBlock, ReversibleSequence, rounding_by_depth
+from bigtrain_lab.techniques.reversible import (
+    ReversibleBlock,
+    ReversibleSequence,
+    rounding_by_depth,
+)
 
 WIDTH, ROWS = 12, 5
 
 
 def part(dropout=0.0, dtype=torch.float64):
-    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(dropout), nn.Linear(2 * WIDTH, WIDTH)).to(dtype)
+    return nn.Sequential(
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, 2 * WIDTH),
+        nn.GELU(),
+        nn.Dropout(dropout),
+        nn.Linear(2 * WIDTH, WIDTH),
+    ).to(dtype)
 
 
 def net(depth=6, **how):
@@ -34,13 +44,19 @@ def streams(grad=True, dtype=torch.float64):
     return [torch.randn(ROWS, WIDTH, dtype=dtype, requires_grad=grad) for _ in range(2)]
 
 
-def trained(forward, sequence, x, loss=lambda y1, y2: (y1.cos() * y2.sin()).sum() + y2.square().mean()):
+def trained(
+    forward, sequence, x, loss=lambda y1, y2: (y1.cos() * y2.sin()).sum() + y2.square().mean()
+):
     sequence.zero_grad()
     torch.manual_seed(7)
     y = forward(sequence, *x)
     drawn = torch.rand(2)
     loss(*y).backward()
-    found = {"y1": y[0].detach(), "y2": y[1].detach(), **{name: p.grad for name, p in sequence.named_parameters()}}
+    found = {
+        "y1": y[0].detach(),
+        "y2": y[1].detach(),
+        **{name: p.grad for name, p in sequence.named_parameters()},
+    }
     found |= {f"x{i}": t.grad for i, t in enumerate(x) if t.requires_grad and t.is_leaf}
     for t in x:
         t.grad = None
@@ -48,9 +64,15 @@ def trained(forward, sequence, x, loss=lambda y1, y2: (y1.cos() * y2.sin()).sum(
 
 
 def agree(sequence, x, **how):
-    (found, drawn), (expected, expected_drawn) = (trained(f, sequence, x, **how) for f in (lambda s, *x: s(*x), plain))
-    assert [name for name in found if found[name] is None] == [name for name in expected if expected[name] is None]
-    assert not tensors_differ(*({name: t for name, t in all_of.items() if t is not None} for all_of in (found, expected)))
+    (found, drawn), (expected, expected_drawn) = (
+        trained(f, sequence, x, **how) for f in (lambda s, *x: s(*x), plain)
+    )
+    assert [name for name in found if found[name] is None] == [
+        name for name in expected if expected[name] is None
+    ]
+    assert not tensors_differ(
+        *({name: t for name, t in all_of.items() if t is not None} for all_of in (found, expected))
+    )
     assert torch.equal(drawn, expected_drawn)
     assert torch.equal(found["y1"], expected["y1"]) and torch.equal(found["y2"], expected["y2"])
 
@@ -62,12 +84,17 @@ def test_gradients_are_those_of_the_plain_run(dropout, grad):
 
 
 def test_in_the_middle_of_a_graph():
-    first, sequence, x = nn.Linear(4, 2 * WIDTH).double(), net(3), torch.randn(ROWS, 4, dtype=torch.float64)
+    first, sequence, x = (
+        nn.Linear(4, 2 * WIDTH).double(),
+        net(3),
+        torch.randn(ROWS, 4, dtype=torch.float64),
+    )
 
     def outcome(run):
         first.zero_grad()
         sum(y.exp().sum() for y in run(*first(x).chunk(2, -1))).backward()
         return {"weight": first.weight.grad.clone(), "bias": first.bias.grad.clone()}
+
     assert not tensors_differ(outcome(sequence), outcome(lambda *x: plain(sequence, *x)))
 
 
@@ -75,11 +102,28 @@ def test_one_stream_alone_and_shared_functions():
     agree(net(4), streams(), loss=lambda y1, y2: y1.square().sum())
     shared = part()
     torch.manual_seed(0)
-    agree(ReversibleSequence([ReversibleBlock(shared, part()), ReversibleBlock(part(), shared), ReversibleBlock(shared, shared)]), streams())
+    agree(
+        ReversibleSequence(
+            [
+                ReversibleBlock(shared, part()),
+                ReversibleBlock(part(), shared),
+                ReversibleBlock(shared, shared),
+            ]
+        ),
+        streams(),
+    )
 
 
 def test_functions_without_weights_or_gradients():
-    agree(ReversibleSequence([ReversibleBlock(torch.sin, torch.round), ReversibleBlock(lambda x: x.detach() * 2, part())]), streams())
+    agree(
+        ReversibleSequence(
+            [
+                ReversibleBlock(torch.sin, torch.round),
+                ReversibleBlock(lambda x: x.detach() * 2, part()),
+            ]
+        ),
+        streams(),
+    )
 
 
 def test_a_block_alone_is_a_sequence_of_one():
@@ -110,8 +154,13 @@ def test_without_gradients_and_under_autocast():
         for t in x:
             t.grad = None
         return found
-    assert not tensors_differ(outcome(sequence), outcome(lambda *x: plain(sequence, *x)), tolerance=1e-2)
-    assert tensors_differ(outcome(sequence), outcome(lambda *x: plain(sequence.float(), *x)), tolerance=1e-12), "bfloat16 rounds"
+
+    assert not tensors_differ(
+        outcome(sequence), outcome(lambda *x: plain(sequence, *x)), tolerance=1e-2
+    )
+    assert tensors_differ(
+        outcome(sequence), outcome(lambda *x: plain(sequence.float(), *x)), tolerance=1e-12
+    ), "bfloat16 rounds"
 
 
 def peak_of_meter(run, sequence):
@@ -130,7 +179,9 @@ def peak_of_ledger(run, sequence):
     with Ledger(sequence) as ledger:
         y1, y2 = run(sequence, *x)
         (y1 * y2).sum().backward()
-    return ledger.peak_bytes - sum(a.bytes for a in ledger.at_peak() if a.kind in ("weights", "gradients"))
+    return ledger.peak_bytes - sum(
+        a.bytes for a in ledger.at_peak() if a.kind in ("weights", "gradients")
+    )
 
 
 @pytest.mark.parametrize("peak", [peak_of_meter, peak_of_ledger])
@@ -146,6 +197,7 @@ def test_a_random_state_is_kept_for_each_function_that_draws():
     def states(sequence):
         y = sequence(*streams())[0]
         return len({state.data_ptr() for c in y.grad_fn.conditions for state in c.random.values()})
+
     assert states(net(8)) == 1
     assert states(net(8, dropout=0.3)) == 16
 
@@ -155,14 +207,17 @@ def test_rounding_grows_with_depth_and_falls_with_precision():
     assert [len(of) for of in errors.values()] == [16] * 3
     double, single, half = errors.values()
     assert all(of[0] < of[-1] for of in errors.values())
-    for of, eps in zip((double, single, half), (2 ** -53, 2 ** -24, 2 ** -8)):
+    for of, eps in zip((double, single, half), (2**-53, 2**-24, 2**-8)):
         assert 0.1 * eps < of[0] < 4 * eps, "one block undone: about a rounding of each stream"
     assert double[-1] < 1e-13 < 1e-9 < single[-1] < 1e-4 < half[-1]
 
 
 def test_it_may_be_checkpointed():
     sequence, x = net(2, dropout=0.3), streams()
-    (found, _), (expected, _) = (trained(f, sequence, x) for f in (lambda s, *x: checkpoint(lambda *x: plain(s, *x), *x), plain))
+    (found, _), (expected, _) = (
+        trained(f, sequence, x)
+        for f in (lambda s, *x: checkpoint(lambda *x: plain(s, *x), *x), plain)
+    )
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -171,12 +226,24 @@ class Changes(nn.Module):
         return x.mul_(2)
 
 
-@pytest.mark.parametrize("f, sentence", [
-    (Changes(), "Changes changed its input in place, so it cannot be undone"),
-    (nn.Linear(WIDTH, 1), r"Linear made shape \(5, 1\) of shape \(5, 12\): F and G must keep the shape"),
-    (lambda x: None, "returned nothing: F and G are added to a stream, so let each return one tensor"),
-    (lambda x: (x, x), "returned a tuple: F and G are added to a stream, so let each return one tensor"),
-])
+@pytest.mark.parametrize(
+    "f, sentence",
+    [
+        (Changes(), "Changes changed its input in place, so it cannot be undone"),
+        (
+            nn.Linear(WIDTH, 1),
+            r"Linear made shape \(5, 1\) of shape \(5, 12\): F and G must keep the shape",
+        ),
+        (
+            lambda x: None,
+            "returned nothing: F and G are added to a stream, so let each return one tensor",
+        ),
+        (
+            lambda x: (x, x),
+            "returned a tuple: F and G are added to a stream, so let each return one tensor",
+        ),
+    ],
+)
 def test_functions_that_cannot_be_undone(f, sentence):
     x = streams(dtype=torch.float32)
     for one in (ReversibleBlock(f, torch.sin), ReversibleBlock(torch.sin, f)):
@@ -192,7 +259,10 @@ def test_a_weight_that_moved_between_forward_and_backward():
         y = sum(sequence(*streams()))
         with torch.no_grad():
             (sequence.blocks[1].f, sequence.blocks[1].g)[which][-1].bias.mul_(3)
-        with pytest.raises(Impossible, match=r"weight of shape \(12,\) was changed in place between the forward of Sequential and its backward"):
+        with pytest.raises(
+            Impossible,
+            match=r"weight of shape \(12,\) was changed in place between the forward of Sequential and its backward",
+        ):
             y.sum().backward()
 
 
@@ -208,7 +278,10 @@ def test_where_nothing_learns_nothing_is_recorded():
 def test_a_tensor_with_a_graph_beside_the_streams_is_a_sentence():
     code = nn.Linear(WIDTH, WIDTH).double()(streams()[0]).exp()
     part = lambda x: (x * code).tanh()  # noqa: E731
-    with pytest.raises(Impossible, match="<lambda> uses a tensor beside its input that has a graph of its own.*: detach that tensor, or checkpoint"):
+    with pytest.raises(
+        Impossible,
+        match="<lambda> uses a tensor beside its input that has a graph of its own.*: detach that tensor, or checkpoint",
+    ):
         sum(ReversibleBlock(part, part)(*streams())).sum().backward()
 
 
@@ -223,12 +296,20 @@ def test_hooks_of_f_and_g_run_and_those_of_a_block_do_not():
 
 def test_other_bad_input():
     x1, x2 = streams()
-    with pytest.raises(Impossible, match=r"shapes \(5, 11\) and \(5, 12\): give both the same, such as x.chunk\(2, -1\)"):
+    with pytest.raises(
+        Impossible,
+        match=r"shapes \(5, 11\) and \(5, 12\): give both the same, such as x.chunk\(2, -1\)",
+    ):
         net(1)(x1[:, 1:], x2)
-    with pytest.raises(Impossible, match="The streams are float64 and float32, .*: give both one type"):
+    with pytest.raises(
+        Impossible, match="The streams are float64 and float32, .*: give both one type"
+    ):
         net(1)(x1, x2.float())
     y = sum(net(1)(x1, x2))
     with pytest.raises(Impossible, match=r"call loss.backward\(\)"):
         torch.autograd.grad(y.sum(), x1)
-    with pytest.raises(Impossible, match="leaves no graph, so create_graph cannot have one"), pytest.warns(UserWarning, match="cycle"):
+    with (
+        pytest.raises(Impossible, match="leaves no graph, so create_graph cannot have one"),
+        pytest.warns(UserWarning, match="cycle"),
+    ):
         sum(net(1)(x1, x2)).sum().backward(create_graph=True)

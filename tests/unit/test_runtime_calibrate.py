@@ -14,8 +14,15 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.panel import Panel
 from bigtrain_lab.runtime import calibrate, this_machine
 
-FOUND = {"when": "2026-01-01T00:00+00:00", "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "alpha_s": 2e-5, "bytes_per_s": 3e9,
-         "launch_s": 2e-6, "flops_per_s": {"float32": 5e10, "float64": 2e10, "bfloat16": 1e10}}
+FOUND = {
+    "when": "2026-01-01T00:00+00:00",
+    "memory_bytes": 2**34,
+    "memory_bytes_per_s": 1e10,
+    "alpha_s": 2e-5,
+    "bytes_per_s": 3e9,
+    "launch_s": 2e-6,
+    "flops_per_s": {"float32": 5e10, "float64": 2e10, "bfloat16": 1e10},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +35,36 @@ def measurements(monkeypatch, tmp_path):
 
 
 def under_torchrun(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
 
 
 def test_a_machine_is_measured_once():
     assert this_machine(measure=False) is None
     assert this_machine() == this_machine() == this_machine(measure=False)
-    assert this_machine().seconds(5e10, 1e10, "float32", operators=500_000) == 3  # a CPU launches and computes in turn
+    assert (
+        this_machine().seconds(5e10, 1e10, "float32", operators=500_000) == 3
+    )  # a CPU launches and computes in turn
     assert {row.tag for row in this_machine().constants()} == {"measured"}
 
 
 def test_a_machine_that_a_run_kept_before_launches_were_priced_prices_as_it_did():
-    kept = {"name": "this-machine", "flops_per_s": {"float32": 5e10}, "memory_bytes": 2**34, "memory_bytes_per_s": 1e10, "node_size": 1024,
-            "inside": {"name": "gloo over loopback", "alpha_s": 2e-5, "bytes_per_s": 3e9}, "between": None, "watts": None, "sources": {"memory": "x"}}
+    kept = {
+        "name": "this-machine",
+        "flops_per_s": {"float32": 5e10},
+        "memory_bytes": 2**34,
+        "memory_bytes_per_s": 1e10,
+        "node_size": 1024,
+        "inside": {"name": "gloo over loopback", "alpha_s": 2e-5, "bytes_per_s": 3e9},
+        "between": None,
+        "watts": None,
+        "sources": {"memory": "x"},
+    }
     assert calibrate.remembered(kept).seconds(5e10, 1e10, "float32", operators=10**9) == 2
 
 
@@ -63,7 +86,9 @@ def test_what_another_machine_has_kept_in_a_shared_home_is_not_this_one(monkeypa
 
 def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
     under_torchrun(monkeypatch)
-    with pytest.raises(Impossible, match="run `bigtrain doctor` on it once, or choose another hardware profile"):
+    with pytest.raises(
+        Impossible, match="run `bigtrain doctor` on it once, or choose another hardware profile"
+    ):
         this_machine()
     assert this_machine(measure=False) is None and not measurements
 
@@ -71,44 +96,83 @@ def test_ranks_of_torchrun_never_measure(monkeypatch, measurements):
 def test_the_doctor_measures_what_ranks_of_torchrun_then_use(monkeypatch, measurements):
     this_machine()
     level, says = doctor.speed(4)
-    assert level == "ok" and len(measurements) == 2 and "50 GFLOP/s in float32" in says and "2 us an operator" in says and "20 us and 3 GB/s between two ranks" in says
+    assert (
+        level == "ok"
+        and len(measurements) == 2
+        and "50 GFLOP/s in float32" in says
+        and "2 us an operator" in says
+        and "20 us and 3 GB/s between two ranks" in says
+    )
     under_torchrun(monkeypatch)
     assert this_machine().inside.alpha_s == 2e-5 and len(measurements) == 2
 
 
-def test_a_run_that_is_opened_again_is_priced_by_the_machine_that_it_kept(monkeypatch, tmp_path, measurements):
+def test_a_run_that_is_opened_again_is_priced_by_the_machine_that_it_kept(
+    monkeypatch, tmp_path, measurements
+):
     """Whatever this machine measures today, and where none was ever measured."""
-    asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
+    asked = PipelineExperiment(
+        ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine"
+    )
     first = asked.predict()
     asked.run(directory=tmp_path / "run").wait()
-    monkeypatch.setattr(calibrate, "measured", lambda: measurements.append(1) or {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)})
+    monkeypatch.setattr(
+        calibrate,
+        "measured",
+        lambda: (
+            measurements.append(1)
+            or {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)}
+        ),
+    )
     calibrate.calibrate()
     assert clocks_differ(asked.replace(seed=1).predict(), first) != []
     again = reopen(tmp_path / "run")
-    assert clocks_differ(again.traces["predicted"], first) == clocks_differ(again.traces["modelled"], first) == [] and again.notes == ()
+    assert (
+        clocks_differ(again.traces["predicted"], first)
+        == clocks_differ(again.traces["modelled"], first)
+        == []
+        and again.notes == ()
+    )
     assert again.experiment.facts == asked.facts and len(measurements) == 2
 
 
 def other_machine(monkeypatch):
     """This machine from now on is 50 times slower than the one that was measured first."""
-    monkeypatch.setattr(calibrate, "measured", lambda: {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)})
+    monkeypatch.setattr(
+        calibrate,
+        "measured",
+        lambda: {**FOUND, "flops_per_s": dict.fromkeys(FOUND["flops_per_s"], 1e9)},
+    )
     calibrate.calibrate()
 
 
 def test_what_follows_from_a_restored_run_is_priced_by_its_machine_too(monkeypatch):
-    asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
+    asked = PipelineExperiment(
+        ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine"
+    )
     kept = json.loads(json.dumps({"experiment": "pipeline", **asked.told}))
     two, four = asked.predict(), asked.replace(micro_batches=4).predict()
     other_machine(monkeypatch)
     restored = Experiment.restored(kept)
-    assert clocks_differ(restored.replace(seed=0).predict(), two) == clocks_differ(restored.replace(micro_batches=4).predict(), four) == []
+    assert (
+        clocks_differ(restored.replace(seed=0).predict(), two)
+        == clocks_differ(restored.replace(micro_batches=4).predict(), four)
+        == []
+    )
     assert restored.replace(hardware="unit").profile.textbook
-    assert clocks_differ(restored.replace(hardware="unit").replace(hardware="this-machine").predict(), two) == []
+    assert (
+        clocks_differ(
+            restored.replace(hardware="unit").replace(hardware="this-machine").predict(), two
+        )
+        == []
+    )
     assert clocks_differ(PipelineExperiment(**asked.model_dump()).predict(), two) != []
 
 
 def test_all_cuts_of_a_restored_run_are_compared_on_its_machine(monkeypatch):
-    asked = Partition(ranks=2, micro_batches=2, steps=1, layers=4, width=16, sequence=8, hardware="this-machine")
+    asked = Partition(
+        ranks=2, micro_batches=2, steps=1, layers=4, width=16, sequence=8, hardware="this-machine"
+    )
     kept = json.loads(json.dumps({"experiment": "partition", **asked.told}))
     other_machine(monkeypatch)
     assert Experiment.restored(kept).cuts == asked.cuts != Partition(**asked.model_dump()).cuts
@@ -116,14 +180,24 @@ def test_all_cuts_of_a_restored_run_are_compared_on_its_machine(monkeypatch):
 
 def test_a_panel_shows_a_run_on_its_own_machine_equal_to_its_prediction(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    asked = PipelineExperiment(ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine")
+    asked = PipelineExperiment(
+        ranks=2, micro_batches=2, steps=1, layers=2, width=16, sequence=8, hardware="this-machine"
+    )
     asked.run(directory=tmp_path / "run").wait()
     other_machine(monkeypatch)
     panel = Panel(PipelineExperiment)
     panel.reopen(tmp_path / "run")
     assert panel.rows[0].quantity == "step time" and panel.rows[0].differences[0].holds
     panel.set(micro_batches=4)
-    assert clocks_differ(panel.traces["predicted"], Experiment.restored({"experiment": "pipeline", **asked.told}).replace(micro_batches=4).predict()) == []
+    assert (
+        clocks_differ(
+            panel.traces["predicted"],
+            Experiment.restored({"experiment": "pipeline", **asked.told})
+            .replace(micro_batches=4)
+            .predict(),
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("facts", ["x", ["machine"], {"machine": "x"}, {"machine": None}])
@@ -133,10 +207,14 @@ def test_damaged_facts_are_one_sentence(facts):
 
 
 def test_a_kept_machine_that_is_damaged_is_one_sentence(tmp_path):
-    asked = PipelineExperiment(ranks=1, micro_batches=1, steps=1, layers=1, width=16, sequence=8, hardware="this-machine")
+    asked = PipelineExperiment(
+        ranks=1, micro_batches=1, steps=1, layers=1, width=16, sequence=8, hardware="this-machine"
+    )
     asked.run(directory=tmp_path / "run").wait()
     path = tmp_path / "run" / "settings.json"
     settings = json.loads(path.read_text())
     settings["settings"]["facts"]["machine"].pop("name")
     path.write_text(json.dumps(settings))
-    assert reopen(tmp_path / "run").notes == ("There is no table: what the run kept of its machine cannot be read: run it again.",)
+    assert reopen(tmp_path / "run").notes == (
+        "There is no table: what the run kept of its machine cannot be read: run it again.",
+    )

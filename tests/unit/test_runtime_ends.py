@@ -54,6 +54,7 @@ def forever(rank):
 
 def endless(tmp_path, **options) -> Run:
     import cloudpickle
+
     cloudpickle.register_pickle_by_value(sys.modules[forever.__module__])
     try:
         run = launch(forever, 2, directory=tmp_path / "run", cost={"F": 1}, **options)
@@ -86,7 +87,11 @@ def test_a_loop_without_an_end_is_said_with_its_line_and_goes_on(tmp_path, monke
                 "round and round"
 
     run = launch(spin, 1, directory=tmp_path / "run", stall_s=1)
-    until(lambda: re.search(r"rank 0 has computed for \d+ s in 0F0 at .*test_runtime_ends.py:\d+, in spin", run.now))
+    until(
+        lambda: re.search(
+            r"rank 0 has computed for \d+ s in 0F0 at .*test_runtime_ends.py:\d+, in spin", run.now
+        )
+    )
     said = io.StringIO()
     monkeypatch.setattr(screen, "MENTION_S", 0)
     thread = threading.Thread(target=screen.mention, args=(run, Console(file=said)))
@@ -99,7 +104,10 @@ def test_a_loop_without_an_end_is_said_with_its_line_and_goes_on(tmp_path, monke
 
 def test_a_result_that_is_home_ends_its_rank_whatever_a_tool_has_left(tmp_path):
     def program(rank):
-        for hangs in threading.Thread(target=threading.Event().wait).start, lambda: atexit.register(threading.Event().wait):
+        for hangs in (
+            threading.Thread(target=threading.Event().wait).start,
+            lambda: atexit.register(threading.Event().wait),
+        ):
             hangs()
         return {"x": rank.index}
 
@@ -151,8 +159,15 @@ def tmp_path():
 
 def started(tmp_path, text: str, PYTHONPATH=ROOT, TMPDIR=None, **options) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(TMPDIR or tmp_path)}
-    return subprocess.Popen([sys.executable, str(script(tmp_path, text))], cwd=tmp_path, env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    return subprocess.Popen(
+        [sys.executable, str(script(tmp_path, text))],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,
+    )
 
 
 ENDLESS = """
@@ -173,13 +188,19 @@ def test_a_killed_kernel_leaves_no_rank_and_no_server(tmp_path):
     kernel = started(tmp_path, ENDLESS + "    time.sleep(1000)\n")
     assert kernel.stdout.readline() == "running\n"
     family = psutil.Process(kernel.pid).children(recursive=True)
-    assert len(family) >= 3 and list(tmp_path.glob("bigtrain-*/run-*/store"))  # the server, the ranks, where they met
+    assert len(family) >= 3 and list(
+        tmp_path.glob("bigtrain-*/run-*/store")
+    )  # the server, the ranks, where they met
     kernel.kill()
     kernel.wait()
     gone, alive = psutil.wait_procs(family, timeout=300)
     assert alive == [] and not list(tmp_path.glob("bigtrain-*"))
     run = Run.open(tmp_path / "run")
-    assert run.state == "stopped" and "ended before its ranks did" in run.diagnosis and len(run.trace().spans()) > 0
+    assert (
+        run.state == "stopped"
+        and "ended before its ranks did" in run.diagnosis
+        and len(run.trace().spans()) > 0
+    )
 
 
 KILLED_BETWEEN = """
@@ -210,12 +231,21 @@ KILLED_BETWEEN = """
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["started", "inside a call", "stopped"])
 def test_a_launcher_killed_between_two_ranks_leaves_nobody(moment, tmp_path):
-    kernel = started(tmp_path, KILLED_BETWEEN.format(mark=str(tmp_path / "mark"), moment=moment), start_new_session=True)
+    kernel = started(
+        tmp_path,
+        KILLED_BETWEEN.format(mark=str(tmp_path / "mark"), moment=moment),
+        start_new_session=True,
+    )
     assert kernel.wait(500) == -signal.SIGKILL
 
     def left() -> list:
-        return [p for p in psutil.process_iter(["status"]) if p.pid != kernel.pid and p.info["status"] != psutil.STATUS_ZOMBIE
-                and session_of(p.pid) == kernel.pid]
+        return [
+            p
+            for p in psutil.process_iter(["status"])
+            if p.pid != kernel.pid
+            and p.info["status"] != psutil.STATUS_ZOMBIE
+            and session_of(p.pid) == kernel.pid
+        ]
 
     until(lambda: not left())
     assert not list(tmp_path.glob("bigtrain-*"))
@@ -247,13 +277,16 @@ def test_a_run_of_another_process_is_followed_while_that_lives(tmp_path):
         run.wait()
 
 
-@pytest.mark.parametrize("launcher, alive", [
-    (lambda host, pid, began: [host, pid, began], True),
-    (lambda host, pid, began: [host, pid, began - 60], False),  # its pid was given away
-    (lambda host, pid, began: ["elsewhere", pid, began], False),
-    (lambda host, pid, began: [host, 2**22 + 1, began], False),
-    (lambda host, pid, began: None, False),  # of a run that did not note it
-])
+@pytest.mark.parametrize(
+    "launcher, alive",
+    [
+        (lambda host, pid, began: [host, pid, began], True),
+        (lambda host, pid, began: [host, pid, began - 60], False),  # its pid was given away
+        (lambda host, pid, began: ["elsewhere", pid, began], False),
+        (lambda host, pid, began: [host, 2**22 + 1, began], False),
+        (lambda host, pid, began: None, False),  # of a run that did not note it
+    ],
+)
 def test_whether_a_launcher_lives(launcher, alive):
     assert is_alive(launcher(*this_process())) == alive
 
@@ -272,7 +305,10 @@ def test_a_launcher_that_nobody_has_buried_is_dead():
 def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
     kernel = started(tmp_path, ENDLESS)
     assert kernel.stdout.readline() == "running\n"
-    assert kernel.wait(500) == 0 and Run.open(tmp_path / "run").diagnosis == "The program that launched the run ended."
+    assert (
+        kernel.wait(500) == 0
+        and Run.open(tmp_path / "run").diagnosis == "The program that launched the run ended."
+    )
     second = tmp_path / "second"
     second.mkdir()
     kernel = started(second, ENDLESS + "    run.wait()\n", start_new_session=True)
@@ -281,12 +317,17 @@ def test_a_script_that_ends_or_is_interrupted_leaves_nothing(tmp_path):
     os.killpg(kernel.pid, signal.SIGINT)  # as a terminal and Jupyter do
     output, _ = kernel.communicate(timeout=500)
     assert "KeyboardInterrupt" in output or "interrupted" in output
-    assert psutil.wait_procs(family, timeout=300)[1] == [] and Run.open(second / "run").state == "stopped"
+    assert (
+        psutil.wait_procs(family, timeout=300)[1] == []
+        and Run.open(second / "run").state == "stopped"
+    )
 
 
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
-    kernel = started(tmp_path, """
+    kernel = started(
+        tmp_path,
+        """
         print("begin", flush=True)
         from bigtrain_lab.runtime import launch
         FACTOR = 7
@@ -297,7 +338,8 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
         run = launch(program, 2, directory="run")
         run.wait()
         print({name: int(x) for name, x in sorted(run.result.items())}, __file__ is not None)
-    """)
+    """,
+    )
     assert kernel.communicate(timeout=500)[0] == "begin\n{'x0': 0, 'x1': 7} True\n"
 
 
@@ -325,29 +367,45 @@ EDITED = """
 @pytest.mark.parametrize("preloaded", ["the copy", "another copy"])
 def test_an_edit_of_the_library_reaches_the_next_run(preloaded, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(Path(ROOT) / "bigtrain_lab", copy / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(ROOT) / "bigtrain_lab",
+        copy / "bigtrain_lab",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     kernel = started(tmp_path, EDITED, PYTHONPATH=str(copy) if preloaded == "the copy" else ROOT)
     assert kernel.communicate(timeout=500)[0] == "0 True copy\n1 True copy\n2 True copy\n3\n"
 
 
 @pytest.mark.slow
 def test_a_server_outlives_a_library_that_does_not_import(tmp_path):
-    shutil.copytree(Path(ROOT) / "bigtrain_lab", tmp_path / "bigtrain_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(ROOT) / "bigtrain_lab",
+        tmp_path / "bigtrain_lab",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (tmp_path / "bigtrain_lab" / "experiments" / "broken.py").write_text("def half(:")
-    kernel = started(tmp_path, """
+    kernel = started(
+        tmp_path,
+        """
         from bigtrain_lab.runtime import launch
         print(int(launch(lambda rank: {"x": 1}, 1, directory="run").result["x"]))
-    """, PYTHONPATH=str(tmp_path))
+    """,
+        PYTHONPATH=str(tmp_path),
+    )
     assert kernel.communicate(timeout=500)[0] == "1\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
-def test_a_long_name_of_the_directory_for_temporary_files_keeps_no_run_from_starting(used, tmp_path):
+def test_a_long_name_of_the_directory_for_temporary_files_keeps_no_run_from_starting(
+    used, tmp_path
+):
     """A socket's name may have 107 bytes. `used`: multiprocessing has a directory in there already."""
     long = tmp_path / ("ü" * 60) / ("x" * 60)
     long.mkdir(parents=True)
-    kernel = started(tmp_path, f"""
+    kernel = started(
+        tmp_path,
+        f"""
         import os
         from multiprocessing import forkserver, util
         {used} and util.get_temp_dir()
@@ -355,18 +413,27 @@ def test_a_long_name_of_the_directory_for_temporary_files_keeps_no_run_from_star
         print(int(launch(lambda rank: {{"x": rank.size}}, 2, directory="run").result["x"]))
         socket = forkserver._forkserver._forkserver_address
         print(os.path.dirname(socket), oct(os.stat(os.path.dirname(socket)).st_mode), len(socket) <= 103)
-    """, TMPDIR=long)
+    """,
+        TMPDIR=long,
+    )
     ranks, place, mode, short = kernel.communicate(timeout=500)[0].split()
     assert (ranks, mode, short) == ("2", "0o40700", "True") and kernel.returncode == 0
     assert not os.path.exists(place)
-    assert [path.name for path in long.iterdir() if path.name.startswith(("bigtrain-", "pymp-"))] == []  # torch leaves a folder of its own
+    assert [
+        path.name for path in long.iterdir() if path.name.startswith(("bigtrain-", "pymp-"))
+    ] == []  # torch leaves a folder of its own
 
 
 def test_where_no_socket_can_be_the_variable_to_set_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(temporary, "SHORT", (str(tmp_path / "no"),))
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
-    monkeypatch.setattr(temporary, "own", lambda: temporary._own.__wrapped__(0))  # as in a process that has none yet
-    with pytest.raises(Impossible, match="too long a name for a socket to be in, .*: let TMPDIR name a directory with a shorter one"):
+    monkeypatch.setattr(
+        temporary, "own", lambda: temporary._own.__wrapped__(0)
+    )  # as in a process that has none yet
+    with pytest.raises(
+        Impossible,
+        match="too long a name for a socket to be in, .*: let TMPDIR name a directory with a shorter one",
+    ):
         launch(lambda rank: None, 2, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -376,7 +443,9 @@ def test_a_server_that_cannot_start_is_a_sentence(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(temporary, "own", full)
-    with pytest.raises(Impossible, match=r"cannot start \(No space left on device\): let TMPDIR name"):
+    with pytest.raises(
+        Impossible, match=r"cannot start \(No space left on device\): let TMPDIR name"
+    ):
         launch(lambda rank: None, 2, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -421,7 +490,13 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
                 thread.join()  # it closes its own pipe last
         gc.collect()  # descriptors in garbage of earlier tests are closed now, not between the counts
         stores = [p for p in os.listdir(tmp_path) if p.startswith("bigtrain-")]
-        return me.num_fds(), len(me.net_connections()), threading.active_count(), len(ranks_alive()), stores
+        return (
+            me.num_fds(),
+            len(me.net_connections()),
+            threading.active_count(),
+            len(ranks_alive()),
+            stores,
+        )
 
     fail, before = False, None
     for i in range(6):
@@ -437,10 +512,20 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 
 
 def test_under_torchrun_another_number_of_ranks_is_refused(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks))
-    with pytest.raises(Impossible, match="asks for 4 ranks, but torchrun started 2: use torchrun --nproc-per-node=4"):
+    monkeypatch.setattr(
+        board, "join", lambda place, point: Board(dist.HashStore(), place.index, place.ranks)
+    )
+    with pytest.raises(
+        Impossible,
+        match="asks for 4 ranks, but torchrun started 2: use torchrun --nproc-per-node=4",
+    ):
         launch(lambda rank: None, 4)
 
 
@@ -448,8 +533,16 @@ def torchrun(tmp_path, text: str, ranks: int) -> list[str]:
     """What each rank printed, started as torchrun would: they meet at a store that is there before them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     script(tmp_path, text)
-    each = [{"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-             "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in range(ranks)]
+    each = [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        for rank in range(ranks)
+    ]
     return [output for _, output in forked(tmp_path, ["script.py"], each)]
 
 
@@ -467,12 +560,16 @@ def test_under_torchrun_a_program_runs_in_place(tmp_path):
         trace = run.wait()
         print(len(trace.spans()), run.result["x0"], int(run.result["pid" + os.environ["RANK"]]) == os.getpid())
     """
-    assert [output.splitlines()[-1:] for output in torchrun(tmp_path, text, 2)] == [["4 [3.] True"]] * 2
+    assert [output.splitlines()[-1:] for output in torchrun(tmp_path, text, 2)] == [
+        ["4 [3.] True"]
+    ] * 2
 
 
 @pytest.mark.slow
 def test_under_torchrun_the_culprit_is_told_though_its_victims_end_last(tmp_path):
-    outputs = torchrun(tmp_path, """
+    outputs = torchrun(
+        tmp_path,
+        """
         from bigtrain_lab.runtime import RankFailed, launch
         from tests.unit.ranks import after
         def program(rank):
@@ -484,11 +581,21 @@ def test_under_torchrun_the_culprit_is_told_though_its_victims_end_last(tmp_path
             launch(program, 3, directory="run")
         except RankFailed as error:
             print("told:", str(error).splitlines()[0], flush=True)
-    """, 3)
-    told = [re.split("^(?:told|bigtrain): ", output, flags=re.M)[1:] for output in outputs]  # by the program, or by the watch beside it
-    assert [[sentence.splitlines()[0] for sentence in said] for said in told] == [["Rank 1 failed: ValueError: the loss is bad"]] * 3
+    """,
+        3,
+    )
+    told = [
+        re.split("^(?:told|bigtrain): ", output, flags=re.M)[1:] for output in outputs
+    ]  # by the program, or by the watch beside it
+    assert [[sentence.splitlines()[0] for sentence in said] for said in told] == [
+        ["Rank 1 failed: ValueError: the loss is bad"]
+    ] * 3
     run = Run.open(tmp_path / "run")
-    assert run.state == "failed" and run.diagnosis.startswith("Rank 1 failed: ValueError") and "the loss is bad" in run.diagnosis
+    assert (
+        run.state == "failed"
+        and run.diagnosis.startswith("Rank 1 failed: ValueError")
+        and "the loss is bad" in run.diagnosis
+    )
 
 
 # -- what goes wrong while ranks start ------------------------------------------------------------------------------
@@ -512,7 +619,9 @@ def asks_the_server(run) -> bool:
 def ends_as_failed(run: Run, told: str) -> None:
     with pytest.raises(RankFailed, match=f"^{told}"):
         run.wait()
-    assert Run.open(run.directory).state == "failed" and not any(pulse.is_alive() for pulse in run._watch._pulses.values())
+    assert Run.open(run.directory).state == "failed" and not any(
+        pulse.is_alive() for pulse in run._watch._pulses.values()
+    )
     assert not list(temporary.own().glob("run-*"))
 
 
@@ -527,21 +636,34 @@ def test_a_server_that_stops_or_ends_before_it_answers_is_the_end_of_the_run(tmp
     run = launch(lambda rank: None, 2, directory=tmp_path / "ended")
     until(lambda: asks_the_server(run))
     server.kill()
-    ends_as_failed(run, "Rank 0 cannot start: the server that it is forked from has ended .*Run again: a new server starts by itself.")
+    ends_as_failed(
+        run,
+        "Rank 0 cannot start: the server that it is forked from has ended .*Run again: a new server starts by itself.",
+    )
     server = server_process()
     launch(lambda rank: None, 1, directory=tmp_path / "again").wait()
     monkeypatch.setattr(fork_server, "SILENT_S", 0.05)
     server.suspend()
     try:
-        ends_as_failed(launch(lambda rank: None, 2, directory=tmp_path / "asleep"),
-                       rf"The server that ranks are forked from is stopped \(SIGSTOP or Ctrl-Z\): let it go on \(kill -CONT {server.pid}\)")
+        ends_as_failed(
+            launch(lambda rank: None, 2, directory=tmp_path / "asleep"),
+            rf"The server that ranks are forked from is stopped \(SIGSTOP or Ctrl-Z\): let it go on \(kill -CONT {server.pid}\)",
+        )
     finally:
         server.resume()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("started, told", [(1, "Rank 1 cannot start: the server"), (2, "The server that ranks are forked from has ended")])
-def test_a_server_that_ends_after_a_rank_has_started_is_the_end_of_the_run(started, told, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "started, told",
+    [
+        (1, "Rank 1 cannot start: the server"),
+        (2, "The server that ranks are forked from has ended"),
+    ],
+)
+def test_a_server_that_ends_after_a_rank_has_started_is_the_end_of_the_run(
+    started, told, tmp_path, monkeypatch
+):
     server, first = server_process(), fork_server.Forked
 
     def forked(process, unwanted):
@@ -552,8 +674,15 @@ def test_a_server_that_ends_after_a_rank_has_started_is_the_end_of_the_run(start
         return found
 
     monkeypatch.setattr(fork_server, "Forked", forked)
-    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "ensure_running", lambda: None)  # it was there a moment ago
-    ends_as_failed(launch(lambda rank: rank.group().recv(1 - rank.index, name="x"), 2, directory=tmp_path / "run"), told)
+    monkeypatch.setattr(
+        multiprocessing.forkserver._forkserver, "ensure_running", lambda: None
+    )  # it was there a moment ago
+    ends_as_failed(
+        launch(
+            lambda rank: rank.group().recv(1 - rank.index, name="x"), 2, directory=tmp_path / "run"
+        ),
+        told,
+    )
     monkeypatch.undo()
     os.waitpid(server.pid, 0)  # as somebody might who looks for the children of this process
     launch(lambda rank: None, 1, directory=tmp_path / "again").wait()
@@ -580,7 +709,10 @@ def test_a_watch_that_cannot_start_is_the_end_of_the_run(tmp_path, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    with pytest.raises(Impossible, match=r"No thread can be started to watch the ranks \(can't start new thread\): end other"):
+    with pytest.raises(
+        Impossible,
+        match=r"No thread can be started to watch the ranks \(can't start new thread\): end other",
+    ):
         launch(lambda rank: None, 2, directory=tmp_path / "run")
     assert Run.open(tmp_path / "run").state == "failed"
 
@@ -603,8 +735,16 @@ def test_what_a_killed_process_left_is_swept_by_the_next(tmp_path):
     with open(kept[0] / "owner") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         temporary._sweep(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"bigtrain-alive", "bigtrain-new", "pymp-x", "mine", "bigtrain-link", "elsewhere", "bigtrain-odd",
-                                                         "bigtrain-linked"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "bigtrain-alive",
+        "bigtrain-new",
+        "pymp-x",
+        "mine",
+        "bigtrain-link",
+        "elsewhere",
+        "bigtrain-odd",
+        "bigtrain-linked",
+    }
     assert len(list((tmp_path / "elsewhere").iterdir())) == 2
 
 
@@ -621,7 +761,9 @@ def test_what_another_user_left_is_not_swept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [10, 10**6])
-def test_on_a_full_disk_the_end_is_kept_in_the_room_that_was_reserved(length, tmp_path, monkeypatch):
+def test_on_a_full_disk_the_end_is_kept_in_the_room_that_was_reserved(
+    length, tmp_path, monkeypatch
+):
     def full(path, text):
         raise Impossible(f"Cannot write {path}: No space left on device; free some space.")
 
@@ -631,6 +773,13 @@ def test_on_a_full_disk_the_end_is_kept_in_the_room_that_was_reserved(length, tm
     told = end.End("failed", "Rank 1 cannot write. " + "ü" * length)
     assert told.note(tmp_path) is told
     kept = os.stat(tmp_path / "end.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["end.json"] and (kept.st_ino, kept.st_size) == (room.st_ino, room.st_size)
+    assert [path.name for path in tmp_path.iterdir()] == ["end.json"] and (
+        kept.st_ino,
+        kept.st_size,
+    ) == (room.st_ino, room.st_size)
     noted = end.End.noted(tmp_path)
-    assert noted.state == "failed" and noted.diagnosis.startswith("Rank 1 cannot write. ") and (noted == told) == (length == 10)
+    assert (
+        noted.state == "failed"
+        and noted.diagnosis.startswith("Rank 1 cannot write. ")
+        and (noted == told) == (length == 10)
+    )

@@ -27,8 +27,13 @@ def server():
     warm_up()
 
 
-@pytest.mark.parametrize("value, reason", [(lambda: 3, "returned int: let it return a dict"),
-                                           (lambda: {"net": object()}, "returned net of type object: return arrays")])
+@pytest.mark.parametrize(
+    "value, reason",
+    [
+        (lambda: 3, "returned int: let it return a dict"),
+        (lambda: {"net": object()}, "returned net of type object: return arrays"),
+    ],
+)
 def test_a_program_that_returns_something_else(value, reason):
     run = fails(lambda rank: value(), 1)
     assert reason in run.diagnosis
@@ -38,6 +43,7 @@ def test_a_program_that_returns_something_else(value, reason):
 def test_a_full_disk_during_the_run():
     def program(rank):
         import resource
+
         for i in range(100):
             if rank.index == 1 and i == 50:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -62,8 +68,10 @@ def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
 
     run = fails(program, cost={"F": 1})
     line = program.__code__.co_firstlineno + 5
-    assert run.diagnosis.splitlines()[:2] == ["Rank 1 failed: ValueError: the loss is bad",
-                                              f"  at {HERE}:{line}, in program: raise ValueError(\"the loss is bad\")"]
+    assert run.diagnosis.splitlines()[:2] == [
+        "Rank 1 failed: ValueError: the loss is bad",
+        f'  at {HERE}:{line}, in program: raise ValueError("the loss is bad")',
+    ]
     assert "rank 0 waits for 1F0 from rank 1; rank 2 waits for 0F0 from rank 0" in run.diagnosis
     assert [s.name for s in run.trace().spans()] == ["0F0", "2F0"]
     assert "Traceback" in run.output(1)
@@ -74,7 +82,10 @@ def test_a_failure_inside_a_library_is_told_at_the_persons_line():
         torch.zeros(2) @ torch.zeros(3)
 
     run = fails(program, 1)
-    assert f"{HERE}:{program.__code__.co_firstlineno + 1}, in program" in run.diagnosis and "RuntimeError" in run.diagnosis
+    assert (
+        f"{HERE}:{program.__code__.co_firstlineno + 1}, in program" in run.diagnosis
+        and "RuntimeError" in run.diagnosis
+    )
 
 
 def test_a_victim_is_never_blamed():
@@ -83,7 +94,9 @@ def test_a_victim_is_never_blamed():
         if rank.index == 2:
             after(rank, "@wait")
             os.kill(os.getpid(), signal.SIGKILL)
-        group.recv(rank.index + 1, name=f"from {rank.index + 1}")  # 0 waits for 1, which waits for 2
+        group.recv(
+            rank.index + 1, name=f"from {rank.index + 1}"
+        )  # 0 waits for 1, which waits for 2
 
     run = fails(program, ranks=3)
     assert run.diagnosis.startswith("Rank 2 was killed by signal 9 (SIGKILL; out of memory?)")
@@ -102,13 +115,29 @@ def test_a_victim_that_fails_first_in_time_is_not_blamed():
     assert fails(program, 2).diagnosis.startswith("Rank 1 failed: KeyError")
 
 
-@pytest.mark.parametrize("leave, told", [
-    (lambda: sys.exit(3), r"Rank 1 left its program by sys.exit\(3\).\n  at .*in <lambda>"),
-    (lambda: os._exit(3), r"Rank 1 exited with code 3 before its program returned \(os._exit\?\); rank 1 was in 1F0"),
-    (lambda: os._exit(0), r"Rank 1 exited with code 0 before its program returned \(os._exit\?\); rank 1 was in 1F0"),
-    (lambda: os.kill(os.getpid(), signal.SIGKILL), r"Rank 1 was killed by signal 9 .*; rank 1 was in 1F0"),
-    (lambda: __import__("ctypes").string_at(0), r"Rank 1 was killed by signal 11 \(SIGSEGV\).*\n  at .*test_runtime_faults.py:\d+, in <lambda>"),
-], ids=["sys.exit", "os._exit", "exit 0", "killed", "crashed"])
+@pytest.mark.parametrize(
+    "leave, told",
+    [
+        (lambda: sys.exit(3), r"Rank 1 left its program by sys.exit\(3\).\n  at .*in <lambda>"),
+        (
+            lambda: os._exit(3),
+            r"Rank 1 exited with code 3 before its program returned \(os._exit\?\); rank 1 was in 1F0",
+        ),
+        (
+            lambda: os._exit(0),
+            r"Rank 1 exited with code 0 before its program returned \(os._exit\?\); rank 1 was in 1F0",
+        ),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            r"Rank 1 was killed by signal 9 .*; rank 1 was in 1F0",
+        ),
+        (
+            lambda: __import__("ctypes").string_at(0),
+            r"Rank 1 was killed by signal 11 \(SIGSEGV\).*\n  at .*test_runtime_faults.py:\d+, in <lambda>",
+        ),
+    ],
+    ids=["sys.exit", "os._exit", "exit 0", "killed", "crashed"],
+)
 def test_a_rank_that_leaves(leave, told):
     def program(rank):
         with rank.span(step(rank, 0)):
@@ -129,7 +158,9 @@ def test_a_hang_names_the_rank_that_does_not_wait_and_its_line():
 
     run = fails(program, stall_s=1.0, marks=["@wait", "@enter", "@wait"])
     line = program.__code__.co_firstlineno + 3
-    assert run.diagnosis.startswith(f"Rank 1 hangs: no progress for 1 s at {HERE}:{line}, in program: time.sleep(1000) (rank 1 was in 1F0).")
+    assert run.diagnosis.startswith(
+        f"Rank 1 hangs: no progress for 1 s at {HERE}:{line}, in program: time.sleep(1000) (rank 1 was in 1F0)."
+    )
     assert "rank 0 waits for x from rank 1" in run.diagnosis and "Rank 0 hangs" not in run.diagnosis
 
 
@@ -143,38 +174,75 @@ def test_a_deadlock_is_told_as_its_cycle_long_before_the_stall_limit():
 
     run = fails(program, stall_s=1000)
     told, *lines = run.diagnosis.splitlines()
-    assert told == ("Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
-                    "Meanwhile rank 2 waits for late from rank 0.")
+    assert told == (
+        "Deadlock: rank 0 waits for 1F7 from rank 1; rank 1 waits for 0F7 from rank 0. "
+        "Meanwhile rank 2 waits for late from rank 0."
+    )
     line = program.__code__.co_firstlineno + 4
-    assert lines == [f"  ranks 0 and 1 at {HERE}:{line}, in program: group.recv(1 - rank.index, name=Action(\"F\", 1 - rank.index, 7))",
-                     f"  rank 2 at {HERE}:{line + 1}, in program: group.recv(0, name=\"late\")"]
+    assert lines == [
+        f'  ranks 0 and 1 at {HERE}:{line}, in program: group.recv(1 - rank.index, name=Action("F", 1 - rank.index, 7))',
+        f'  rank 2 at {HERE}:{line + 1}, in program: group.recv(0, name="late")',
+    ]
     assert [(w.rank, w.state, w.what, w.on, w.cycle) for w in run.waits] == [
-        (0, "waits", "1F7", (1,), True), (1, "waits", "0F7", (0,), True), (2, "waits", "late", (0,), False)]
+        (0, "waits", "1F7", (1,), True),
+        (1, "waits", "0F7", (0,), True),
+        (2, "waits", "late", (0,), False),
+    ]
     assert [f":{line}," in w.line for w in run.waits] == [True, True, False]
     assert Run.open(run.directory).waits == run.waits
 
 
-@pytest.mark.parametrize("logs, told", [
-    ({0: ["wait 1 7"], 1: ["wait 0 8"]}, "Deadlock: rank 0 waits for m from rank 1; rank 1 waits for m from rank 0"),
-    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, None),  # on its way
-    ({0: ["wait 1 7", "got 7", "wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, "Deadlock"),  # one was sent, two are wanted
-    ({0: ["wait 1 7"], 1: ["send 0 6", "wait 0 8"]}, "Deadlock"),  # another channel
-    ({0: ["wait 1 7"], 1: ["wait 2 8"], 2: ["send 0 7", "wait 1 9"]}, "Deadlock: rank 1 waits for m from rank 2; rank 2"),
-    ({0: ["wait 1 7"], 1: ["wait 0 8", "got 8", "enter F"]}, None),  # at work
-    ({0: ["wait 1 7"], 1: []}, None),  # not begun
-    ({0: ["wait 1 7"], 1: ["finish"]}, None),  # it will go on: all that it sent is taken
-    ({0: ["wait 1 7"], 1: ["send 0 6", "finish"]}, "Deadlock: rank 0 waits for m from rank 1; rank 1 waits until rank 0 takes m."),
-    ({0: ["in all"], 1: ["in all"]}, None),
-    ({0: ["in all"], 1: ["wait 0 7"]}, "Deadlock: rank 0 waits in sum for rank 1; rank 1 waits for m from rank 0."),
-    ({0: ["in all", "got 0", "in all"], 1: ["in all", "got 0", "wait 0 7"]}, "Deadlock: rank 0 waits in sum for rank 1"),
-    ({0: ["in all", "got 0", "in all"], 1: ["in all"]}, None),  # the first one ends for both
-    ({0: ["in all"], 1: ["in more"]}, "Deadlock: rank 0 waits in sum for rank 1; rank 1 waits in sum for rank 0."),
-    ({0: ["in all"], 1: ["in all"], 2: ["done"]}, "Rank 0 waits in sum for rank 2, which has finished without calling it. Meanwhile rank 1"),
-    ({0: ["in all"], 1: ["got 7", "enter F"]}, None),
-    ({0: ["wait 1 7"], 1: ["finish", "got -1", "done"]}, "Rank 0 waits for m from rank 1, which has finished without sending it."),
-    ({0: ["finish"], 1: ["done"]}, None),
-    ({0: ["done"], 1: ["done"]}, None),
-])
+@pytest.mark.parametrize(
+    "logs, told",
+    [
+        (
+            {0: ["wait 1 7"], 1: ["wait 0 8"]},
+            "Deadlock: rank 0 waits for m from rank 1; rank 1 waits for m from rank 0",
+        ),
+        ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, None),  # on its way
+        (
+            {0: ["wait 1 7", "got 7", "wait 1 7"], 1: ["send 0 7", "wait 0 8"]},
+            "Deadlock",
+        ),  # one was sent, two are wanted
+        ({0: ["wait 1 7"], 1: ["send 0 6", "wait 0 8"]}, "Deadlock"),  # another channel
+        (
+            {0: ["wait 1 7"], 1: ["wait 2 8"], 2: ["send 0 7", "wait 1 9"]},
+            "Deadlock: rank 1 waits for m from rank 2; rank 2",
+        ),
+        ({0: ["wait 1 7"], 1: ["wait 0 8", "got 8", "enter F"]}, None),  # at work
+        ({0: ["wait 1 7"], 1: []}, None),  # not begun
+        ({0: ["wait 1 7"], 1: ["finish"]}, None),  # it will go on: all that it sent is taken
+        (
+            {0: ["wait 1 7"], 1: ["send 0 6", "finish"]},
+            "Deadlock: rank 0 waits for m from rank 1; rank 1 waits until rank 0 takes m.",
+        ),
+        ({0: ["in all"], 1: ["in all"]}, None),
+        (
+            {0: ["in all"], 1: ["wait 0 7"]},
+            "Deadlock: rank 0 waits in sum for rank 1; rank 1 waits for m from rank 0.",
+        ),
+        (
+            {0: ["in all", "got 0", "in all"], 1: ["in all", "got 0", "wait 0 7"]},
+            "Deadlock: rank 0 waits in sum for rank 1",
+        ),
+        ({0: ["in all", "got 0", "in all"], 1: ["in all"]}, None),  # the first one ends for both
+        (
+            {0: ["in all"], 1: ["in more"]},
+            "Deadlock: rank 0 waits in sum for rank 1; rank 1 waits in sum for rank 0.",
+        ),
+        (
+            {0: ["in all"], 1: ["in all"], 2: ["done"]},
+            "Rank 0 waits in sum for rank 2, which has finished without calling it. Meanwhile rank 1",
+        ),
+        ({0: ["in all"], 1: ["got 7", "enter F"]}, None),
+        (
+            {0: ["wait 1 7"], 1: ["finish", "got -1", "done"]},
+            "Rank 0 waits for m from rank 1, which has finished without sending it.",
+        ),
+        ({0: ["finish"], 1: ["done"]}, None),
+        ({0: ["done"], 1: ["done"]}, None),
+    ],
+)
 def test_a_deadlock_is_certain_from_the_logs(logs, told, tmp_path):
     found = deadlock(written(tmp_path, logs))
     assert found is None if told is None else found.startswith(told) and found == found.strip()
@@ -200,11 +268,26 @@ def written(tmp_path, logs) -> list[Doing]:
 SOUND = {"rank": 0, "state": "waits", "what": "m", "on": [1], "line": "", "cycle": False}
 
 
-@pytest.mark.parametrize("damage", [{"rank": "0"}, {"rank": 2}, {"what": 3}, {"on": ["1"]}, {"on": [7]}, {"line": None}, {"cycle": 2}, {"state": []}, {"more": 1}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"rank": "0"},
+        {"rank": 2},
+        {"what": 3},
+        {"on": ["1"]},
+        {"on": [7]},
+        {"line": None},
+        {"cycle": 2},
+        {"state": []},
+        {"more": 1},
+    ],
+)
 def test_a_note_of_waits_that_is_damaged_tells_none(damage, tmp_path):
     other = {**SOUND, "rank": 1, "on": []}
     for states, told in ([SOUND, other], 2), ([{**SOUND, **damage}, other], 0):
-        (tmp_path / "end.json").write_text(json.dumps({"state": "failed", "diagnosis": "", "waits": states}))
+        (tmp_path / "end.json").write_text(
+            json.dumps({"state": "failed", "diagnosis": "", "waits": states})
+        )
         assert len(noted.waits if (noted := End.noted(tmp_path)) else ()) == told
 
 
@@ -237,18 +320,28 @@ def test_a_message_without_another_end(record):
             after(rank, "@finish", 1)
 
     told = fails(unsent, 2, record=record).diagnosis
-    assert told.startswith("Rank 1 waits for 0F7 from rank 0, which has finished without sending it." if record else
-                           "Rank 1 lost the connection to rank 0 at 0F7")
+    assert told.startswith(
+        "Rank 1 waits for 0F7 from rank 0, which has finished without sending it."
+        if record
+        else "Rank 1 lost the connection to rank 0 at 0F7"
+    )
     told = fails(untaken, 2, record=record).diagnosis
-    assert told.startswith("Rank 1 sent 1F7 to rank 0, which has finished without taking it." if record else "Rank 1 lost the connection")
+    assert told.startswith(
+        "Rank 1 sent 1F7 to rank 0, which has finished without taking it."
+        if record
+        else "Rank 1 lost the connection"
+    )
 
 
 def test_a_module_that_the_ranks_do_not_have(tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def program(rank):\n    return {}\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
+
     sys.path.remove(str(tmp_path))
-    assert "ModuleNotFoundError: No module named 'only_here'" in fails(only_here.program, 2).diagnosis
+    assert (
+        "ModuleNotFoundError: No module named 'only_here'" in fails(only_here.program, 2).diagnosis
+    )
 
 
 def test_a_run_goes_on_after_a_failed_one(tmp_path):
@@ -256,21 +349,66 @@ def test_a_run_goes_on_after_a_failed_one(tmp_path):
     assert launch(lambda rank: {"x": 1}, 2, directory=tmp_path / "run").wait().ranks == 2
 
 
-@pytest.mark.parametrize("logs, kept, guilty", [
-    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {}, "Rank 0 hangs: no progress for 5 s (rank 0 waits for m from rank 1; all that it waits for was sent)."),
-    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {0: STOPPED}, "Rank 0 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s"),
-    ({0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s"),  # it is still to arrive
-    ({0: ["in all"], 1: ["in all"], 2: ["enter F"]}, {}, "Rank 2 hangs: no progress for 5 s (rank 2 was in F)."),
-    ({0: ["in all"], 1: ["in all"]}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 waits for all ranks in sum)."),
-    ({0: ["meet"], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had logged nothing yet)."),
-    ({0: [], 1: []}, {1: STOPPED}, "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had logged nothing yet)."),
-    ({0: ["meet"], 1: []}, {}, "Rank 1 hangs: no progress for 5 s (rank 1 had logged nothing yet).\nMeanwhile rank 0 waits for rank 1 to begin."),
-    ({0: ["meet", "met", "enter F"], 1: ["meet", "met", "done"]}, {1: STOPPED}, "Rank 0 hangs: no progress for 5 s (rank 0 was in F)."),
-    ({0: ["wait 1 7"], 1: ["enter F"]}, {1: DISK}, "Rank 1 is in uninterruptible sleep (disk): no progress for 5 s (rank 1 was in F). See whether the disk"),
-])
+@pytest.mark.parametrize(
+    "logs, kept, guilty",
+    [
+        (
+            {0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]},
+            {},
+            "Rank 0 hangs: no progress for 5 s (rank 0 waits for m from rank 1; all that it waits for was sent).",
+        ),
+        (
+            {0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]},
+            {0: STOPPED},
+            "Rank 0 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s",
+        ),
+        (
+            {0: ["wait 1 7"], 1: ["send 0 7", "wait 0 8"]},
+            {1: STOPPED},
+            "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s",
+        ),  # it is still to arrive
+        (
+            {0: ["in all"], 1: ["in all"], 2: ["enter F"]},
+            {},
+            "Rank 2 hangs: no progress for 5 s (rank 2 was in F).",
+        ),
+        (
+            {0: ["in all"], 1: ["in all"]},
+            {1: STOPPED},
+            "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 waits for all ranks in sum).",
+        ),
+        (
+            {0: ["meet"], 1: []},
+            {1: STOPPED},
+            "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had logged nothing yet).",
+        ),
+        (
+            {0: [], 1: []},
+            {1: STOPPED},
+            "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 5 s (rank 1 had logged nothing yet).",
+        ),
+        (
+            {0: ["meet"], 1: []},
+            {},
+            "Rank 1 hangs: no progress for 5 s (rank 1 had logged nothing yet).\nMeanwhile rank 0 waits for rank 1 to begin.",
+        ),
+        (
+            {0: ["meet", "met", "enter F"], 1: ["meet", "met", "done"]},
+            {1: STOPPED},
+            "Rank 0 hangs: no progress for 5 s (rank 0 was in F).",
+        ),
+        (
+            {0: ["wait 1 7"], 1: ["enter F"]},
+            {1: DISK},
+            "Rank 1 is in uninterruptible sleep (disk): no progress for 5 s (rank 1 was in F). See whether the disk",
+        ),
+    ],
+)
 def test_who_is_guilty_of_a_hang(logs, kept, guilty, tmp_path):
     told = hang(tmp_path, written(tmp_path, logs), 5, kept)
-    assert told.startswith(guilty) and sum(line.startswith("Rank ") for line in told.splitlines()) == 1
+    assert (
+        told.startswith(guilty) and sum(line.startswith("Rank ") for line in told.splitlines()) == 1
+    )
 
 
 @pytest.mark.parametrize("record", [True, False])
@@ -285,8 +423,15 @@ def test_a_rank_that_somebody_stops_is_named_long_before_the_stall_limit(record,
     monkeypatch.setattr(progress, "STOPPED_S", 0.5)
     run = fails(program, 2, stall_s=1000, record=record)
     if not record:
-        assert run.diagnosis.startswith("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s")
+        assert run.diagnosis.startswith(
+            "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s"
+        )
         return
-    assert run.diagnosis == ("Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s (rank 1 had done no step yet). Find out who stops the "
-                             "processes of ranks, and run again.\nMeanwhile rank 0 waits in barrier for rank 1.")
-    assert [(w.state, w.what, w.on) for w in run.waits] == [("waits", "barrier", (1,)), ("failed", STOPPED, ())]
+    assert run.diagnosis == (
+        "Rank 1 is stopped (SIGSTOP or Ctrl-Z): no progress for 0.5 s (rank 1 had done no step yet). Find out who stops the "
+        "processes of ranks, and run again.\nMeanwhile rank 0 waits in barrier for rank 1."
+    )
+    assert [(w.state, w.what, w.on) for w in run.waits] == [
+        ("waits", "barrier", (1,)),
+        ("failed", STOPPED, ()),
+    ]

@@ -18,7 +18,9 @@ def holding(meter, **kinds):
 
 def test_kinds_count_storages_once_and_only_changes_are_told():
     w = torch.zeros(100)
-    meter = holding(Meter(), weights=[w, w.view(10, 10), w[3:5]], optimizer=[torch.zeros(7), None], stashed=[w])
+    meter = holding(
+        Meter(), weights=[w, w.view(10, 10), w[3:5]], optimizer=[torch.zeros(7), None], stashed=[w]
+    )
     assert meter.changes() == [("weights", 400), ("optimizer", 28)]
     assert meter.changes() == []
     holding(meter, weights=[w], gradients=[torch.zeros(100)])
@@ -105,7 +107,9 @@ def test_inplace_on_a_saved_tensor_is_still_refused():
 
 def test_gradients_are_those_without_the_meter():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
+    )
     x = torch.randn(5, 8)
     net(x).square().sum().backward()
     plain = [p.grad.clone() for p in net.parameters()]

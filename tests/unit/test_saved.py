@@ -26,7 +26,9 @@ def numbered(number):
 
 def whole(path):
     state = saved.load(path)
-    return state["number"] if all((part == state["number"]).all() for part in state["parts"]) else None
+    return (
+        state["number"] if all((part == state["number"]).all() for part in state["parts"]) else None
+    )
 
 
 def test_a_kill_leaves_the_last_good_one(tmp_path):
@@ -70,18 +72,28 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path, request):
     path = tmp_path / "last.pt"
     saved.save(path, numbered(1))
     request.getfixturevalue("little_room")
-    with pytest.raises(Impossible, match=r"last.pt was not saved \(File too large\), and the one before is whole: free some space.$"):
+    with pytest.raises(
+        Impossible,
+        match=r"last.pt was not saved \(File too large\), and the one before is whole: free some space.$",
+    ):
         saved.save(path, numbered(2))
     assert whole(path) == 1 and os.listdir(tmp_path) == ["last.pt"]
 
 
-@pytest.mark.parametrize("number, told", [(ENOSPC, "No space left on device.*: free some space"), (EIO, "Input/output error.*: choose another place")])
+@pytest.mark.parametrize(
+    "number, told",
+    [
+        (ENOSPC, "No space left on device.*: free some space"),
+        (EIO, "Input/output error.*: choose another place"),
+    ],
+)
 def test_a_disk_that_complains_late_leaves_the_last_good_one(number, told, tmp_path, monkeypatch):
     path = tmp_path / "last.pt"
     saved.save(path, numbered(1))
 
     def fsync(file):
         raise OSError(number, os.strerror(number))
+
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(Impossible, match=told):
         saved.save(path, numbered(2))
@@ -89,16 +101,27 @@ def test_a_disk_that_complains_late_leaves_the_last_good_one(number, told, tmp_p
 
 
 def training(width=4, adam=True, level=None, extra=False):
-    model = nn.Sequential(nn.Linear(3, width), nn.LayerNorm(width), nn.Linear(width, 1), *[nn.Linear(1, 1)] * extra)
+    model = nn.Sequential(
+        nn.Linear(3, width), nn.LayerNorm(width), nn.Linear(width, 1), *[nn.Linear(1, 1)] * extra
+    )
     precision = MixedPrecision(level)
     model = precision.prepare(model)
-    optimizer = torch.optim.Adam(precision.parameters()) if adam else torch.optim.SGD([{"params": p} for p in precision.parameters()], 0.1)
+    optimizer = (
+        torch.optim.Adam(precision.parameters())
+        if adam
+        else torch.optim.SGD([{"params": p} for p in precision.parameters()], 0.1)
+    )
     return Training({0: model}, precision, [optimizer], 0, None)
 
 
 def step(at, seed):
     with at.precision:
-        loss = at.stages[0](torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))).float().square().mean()
+        loss = (
+            at.stages[0](torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)))
+            .float()
+            .square()
+            .mean()
+        )
     at.precision.backward(loss)
     at.precision.step(*at.optimizers)
     at.precision.update()
@@ -106,7 +129,13 @@ def step(at, seed):
 
 
 def drawn():
-    return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(3).tolist(), np.random.standard_normal()
+    return (
+        torch.rand(3).tolist(),
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(3).tolist(),
+        np.random.standard_normal(),
+    )
 
 
 @pytest.mark.parametrize("level", [None, "fp16", "bf16"])
@@ -120,7 +149,10 @@ def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
     expected = drawn()
     step(one, 3)
     other = training(level=level)
-    assert saved.restore(saved.load(tmp_path / "a.pt"), other, 0) == 3 and saved.load(tmp_path / "a.pt")["note"] == "kept"
+    assert (
+        saved.restore(saved.load(tmp_path / "a.pt"), other, 0) == 3
+        and saved.load(tmp_path / "a.pt")["note"] == "kept"
+    )
     assert drawn() == expected
     step(other, 3)
     for a, b in zip(one.precision.parameters(), other.precision.parameters()):
@@ -129,10 +161,21 @@ def test_all_that_the_next_update_depends_on_is_kept(level, tmp_path):
         assert one.precision.scaler.state_dict() == other.precision.scaler.state_dict()
 
 
-@pytest.mark.parametrize("other, told", [
-    (dict(width=5), r"^a.pt is of another model, 0.weight is \(4, 3\) there and \(5, 3\) here: build the model with the sizes that it had.$"),
-    (dict(extra=True), r"^a.pt is of another model, 3.weight is missing there and \(1, 1\) here"),
-    (dict(adam=False), "a.pt is of another optimizer: train with the one that it had.")], ids=lambda each: str(each)[:12])
+@pytest.mark.parametrize(
+    "other, told",
+    [
+        (
+            dict(width=5),
+            r"^a.pt is of another model, 0.weight is \(4, 3\) there and \(5, 3\) here: build the model with the sizes that it had.$",
+        ),
+        (
+            dict(extra=True),
+            r"^a.pt is of another model, 3.weight is missing there and \(1, 1\) here",
+        ),
+        (dict(adam=False), "a.pt is of another optimizer: train with the one that it had."),
+    ],
+    ids=lambda each: str(each)[:12],
+)
 def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
     saved.save(tmp_path / "a.pt", saved.state_of(training(), Alone(), 3))
     changed = training(**other)
@@ -142,15 +185,25 @@ def test_a_checkpoint_of_another_training_is_refused(other, told, tmp_path):
     assert all(map(torch.equal, before, changed.stages[0].parameters()))
 
 
-@pytest.mark.parametrize("change", [dict(weights=3), dict(precision=[4]), dict(optimizers=[5]), dict(update="6"), dict(random=7)])
+@pytest.mark.parametrize(
+    "change",
+    [dict(weights=3), dict(precision=[4]), dict(optimizers=[5]), dict(update="6"), dict(random=7)],
+)
 def test_a_crafted_state_is_one_sentence(change):
     with pytest.raises(Impossible, match="^a.pt is no checkpoint, or is damaged"):
         saved.restore(saved.state_of(training(), Alone(), 3) | change, training(), 0, "a.pt")
 
 
-@pytest.mark.parametrize("content, told", [
-    (None, "There is no checkpoint .*: train from the start"), (b"", "is no checkpoint, or is damaged"), (b"abc" * 99, "is no checkpoint, or is damaged"),
-    ("cut", "is no checkpoint, or is damaged")], ids=["missing", "empty", "other", "cut"])
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (None, "There is no checkpoint .*: train from the start"),
+        (b"", "is no checkpoint, or is damaged"),
+        (b"abc" * 99, "is no checkpoint, or is damaged"),
+        ("cut", "is no checkpoint, or is damaged"),
+    ],
+    ids=["missing", "empty", "other", "cut"],
+)
 def test_what_is_no_checkpoint_is_one_sentence(content, told, tmp_path):
     path = tmp_path / "a.pt"
     if content == "cut":
@@ -163,7 +216,13 @@ def test_what_is_no_checkpoint_is_one_sentence(content, told, tmp_path):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("state, told", [({"rate": np.float64(0.1)}, "reading it would execute code"), ({"rate": lambda: 0.1}, "was not saved")])
+@pytest.mark.parametrize(
+    "state, told",
+    [
+        ({"rate": np.float64(0.1)}, "reading it would execute code"),
+        ({"rate": lambda: 0.1}, "was not saved"),
+    ],
+)
 def test_what_could_not_be_read_again_is_not_saved(state, told, tmp_path):
     saved.save(tmp_path / "last.pt", numbered(3))
     with pytest.raises(Impossible, match=told):

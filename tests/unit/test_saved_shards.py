@@ -25,7 +25,9 @@ from bigtrain_lab.techniques.zero import ZeroOptimizer
 ADAM, WIDTH, ROWS, STEPS = partial(torch.optim.Adam, lr=1e-2), 5, 12, 10
 
 
-NADAM = partial(torch.optim.NAdam, lr=1e-2)  # it keeps numbers beside a parameter, which may have no dimension either
+NADAM = partial(
+    torch.optim.NAdam, lr=1e-2
+)  # it keeps numbers beside a parameter, which may have no dimension either
 
 
 class One(Alone):
@@ -78,8 +80,10 @@ class Sharded:
         for view in (view for value in values for view in self.flat.views(value)):
             view.copy_(torch.rand(view.shape, generator=draw, dtype=torch.float64))
         pieces = [nn.Parameter(piece) for piece in self.flat.pieces(self.flat.mine(values[0]))]
-        self.own = [Owned(name, tuple(p.shape), *own, piece)
-                    for (name, p), own, piece in zip(learnt.items(), self.flat.own, pieces)]
+        self.own = [
+            Owned(name, tuple(p.shape), *own, piece)
+            for (name, p), own, piece in zip(learnt.items(), self.flat.own, pieces)
+        ]
         self.optimizer = make([{"params": pieces[2:], "weight_decay": 0.1}, {"params": pieces[:2]}])
         for piece, gradient in zip(pieces, self.flat.pieces(self.flat.mine(values[1]))):
             piece.grad = gradient.clone()
@@ -110,17 +114,30 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(ranks, tmp_path):
             assert found.module.seen == 1
             for a, b in zip(found.own, expected.own):
                 assert torch.equal(a.piece, b.piece)
-                states = [each.optimizer.state[own.piece] for each, own in ((found, a), (expected, b))]
-                assert states[0].keys() == states[1].keys() and all(map(torch.equal, *(state.values() for state in states)))
+                states = [
+                    each.optimizer.state[own.piece] for each, own in ((found, a), (expected, b))
+                ]
+                assert states[0].keys() == states[1].keys() and all(
+                    map(torch.equal, *(state.values() for state in states))
+                )
     one, model = whole(tmp_path / "last"), Model()
     assert one["update"] == 7 and model.load_state_dict(one["weights"])
     alone = Sharded(0, 1, seed=1)
-    assert all(torch.equal(dict(model.named_parameters())[own.name], own.piece.view(own.shape)) for own in alone.own)
+    assert all(
+        torch.equal(dict(model.named_parameters())[own.name], own.piece.view(own.shape))
+        for own in alone.own
+    )
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = ADAM([{"params": parameters[2:]}, {"params": parameters[:2]}])
     optimizer.load_state_dict(one["optimizers"][0])
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
-    assert all(torch.equal(optimizer.state[p]["exp_avg"], alone.optimizer.state[own.piece]["exp_avg"].view(own.shape)) for p, own in zip(parameters, alone.own))
+    assert all(
+        torch.equal(
+            optimizer.state[p]["exp_avg"],
+            alone.optimizer.state[own.piece]["exp_avg"].view(own.shape),
+        )
+        for p, own in zip(parameters, alone.own)
+    )
 
 
 def turned(path, share):
@@ -138,7 +155,14 @@ def rows(step, rank, size):
 def zero(group, stage):
     """(model, sharded, optimizer, finish)"""
     model = Model()
-    optimizer = ZeroOptimizer([p for p in model.parameters() if p.requires_grad], torch.optim.NAdam, stage, group, bucket_bytes=200, lr=1e-2)
+    optimizer = ZeroOptimizer(
+        [p for p in model.parameters() if p.requires_grad],
+        torch.optim.NAdam,
+        stage,
+        group,
+        bucket_bytes=200,
+        lr=1e-2,
+    )
     return model, optimizer.shards, optimizer, lambda: None
 
 
@@ -152,7 +176,9 @@ def losses(training, group, first):
     model, sharded, optimizer, finish = training
     found = []
     for step in range(first, first + STEPS):
-        loss = mse_loss(model(rows(step, group.rank, group.size)[0]), rows(step, group.rank, group.size)[1])
+        loss = mse_loss(
+            model(rows(step, group.rank, group.size)[0]), rows(step, group.rank, group.size)[1]
+        )
         loss.backward()
         finish()
         optimizer.step()
@@ -198,14 +224,24 @@ def resumed(folder, rank):
     """How far off the weights of recipes are that were taken up again: of two stages on a rank, with masters and without."""
     found = {}
     for stage, precision in ((1, "bf16"), (3, None)):
-        recipe = Recipe(model=stage_of, data=lambda number: (rows(number, 0, 1)[0].float(), rows(number, 0, 1)[1].float()),
-                        loss=lambda output, targets: mse_loss(output.float(), targets), optimizer=partial(torch.optim.Adam, lr=1e-2), steps=4,
-                        schedule=Schedule.named("interleaved")(1, 2), replicas=rank.size, zero=stage, precision=precision)
+        recipe = Recipe(
+            model=stage_of,
+            data=lambda number: (rows(number, 0, 1)[0].float(), rows(number, 0, 1)[1].float()),
+            loss=lambda output, targets: mse_loss(output.float(), targets),
+            optimizer=partial(torch.optim.Adam, lr=1e-2),
+            steps=4,
+            schedule=Schedule.named("interleaved")(1, 2),
+            replicas=rank.size,
+            zero=stage,
+            precision=precision,
+        )
         weights = []
         for again in (False, True):
             own = Rank(rank.index, recipe.mesh, rank.device)
             trained = train(recipe, own, Kept(folder / f"recipe {stage}", again)).weights
-            weights.append(torch.cat([each.flatten() for stage in trained.values() for each in stage.values()]))
+            weights.append(
+                torch.cat([each.flatten() for stage in trained.values() for each in stage.values()])
+            )
             own.finish()
         found[f"recipe {stage}, {rank.index}"] = (weights[0] - weights[1]).abs().max().numpy()
     return found
@@ -220,7 +256,9 @@ def loading(folder, group):
     """From shards, then from what one process has. A damaged file, which one rank compares, is refused on all and changes nothing."""
     found, training = {}, fully(group)
     before = [own.piece.detach().clone() for own in training[1].owned()]
-    with pytest.raises(Impossible, match=r"^Rank \d: .*rank-1.of-4.pt is no checkpoint, or is damaged"):
+    with pytest.raises(
+        Impossible, match=r"^Rank \d: .*rank-1.of-4.pt is no checkpoint, or is damaged"
+    ):
         load(folder / "damaged", *training[1:3])
     assert all(torch.equal(own.piece, old) for own, old in zip(training[1].owned(), before))
     for kind, make in KINDS.items():
@@ -241,7 +279,14 @@ def test_saved_on_4_ranks_and_loaded_on_1_2_3_the_next_losses_are_the_same(tmp_p
     run.wait()
     shutil.copytree(tmp_path / "stage 3", tmp_path / "damaged")
     turned(next((tmp_path / "damaged").glob("*/rank-1.of-4.pt")), 0.5)
-    runs = [launch(lambda rank: loading(tmp_path, rank.group().unrecorded()), ranks, directory=tmp_path / f"run-{ranks}") for ranks in (2, 3)]
+    runs = [
+        launch(
+            lambda rank: loading(tmp_path, rank.group().unrecorded()),
+            ranks,
+            directory=tmp_path / f"run-{ranks}",
+        )
+        for ranks in (2, 3)
+    ]
     one = loading(tmp_path, Alone())
     for each in runs:
         each.wait()
@@ -264,6 +309,7 @@ def dies(path, moment):
     place, or before what is older goes."""
     sharded, replaced = Sharded(0, 1, seed=2), saved.Path.replace
     if not (child := os.fork()):
+
         def replace(partial, target):
             if (moment, target.name) in {("shard", "rank-0.of-1.pt"), ("whole", "whole.pt")}:
                 os._exit(9)
@@ -273,13 +319,16 @@ def dies(path, moment):
             if moment == f"after file {next(calls)}":
                 os._exit(9)
             return []
+
         saved.Path.replace, sharded.group.differing = replace, differing
         save(path, sharded, sharded.optimizer, number=2)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
-@pytest.mark.parametrize("moment, number", [("shard", 1), ("after file 0", 1), ("whole", 1), ("after file 1", 2)])
+@pytest.mark.parametrize(
+    "moment, number", [("shard", 1), ("after file 0", 1), ("whole", 1), ("after file 1", 2)]
+)
 def test_killed_while_saving_the_last_good_one_is_whole(moment, number, tmp_path):
     saved_on(1, tmp_path, seed=1, number=1)
     dies(tmp_path, moment)
@@ -295,7 +344,10 @@ def test_killed_while_saving_the_last_good_one_is_whole(moment, number, tmp_path
 def test_a_rank_that_cannot_write_is_told_on_all(tmp_path):
     saved_on(1, tmp_path, number=1)
     sharded = Sharded(0, 2)
-    sharded.group.differing = lambda text, name="": [text, "Rank 1: The checkpoint was not saved (No space left on device): free some space."]
+    sharded.group.differing = lambda text, name="": [
+        text,
+        "Rank 1: The checkpoint was not saved (No space left on device): free some space.",
+    ]
     with pytest.raises(Impossible, match=r"^Rank 1: The checkpoint was not saved \(No space"):
         save(tmp_path, sharded, sharded.optimizer, number=2)
     assert whole(tmp_path)["number"] == 1
@@ -313,31 +365,65 @@ def test_when_the_ranks_have_met_nothing_is_deleted(tmp_path):
         meetings.append(sorted(each.name for each in tmp_path.glob("shards-*")))
         (tmp_path / f"shards-{len(meetings) + 4:06}").mkdir()
         return []
+
     sharded.group.differing = differing
     save(tmp_path, sharded, sharded.optimizer, number=2)
     assert meetings == [["shards-000001", "shards-000002"], ["shards-000002", "shards-000005"]]
-    assert sorted(each.name for each in tmp_path.glob("shards-*")) == ["shards-000002", "shards-000005", "shards-000006"]
+    assert sorted(each.name for each in tmp_path.glob("shards-*")) == [
+        "shards-000002",
+        "shards-000005",
+        "shards-000006",
+    ]
 
 
-@pytest.mark.parametrize("damage", [lambda path: turned(path, 0.3), lambda path: path.write_bytes(b""), lambda path: saved.save(path, {"folder": 3})])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: turned(path, 0.3),
+        lambda path: path.write_bytes(b""),
+        lambda path: saved.save(path, {"folder": 3}),
+    ],
+)
 def test_a_damaged_whole_does_not_forbid_the_next_save(damage, tmp_path):
     saved_on(2, tmp_path, number=1)
     damage(tmp_path / "whole.pt")
     other = Sharded(1, 2)
-    other.group.broadcast = lambda tensor, src=0: tensor.fill_(2)  # rank 0 says which, and not what lies there by now
+    other.group.broadcast = lambda tensor, src=0: tensor.fill_(
+        2
+    )  # rank 0 says which, and not what lies there by now
     (tmp_path / "shards-000002").mkdir()
     save(tmp_path, other, other.optimizer)
-    assert [each.parent.name for each in sorted(tmp_path.glob("*/rank-1.of-2.pt"))] == ["shards-000001", "shards-000002"]
+    assert [each.parent.name for each in sorted(tmp_path.glob("*/rank-1.of-2.pt"))] == [
+        "shards-000001",
+        "shards-000002",
+    ]
     saved_on(1, tmp_path, number=2)
-    assert whole(tmp_path)["number"] == 2 and [each.name for each in tmp_path.glob("shards-*")] == ["shards-000003"]
+    assert whole(tmp_path)["number"] == 2 and [each.name for each in tmp_path.glob("shards-*")] == [
+        "shards-000003"
+    ]
 
 
-DAMAGES = {f"a bit at {share:.2f}": partial(turned, share=share) for share in (n / 26 for n in range(26))}
-DAMAGES |= {f"cut at {n}/8": lambda path, n=n: os.truncate(path, path.stat().st_size * n // 8) for n in range(8)}
-DAMAGES |= {f"without its last {n}": lambda path, n=n: os.truncate(path, path.stat().st_size - n) for n in (1, 64, 72, 200)}
-DAMAGES |= {"longer": lambda path: path.write_bytes(path.read_bytes() + b"0"), "twice": lambda path: path.write_bytes(2 * path.read_bytes()),
-            "halves swapped": lambda path: path.write_bytes(path.read_bytes()[1000:] + path.read_bytes()[:1000]),
-            "zeros": lambda path: path.write_bytes(path.read_bytes()[:600] + bytes(300) + path.read_bytes()[900:])}
+DAMAGES = {
+    f"a bit at {share:.2f}": partial(turned, share=share) for share in (n / 26 for n in range(26))
+}
+DAMAGES |= {
+    f"cut at {n}/8": lambda path, n=n: os.truncate(path, path.stat().st_size * n // 8)
+    for n in range(8)
+}
+DAMAGES |= {
+    f"without its last {n}": lambda path, n=n: os.truncate(path, path.stat().st_size - n)
+    for n in (1, 64, 72, 200)
+}
+DAMAGES |= {
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"0"),
+    "twice": lambda path: path.write_bytes(2 * path.read_bytes()),
+    "halves swapped": lambda path: path.write_bytes(
+        path.read_bytes()[1000:] + path.read_bytes()[:1000]
+    ),
+    "zeros": lambda path: path.write_bytes(
+        path.read_bytes()[:600] + bytes(300) + path.read_bytes()[900:]
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ["shards-000001/rank-1.of-2.pt", "whole.pt", "last.pt"])
@@ -346,7 +432,11 @@ def test_no_damage_is_loaded(name, tmp_path):
     saved.save(tmp_path / "last.pt", {"weights": torch.arange(300.0)})
     good, sharded = (tmp_path / name).read_bytes(), Sharded(0, 1, seed=2)
     before = [own.piece.detach().clone() for own in sharded.own]
-    reads = [lambda: saved.load(tmp_path / name)] if name == "last.pt" else [lambda: whole(tmp_path), lambda: load(tmp_path, sharded, sharded.optimizer)]
+    reads = (
+        [lambda: saved.load(tmp_path / name)]
+        if name == "last.pt"
+        else [lambda: whole(tmp_path), lambda: load(tmp_path, sharded, sharded.optimizer)]
+    )
     for damage, spoil in DAMAGES.items():
         (tmp_path / name).write_bytes(good)
         spoil(tmp_path / name)
@@ -383,12 +473,21 @@ def short_moment(state, content):
     own["exp_avg"] = own["exp_avg"][:1]
 
 
-CRAFTED = {"a folder of no text": lambda state, content: state.update(folder=3), "a number of files": lambda state, content: state.update(digests=10**12),
-           "many files": lambda state, content: state.update(digests=[b"0" * 64] * 300_000), "no texts": lambda state, content: state.update(digests=[3, 4, 5]),
-           "numbers": lambda state, content: state.update(numbers=3), "buffers": lambda state, content: state.update(apart=[1]),
-           "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)), "short": short, "a short moment": short_moment,
-           "parts": lambda state, content: content.update(parts=4), "a hole": lambda state, content: content["parts"].pop("first.weight"),
-           "optimizers": lambda state, content: content.update(optimizers=[{"state": {}}]), "no tensor": lambda state, content: content["parts"].update(rate=((), 0, 1, 2))}
+CRAFTED = {
+    "a folder of no text": lambda state, content: state.update(folder=3),
+    "a number of files": lambda state, content: state.update(digests=10**12),
+    "many files": lambda state, content: state.update(digests=[b"0" * 64] * 300_000),
+    "no texts": lambda state, content: state.update(digests=[3, 4, 5]),
+    "numbers": lambda state, content: state.update(numbers=3),
+    "buffers": lambda state, content: state.update(apart=[1]),
+    "other buffers": lambda state, content: state["apart"].update(seen=torch.zeros(4)),
+    "short": short,
+    "a short moment": short_moment,
+    "parts": lambda state, content: content.update(parts=4),
+    "a hole": lambda state, content: content["parts"].pop("first.weight"),
+    "optimizers": lambda state, content: content.update(optimizers=[{"state": {}}]),
+    "no tensor": lambda state, content: content["parts"].update(rate=((), 0, 1, 2)),
+}
 
 
 def lost(path):
@@ -402,7 +501,10 @@ def cut(path):
 def mixed(path):
     """A file of another save, of fewer elements."""
     saved_on(4, path / "other")
-    shutil.copy(path / "other" / "shards-000001" / "rank-1.of-4.pt", path / "shards-000001" / "rank-1.of-3.pt")
+    shutil.copy(
+        path / "other" / "shards-000001" / "rank-1.of-4.pt",
+        path / "shards-000001" / "rank-1.of-3.pt",
+    )
 
 
 def emptied(path):
@@ -417,18 +519,38 @@ def under_way(path):
     Sharded.under_way = True
 
 
-@pytest.mark.parametrize("spoil, other, told", [
-    (lost, {}, "shards-000001 lacks rank-1.of-3.pt, 1 of 3 files: copy those of all ranks"),
-    (cut, {}, "rank-2.of-3.pt is no checkpoint, or is damaged"),
-    (mixed, {}, "rank-1.of-3.pt is of another save, or is damaged: copy the files of one save"),
-    (emptied, {}, "is no checkpoint of ranks, it has no whole.pt"), (another, {}, "whole.pt is of no checkpoint of ranks"),
-    (shutil.rmtree, {}, "There is no checkpoint .*: train from the start"),
-    (None, dict(width=6), r"is of another model, first.weight is \(5, 5\) there and \(6, 6\) here"),
-    (None, dict(make=partial(torch.optim.SGD, lr=1)), "is of another optimizer: train with the one that it had"),
-    *((partial(crafted, change), {}, "damaged|lacks|another") for change in CRAFTED.values()),
-    (lambda path: torch.save(nn.Linear(2, 2), path / "whole.pt"), {}, "whole.pt is no checkpoint, or is damaged, or of a version without digests"),
-    (under_way, {}, "Rank 0 saves or loads a checkpoint while a step is under way")], ids=lambda each: getattr(each, "__name__", None))
-def test_what_cannot_be_loaded_is_one_sentence_and_changes_nothing(spoil, other, told, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "spoil, other, told",
+    [
+        (lost, {}, "shards-000001 lacks rank-1.of-3.pt, 1 of 3 files: copy those of all ranks"),
+        (cut, {}, "rank-2.of-3.pt is no checkpoint, or is damaged"),
+        (mixed, {}, "rank-1.of-3.pt is of another save, or is damaged: copy the files of one save"),
+        (emptied, {}, "is no checkpoint of ranks, it has no whole.pt"),
+        (another, {}, "whole.pt is of no checkpoint of ranks"),
+        (shutil.rmtree, {}, "There is no checkpoint .*: train from the start"),
+        (
+            None,
+            dict(width=6),
+            r"is of another model, first.weight is \(5, 5\) there and \(6, 6\) here",
+        ),
+        (
+            None,
+            dict(make=partial(torch.optim.SGD, lr=1)),
+            "is of another optimizer: train with the one that it had",
+        ),
+        *((partial(crafted, change), {}, "damaged|lacks|another") for change in CRAFTED.values()),
+        (
+            lambda path: torch.save(nn.Linear(2, 2), path / "whole.pt"),
+            {},
+            "whole.pt is no checkpoint, or is damaged, or of a version without digests",
+        ),
+        (under_way, {}, "Rank 0 saves or loads a checkpoint while a step is under way"),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_what_cannot_be_loaded_is_one_sentence_and_changes_nothing(
+    spoil, other, told, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Sharded, "under_way", False)
     path = tmp_path / "last"
     saved_on(3, path)

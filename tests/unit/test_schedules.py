@@ -15,13 +15,17 @@ COST = {"F": 1, "B": 2}
 
 
 def order(name, p, m, rank, kinds="FB"):
-    return [str(a) for step in Schedule.named(name)(p, m).steps(rank) for a in step if a.kind in kinds]
+    return [
+        str(a) for step in Schedule.named(name)(p, m).steps(rank) for a in step if a.kind in kinds
+    ]
 
 
 @pytest.mark.parametrize("p,m", GRID)
 def test_gpipe_runs_all_forwards_then_all_backwards(p, m):
     for r in range(p):
-        assert order("gpipe", p, m, r) == [f"{r}F{i}" for i in range(m)] + [f"{r}B{i}" for i in range(m)]
+        assert order("gpipe", p, m, r) == [f"{r}F{i}" for i in range(m)] + [
+            f"{r}B{i}" for i in range(m)
+        ]
 
 
 @pytest.mark.parametrize("p,m", GRID)
@@ -41,7 +45,9 @@ def test_fill_and_drain_idle(name, p, m):
     assert trace.makespan == (m + p - 1) * 3
     assert [trace.idle(r) for r in range(p)] == [(p - 1) * 3] * p
     assert trace.bubble() == pytest.approx(float(Fraction(p - 1, m + p - 1)), abs=1e-15)
-    assert trace.bubble("window") == pytest.approx(float(Fraction(p - 1, m + p - 1)), abs=1e-15)  # rank 0 spans it all
+    assert trace.bubble("window") == pytest.approx(
+        float(Fraction(p - 1, m + p - 1)), abs=1e-15
+    )  # rank 0 spans it all
     live = [m] * p if name == "gpipe" else [min(m, p - r) for r in range(p)]
     assert [trace.peak_live(r) for r in range(p)] == live
 
@@ -74,17 +80,37 @@ def test_lesson_11_table():
     of = {name: simulate(Schedule.named(name)(4, 8), COST) for name in ("naive", "gpipe", "1f1b")}
     assert {name: t.makespan for name, t in of.items()} == {"naive": 96, "gpipe": 33, "1f1b": 33}
     assert [f"{100 * t.bubble():.1f}" for t in of.values()] == ["75.0", "27.3", "27.3"]
-    assert [[t.peak_live(r) for r in range(4)] for t in of.values()] == [[8] * 4, [8] * 4, [4, 3, 2, 1]]
-    share = {m: f"{100 * simulate(Schedule.named('gpipe')(4, m), COST).bubble():.1f}" for m in (4, 16, 32)}
+    assert [[t.peak_live(r) for r in range(4)] for t in of.values()] == [
+        [8] * 4,
+        [8] * 4,
+        [4, 3, 2, 1],
+    ]
+    share = {
+        m: f"{100 * simulate(Schedule.named('gpipe')(4, m), COST).bubble():.1f}"
+        for m in (4, 16, 32)
+    }
     assert share == {4: "42.9", 16: "15.8", 32: "8.6"}
-    versions = [simulate(Schedule.named("pipedream")(4, 8), COST).versions(r)[f"{r}F4"] for r in range(4)]
-    assert versions == [1, 2, 3, 4]  # the fifth batch runs on version 1 on the first worker, 4 on the last
+    versions = [
+        simulate(Schedule.named("pipedream")(4, 8), COST).versions(r)[f"{r}F4"] for r in range(4)
+    ]
+    assert versions == [
+        1,
+        2,
+        3,
+        4,
+    ]  # the fifth batch runs on version 1 on the first worker, 4 on the last
 
 
 def test_the_window_measure_forgives_what_lies_outside_a_rank_s_own_window():
     """One slot on rank 0, then five on rank 1: half of all rank-time is idle, and no rank idles within its window."""
     first, second = Action("F", 0, 0), Action("F", 1, 0)
-    plan = Plan({(0, "compute"): (Compute((first,)), Send(1, first)), (1, "compute"): (Recv(0, first), Compute((second,)))}, 2)
+    plan = Plan(
+        {
+            (0, "compute"): (Compute((first,)), Send(1, first)),
+            (1, "compute"): (Recv(0, first), Compute((second,))),
+        },
+        2,
+    )
     trace = simulate(plan, {"F": (1, 5)})
     assert (trace.makespan, trace.window(0), trace.window(1)) == (6, 1, 5)
     assert trace.bubble() == 0.5 and trace.bubble("window") == 0
@@ -92,11 +118,14 @@ def test_the_window_measure_forgives_what_lies_outside_a_rank_s_own_window():
         trace.bubble("other")
 
 
-@pytest.mark.parametrize("settings,words", [
-    ({"ranks": 0, "micro_batches": 1}, "ranks is 0"),
-    ({"ranks": 2, "micro_batches": 0}, "micro-batches is 0"),
-    ({"ranks": 2.5, "micro_batches": 1}, "whole number"),
-])
+@pytest.mark.parametrize(
+    "settings,words",
+    [
+        ({"ranks": 0, "micro_batches": 1}, "ranks is 0"),
+        ({"ranks": 2, "micro_batches": 0}, "micro-batches is 0"),
+        ({"ranks": 2.5, "micro_batches": 1}, "whole number"),
+    ],
+)
 def test_sizes_are_checked(settings, words):
     with pytest.raises(Impossible, match=words):
         Schedule.named("gpipe")(**settings)
@@ -108,23 +137,50 @@ def halves(rank, micro_batch):
 
 WRONG = {
     "empty": (lambda r: [], "Nothing runs: 0F0 is missing on rank 0"),
-    "forgets": (lambda r: [F(r, 0), F(r, 1), B(r, 0)] + [B(r, 1)] * (r == 0), "1B1 is missing on rank 1"),
+    "forgets": (
+        lambda r: [F(r, 0), F(r, 1), B(r, 0)] + [B(r, 1)] * (r == 0),
+        "1B1 is missing on rank 1",
+    ),
     "repeats": (lambda r: [F(r, 0), F(r, 0), F(r, 1), B(r, 0), B(r, 1)], "Rank 0 runs 0F0 twice"),
-    "elsewhere": (lambda r: [F(1 - r, 0), F(1 - r, 1), B(1 - r, 0), B(1 - r, 1)], "Rank 0 runs 1F0, but stage 1 lies on rank 1"),
+    "elsewhere": (
+        lambda r: [F(1 - r, 0), F(1 - r, 1), B(1 - r, 0), B(1 - r, 1)],
+        "Rank 0 runs 1F0, but stage 1 lies on rank 1",
+    ),
     "beyond": (lambda r: [F(r, 0), F(r, 1), F(r, 2), B(r, 0), B(r, 1)], "0F2, but there are only"),
-    "backward first": (lambda r: [B(r, 0), F(r, 0), F(r, 1), B(r, 1)], "Rank 0 runs 0B0 before 0F0"),
-    "updates twice": (lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 0), B(r, 1), U(r, 1)], "Rank 0 updates stage 0 2 times"),
-    "updates early": (lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 1), B(r, 1)], "Rank 0 runs 0U1 before 0B1, whose gradient it applies"),
-    "updates before its W": (lambda r: [F(r, 0), F(r, 1), *halves(r, 0), *halves(r, 1)[:1], U(r, 1), *halves(r, 1)[1:]],
-                             "Rank 0 runs 0U1 before 0W1, whose gradient"),
-    "whole and half": (lambda r: [F(r, 0), F(r, 1), B(r, 0), B(r, 1), *halves(r, 1)], "0B1 and a half of it too"),
-    "unknown kind": (lambda r: [F(r, 0), F(r, 1), (Action("X", r, 0),), B(r, 0), B(r, 1)], "0X0, and there is no kind X"),
+    "backward first": (
+        lambda r: [B(r, 0), F(r, 0), F(r, 1), B(r, 1)],
+        "Rank 0 runs 0B0 before 0F0",
+    ),
+    "updates twice": (
+        lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 0), B(r, 1), U(r, 1)],
+        "Rank 0 updates stage 0 2 times",
+    ),
+    "updates early": (
+        lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 1), B(r, 1)],
+        "Rank 0 runs 0U1 before 0B1, whose gradient it applies",
+    ),
+    "updates before its W": (
+        lambda r: [F(r, 0), F(r, 1), *halves(r, 0), *halves(r, 1)[:1], U(r, 1), *halves(r, 1)[1:]],
+        "Rank 0 runs 0U1 before 0W1, whose gradient",
+    ),
+    "whole and half": (
+        lambda r: [F(r, 0), F(r, 1), B(r, 0), B(r, 1), *halves(r, 1)],
+        "0B1 and a half of it too",
+    ),
+    "unknown kind": (
+        lambda r: [F(r, 0), F(r, 1), (Action("X", r, 0),), B(r, 0), B(r, 1)],
+        "0X0, and there is no kind X",
+    ),
     "fails": (lambda r: 1 // 0, "Wrong.steps.0. failed with ZeroDivisionError"),
     "returns nothing": (lambda r: None, "Wrong.steps.0. failed with TypeError"),
     "returns words": (lambda r: ["0F0"], "has the step .'0', 'F', '0'."),
     "an empty step": (lambda r: [()], "has the step ..:"),
-    "deadlock": (lambda r: [F(0, 0), B(0, 0), F(0, 1), B(0, 1)] if r == 0 else [F(1, 0), F(1, 1), B(1, 0), B(1, 1)],
-                 "rank 0 waits for 1B0 from rank 1; rank 1 waits for 0F1 from rank 0"),
+    "deadlock": (
+        lambda r: (
+            [F(0, 0), B(0, 0), F(0, 1), B(0, 1)] if r == 0 else [F(1, 0), F(1, 1), B(1, 0), B(1, 1)]
+        ),
+        "rank 0 waits for 1B0 from rank 1; rank 1 waits for 0F1 from rank 0",
+    ),
 }
 
 
@@ -162,8 +218,13 @@ def test_a_bare_action_is_a_step_and_the_flush_s_update_may_be_left_out():
 
 def test_messages_follow_from_needs():
     plan = lower(Schedule.named("1f1b")(2, 1))
-    assert plan.lanes[0, "compute"] == (Compute(F(0, 0)[:1], 0), Send(1, Action("F", 0, 0)), Recv(1, Action("B", 1, 0)),
-                                        Compute(B(0, 0)[:1], 0), Compute(U(0, 0)[:1], 0))
+    assert plan.lanes[0, "compute"] == (
+        Compute(F(0, 0)[:1], 0),
+        Send(1, Action("F", 0, 0)),
+        Recv(1, Action("B", 1, 0)),
+        Compute(B(0, 0)[:1], 0),
+        Compute(U(0, 0)[:1], 0),
+    )
     with pytest.raises(Impossible, match="Cannot simulate 5"):
         lower(5)
 
@@ -184,30 +245,56 @@ def test_sends_of_one_rank_queue_for_its_port():
     link = Link(alpha=3000, ticks=1000, bytes=2)
     first, second = Action("F", 0, 0), Action("F", 0, 1)
     cost = Cost({"F": 1}, {"F": 10}, links={(0, 1): link, (0, 2): link})
-    lanes = {(0, "compute"): (Compute((first,)), Send(1, first), Send(2, second)),
-             (1, "compute"): (Recv(0, first),), (2, "compute"): (Recv(0, second),)}
+    lanes = {
+        (0, "compute"): (Compute((first,)), Send(1, first), Send(2, second)),
+        (1, "compute"): (Recv(0, first),),
+        (2, "compute"): (Recv(0, second),),
+    }
     transfers = {t.rank: (t.start, t.end) for t in simulate(Plan(lanes, 3), cost).transfers()}
     assert transfers == {1: (1000, 9000), 2: (6000, 14000)}
 
 
 def test_lanes_of_a_rank_meet_only_by_launch_and_wait():
     work = [(Action("F", 0, i),) for i in range(4)]
-    lanes = {(0, "compute"): (Compute(work[0]), Launch("go"), Compute(work[1]), Wait("done"), Compute(work[3])),
-             (0, "comm:dp"): (Wait("go"), Compute(work[2]), Launch("done"))}
+    lanes = {
+        (0, "compute"): (
+            Compute(work[0]),
+            Launch("go"),
+            Compute(work[1]),
+            Wait("done"),
+            Compute(work[3]),
+        ),
+        (0, "comm:dp"): (Wait("go"), Compute(work[2]), Launch("done")),
+    }
     cost = Cost({"F": 1}, slowdown={})
     starts = {s.name: s.start for s in simulate(Plan(lanes, 1), cost).spans()}
     assert starts == {"0F0": 0, "0F1": 1000, "0F2": 1000, "0F3": 2000}
-    with pytest.raises(Impossible, match="rank 0 waits on lane compute for done, which nobody launches"):
+    with pytest.raises(
+        Impossible, match="rank 0 waits on lane compute for done, which nobody launches"
+    ):
         simulate(Plan({(0, "compute"): (Wait("done"),)}, 1), cost)
 
 
 def test_a_wait_holds_until_the_launch_and_several_lanes_may_wait():
     work = [(Action("F", 0, i),) for i in range(3)]
-    lanes = {(0, "a"): (Wait("go"), Compute(work[0])), (0, "b"): (Wait("go"), Compute(work[1])),
-             (0, "compute"): (Compute(work[2]), Launch("go"))}
-    assert {s.name: s.start for s in simulate(Plan(lanes, 1), {"F": 1}).spans()} == {"0F0": 1000, "0F1": 1000, "0F2": 0}
-    late = {(0, "compute"): (Launch("go"),), (0, "a"): (Compute(work[0]), Wait("go"), Compute(work[1]))}
-    assert [s.start for s in simulate(Plan(late, 1), {"F": 1}).spans()] == [0, 1000]  # a wait never goes back in time
+    lanes = {
+        (0, "a"): (Wait("go"), Compute(work[0])),
+        (0, "b"): (Wait("go"), Compute(work[1])),
+        (0, "compute"): (Compute(work[2]), Launch("go")),
+    }
+    assert {s.name: s.start for s in simulate(Plan(lanes, 1), {"F": 1}).spans()} == {
+        "0F0": 1000,
+        "0F1": 1000,
+        "0F2": 0,
+    }
+    late = {
+        (0, "compute"): (Launch("go"),),
+        (0, "a"): (Compute(work[0]), Wait("go"), Compute(work[1])),
+    }
+    assert [s.start for s in simulate(Plan(late, 1), {"F": 1}).spans()] == [
+        0,
+        1000,
+    ]  # a wait never goes back in time
     twice = {(0, "compute"): (Launch("go"), Launch("go"))}
     with pytest.raises(Impossible, match="sends or launches go twice"):
         simulate(Plan(twice, 1), {"F": 1})
@@ -225,8 +312,11 @@ def test_steps_and_prices_must_be_there():
 def test_order_of_visiting_lanes_changes_nothing():
     schedule = Schedule.named("1f1b")(4, 8)
     plan = lower(schedule, 2)
-    cost = Cost({"F": [1, 2, 3, 4], "B": [4, 3, 2, 1]}, {"F": 7, "B": 5}, links={(a, b): Link(100 * a + b, 37, 3)
-                                                                                  for a in range(4) for b in range(4)})
+    cost = Cost(
+        {"F": [1, 2, 3, 4], "B": [4, 3, 2, 1]},
+        {"F": 7, "B": 5},
+        links={(a, b): Link(100 * a + b, 37, 3) for a in range(4) for b in range(4)},
+    )
     backwards = Plan(dict(reversed(plan.lanes.items())), 4, 2)
     assert simulate(plan, cost).events == simulate(backwards, cost).events
 
@@ -240,8 +330,16 @@ def test_every_schedule_is_refused_or_complete():
             except Impossible as refused:
                 assert "take" in str(refused)  # it names what works
                 continue
-            names = {n for s in simulate(schedule, {"F": 1, "B": 2, "I": 1, "W": 1}).spans() for n in s.name.split("+")}
-            kinds = {tuple(k for k in "FBIW" if f"{s}{k}{i}" in names) for s in range(schedule.stages) for i in range(m)}
+            names = {
+                n
+                for s in simulate(schedule, {"F": 1, "B": 2, "I": 1, "W": 1}).spans()
+                for n in s.name.split("+")
+            }
+            kinds = {
+                tuple(k for k in "FBIW" if f"{s}{k}{i}" in names)
+                for s in range(schedule.stages)
+                for i in range(m)
+            }
             assert kinds <= {("F", "B"), ("F", "I", "W")}, name
             ran += 1
         assert ran >= 10, name

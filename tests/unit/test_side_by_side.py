@@ -27,6 +27,7 @@ def cli(capsys, monkeypatch, tmp_path):
     def call(*words):
         code = main([str(word) for word in words])
         return code, *capsys.readouterr()
+
     return call
 
 
@@ -34,7 +35,12 @@ def cli(capsys, monkeypatch, tmp_path):
 def runs(tmp_path_factory):
     """Directories of runs: `one` and `two` alike, `other` with a learning rate of its own, `real` on an A100's clock."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, changed in {"one": {}, "two": {}, "other": {"learning_rate": 0.002}, "real": {"hardware": "a100-nvlink"}}.items():
+    for name, changed in {
+        "one": {},
+        "two": {},
+        "other": {"learning_rate": 0.002},
+        "real": {"hardware": "a100-nvlink"},
+    }.items():
         PipelineExperiment(**SMALL).replace(**changed).run(directory=folder / name).wait()
     return folder
 
@@ -64,18 +70,30 @@ def test_two_runs_of_the_same_settings_are_equal_bit_for_bit(cli, runs):
     assert "The settings are the same." in out
     assert cells(out, "step time") == ["9 slots", "9 slots", "equal"]
     assert "A and B, modelled: the same, event for event." in out
-    assert re.search(r"^A and B, what the ranks returned: equal bit for bit, in all \d+ tensors\.$", out, re.M)
+    assert re.search(
+        r"^A and B, what the ranks returned: equal bit for bit, in all \d+ tensors\.$", out, re.M
+    )
 
 
 def test_one_setting_that_differs_is_named_and_the_weights_tell(cli, runs):
     out = cli("compare", runs / "one", runs / "other")[1]
     assert cells(out, "learning-rate") == ["0.001", "0.002"] and "micro-batches" not in out
     assert "A and B, modelled: the same, event for event." in out
-    off, of, name, by = re.search(r"returned: (\d+) of (\d+) tensors differ, most (\S+): by (\S+) of its norm", out).groups()
-    ours, theirs = ({k: v for r in (1, 0) for k, v in np.load(runs / run / f"result-{r}.npz").items()} for run in ("one", "other"))
+    off, of, name, by = re.search(
+        r"returned: (\d+) of (\d+) tensors differ, most (\S+): by (\S+) of its norm", out
+    ).groups()
+    ours, theirs = (
+        {k: v for r in (1, 0) for k, v in np.load(runs / run / f"result-{r}.npz").items()}
+        for run in ("one", "other")
+    )
     floor = 1e-3 * np.sqrt(sum(np.sum(a.astype(float) ** 2) for a in ours.values()))
-    errors = {k: np.linalg.norm(ours[k].astype(float) - theirs[k]) / max(np.linalg.norm(ours[k]), floor) for k in ours}
-    assert name == max(errors, key=errors.get) and float(by) == pytest.approx(errors[name], rel=1e-2)
+    errors = {
+        k: np.linalg.norm(ours[k].astype(float) - theirs[k]) / max(np.linalg.norm(ours[k]), floor)
+        for k in ours
+    }
+    assert name == max(errors, key=errors.get) and float(by) == pytest.approx(
+        errors[name], rel=1e-2
+    )
     assert int(of) == len(ours) and int(off) == sum((ours[k] != theirs[k]).any() for k in ours) > 10
 
 
@@ -93,19 +111,29 @@ def test_more_than_two_are_compared_with_the_first(cli):
     assert code == 0 and cells(out, "schedule") == ["gpipe", "1f1b", "naive"]
     assert cells(out, "step time") == ["33 slots", "33 slots", "96 slots", "equal", "x 2.91"]
     assert cells(out, "peak memory, rank 3")[3].startswith("-")
-    assert "A and B, predicted: first difference: rank 0, 0F4 at 4 slots against 0B0 at 10 slots." in out
+    assert (
+        "A and B, predicted: first difference: rank 0, 0F4 at 4 slots against 0B0 at 10 slots."
+        in out
+    )
     assert "A and C, predicted: first difference: rank 0, 0F0 against 0F0–7 at 0 slots." in out
 
 
 def test_runs_on_other_numbers_of_ranks(cli):
     save("a", ranks=2), save("b", ranks=4, schedule="pipedream", stashing=False)
     out = cli("compare", "a", "b")[1]
-    assert cells(out, "stashing") == ["on", "off"] and cells(out, "peak memory, rank 3")[0] == "–" and cells(out, "ranks") == ["2", "4"]
+    assert (
+        cells(out, "stashing") == ["on", "off"]
+        and cells(out, "peak memory, rank 3")[0] == "–"
+        and cells(out, "ranks") == ["2", "4"]
+    )
 
 
 def test_the_clock_can_be_chosen(cli, runs):
     out = cli("compare", runs / "one", runs / "real", "--clock", "measured")[1]
-    assert re.search(r"^measured +A +B", out, re.M) and cells(out, "hardware") == ["unit", "a100-nvlink"]
+    assert re.search(r"^measured +A +B", out, re.M) and cells(out, "hardware") == [
+        "unit",
+        "a100-nvlink",
+    ]
     assert "what the ranks returned: equal bit for bit" in out
 
 
@@ -113,10 +141,16 @@ def test_what_cannot_be_compared_is_one_sentence(cli, runs):
     save("s", Staleness), save("p"), save("real", hardware="a100-nvlink")
     refused(cli("compare", "p"), "1 run cannot be compared: name 2 or more")
     refused(cli("compare"), "0 runs cannot be compared")
-    refused(cli("compare", "p", "s"), "p is of the experiment pipeline and s of staleness: compare runs of one experiment.")
+    refused(
+        cli("compare", "p", "s"),
+        "p is of the experiment pipeline and s of staleness: compare runs of one experiment.",
+    )
     refused(cli("compare", "p", "real"), "p counts predicted time in slots and real in seconds")
     refused(cli("compare", runs / "one", runs / "real"), "or say --clock measured")
-    refused(cli("compare", runs / "one", "p", "--clock", "modelled"), "p has no modelled times: choose predicted.")
+    refused(
+        cli("compare", runs / "one", "p", "--clock", "modelled"),
+        "p has no modelled times: choose predicted.",
+    )
     refused(cli("compare", "p", "gone"), "There is no gone")
 
 
@@ -129,37 +163,70 @@ def copy(runs, tmp_path):
 def test_a_damaged_result_is_one_sentence(cli, runs, copy):
     (copy / "result-1.npz").write_bytes((copy / "result-1.npz").read_bytes()[:200])
     code, _, err = cli("compare", runs / "one", copy)
-    assert code == 2 and "The result of rank 1 is damaged" in err and "run it again" in err and err.count("\n") == 1
+    assert (
+        code == 2
+        and "The result of rank 1 is damaged" in err
+        and "run it again" in err
+        and err.count("\n") == 1
+    )
 
 
 def test_weights_of_other_models_are_told_apart(cli, runs, copy):
     held = dict(np.load(copy / "result-0.npz"))
     name = next(iter(held))
     np.savez(copy / "result-0.npz", **{**held, name: held[name][:-1]})
-    assert f"of different models: {name} has shape {held[name].shape} against {held[name][:-1].shape}." in cli("compare", runs / "one", copy)[1]
+    assert (
+        f"of different models: {name} has shape {held[name].shape} against {held[name][:-1].shape}."
+        in cli("compare", runs / "one", copy)[1]
+    )
     np.savez(copy / "result-0.npz", **held, aaa=np.zeros(1), bbb=np.zeros(1))
-    assert "what the ranks returned: of different models: only B has aaa and 1 more." in cli("compare", runs / "one", copy)[1]
-    assert "what the ranks returned: of different models: only A has aaa and 1 more." in cli("compare", copy, runs / "one")[1]
+    assert (
+        "what the ranks returned: of different models: only B has aaa and 1 more."
+        in cli("compare", runs / "one", copy)[1]
+    )
+    assert (
+        "what the ranks returned: of different models: only A has aaa and 1 more."
+        in cli("compare", copy, runs / "one")[1]
+    )
 
 
 def test_a_run_that_failed_is_compared_as_far_as_it_went(cli, runs, copy):
     (copy / "end.json").write_text('{"state": "failed", "diagnosis": "Rank 1 failed."}')
     log = (copy / "events-1.jsonl").read_text().splitlines()
-    (copy / "events-1.jsonl").write_text("\n".join(line for line in log if '"1B1"' not in line and '"1U' not in line) + "\n")
+    (copy / "events-1.jsonl").write_text(
+        "\n".join(line for line in log if '"1B1"' not in line and '"1U' not in line) + "\n"
+    )
     code, out, err = cli("compare", runs / "one", copy)
-    assert (code, err) == (0, "") and ": failed" in out and "A and B, what the ranks returned: not compared, since B is failed." in out
+    assert (
+        (code, err) == (0, "")
+        and ": failed" in out
+        and "A and B, what the ranks returned: not compared, since B is failed." in out
+    )
     assert cells(out, "step time") == ["9 slots", "–"]
-    assert re.search(r"A and B, modelled: first difference: rank 1, 1B1 at \d slots against nothing\.", out)
+    assert re.search(
+        r"A and B, modelled: first difference: rank 1, 1B1 at \d slots against nothing\.", out
+    )
 
 
-@pytest.mark.parametrize("ours, theirs, said", [
-    ([0.0, 0.0], [3.0, 4.0], "1 of 1 tensors differ, most w: by 5, where A has zeros alone."),
-    ([True, False], [True, True], "1 of 1 tensors differ, most w: by 1 of its norm."),
-    (np.array([3, 4], np.uint8), np.array([2, 4], np.uint8), "1 of 1 tensors differ, most w: by 0.2 of its norm."),
-    ([3.0, 4.0], [3.0, np.nan], "1 of 1 tensors differ, most w: by nan of its norm."),
-    (np.array([1.0], np.float32), np.array([1.0]), "1 of 1 tensors differ, most w: by 0 of its norm."),
-    ([0.0], [0.0], "equal bit for bit, in all 1 tensors."),
-])
+@pytest.mark.parametrize(
+    "ours, theirs, said",
+    [
+        ([0.0, 0.0], [3.0, 4.0], "1 of 1 tensors differ, most w: by 5, where A has zeros alone."),
+        ([True, False], [True, True], "1 of 1 tensors differ, most w: by 1 of its norm."),
+        (
+            np.array([3, 4], np.uint8),
+            np.array([2, 4], np.uint8),
+            "1 of 1 tensors differ, most w: by 0.2 of its norm.",
+        ),
+        ([3.0, 4.0], [3.0, np.nan], "1 of 1 tensors differ, most w: by nan of its norm."),
+        (
+            np.array([1.0], np.float32),
+            np.array([1.0]),
+            "1 of 1 tensors differ, most w: by 0 of its norm.",
+        ),
+        ([0.0], [0.0], "equal bit for bit, in all 1 tensors."),
+    ],
+)
 def test_arrays_of_any_number_format_are_compared(ours, theirs, said):
     assert arrays_apart({"w": np.asarray(ours)}, {"w": np.asarray(theirs)}) == said
 
@@ -168,46 +235,73 @@ def test_what_a_run_measured_before_is_no_setting(cli, tmp_path):
     for name, cut in (("a", "equal"), ("b", "balanced")):
         save(tmp_path / name, Partition, partition=cut)
     out = cli("compare", tmp_path / "a", tmp_path / "b")[1]
-    assert cells(out, "partition") == ["equal", "balanced"] and "facts" not in out and "cuts" not in out
+    assert (
+        cells(out, "partition") == ["equal", "balanced"]
+        and "facts" not in out
+        and "cuts" not in out
+    )
 
 
 # -- the first difference ----------------------------------------------------------------------------------------
 
 
-BASE = (Span(0, "compute", "F", "0F0", 0, 1000, 0), Transfer(1, "compute", "F", "0F0", 1000, 2000, 0, 64), Span(1, "compute", "F", "1F0", 2000, 3000, 0),
-        Memory(1, "compute", "activations", "1F0", 3000, 640), Span(1, "compute", "B", "1B0", 14000, 16000, 0))
+BASE = (
+    Span(0, "compute", "F", "0F0", 0, 1000, 0),
+    Transfer(1, "compute", "F", "0F0", 1000, 2000, 0, 64),
+    Span(1, "compute", "F", "1F0", 2000, 3000, 0),
+    Memory(1, "compute", "activations", "1F0", 3000, 640),
+    Span(1, "compute", "B", "1B0", 14000, 16000, 0),
+)
 
 
 def changed(number: int, **fields) -> Trace:
-    return Trace.of([e._replace(**fields) if i == number else e for i, e in enumerate(BASE)], "modelled", ranks=2)
+    return Trace.of(
+        [e._replace(**fields) if i == number else e for i, e in enumerate(BASE)],
+        "modelled",
+        ranks=2,
+    )
 
 
-@pytest.mark.parametrize("other, said", [
-    (changed(4, start=15000), "rank 1, 1B0 at 14 slots against 15 slots"),
-    (changed(4, end=17000), "rank 1, 1B0 until 16 slots against 17 slots"),
-    (changed(4, version=1), "rank 1, 1B0 with weight version 0 against 1"),
-    (changed(4, kind="W", name="1W0"), "rank 1, 1B0 against 1W0 at 14 slots"),
-    (changed(4, name="1B1", start=15000), "rank 1, 1B0 at 14 slots against 1B1 at 15 slots"),
-    (changed(1, end=2500), "rank 1, the message of 0F0 until 2 slots against 2.5 slots"),
-    (changed(1, bytes=128), "rank 1, the message of 0F0 with 64 B against 128 B"),
-    (changed(3, bytes=1280), "rank 1, activations after 1F0 with 640 B against 1.28 kB"),
-    (Trace.of(BASE[:4], "modelled", ranks=2), "rank 1, 1B0 at 14 slots against nothing"),
-    (changed(0, end=1500),
-     "rank 0, 0F0 until 1 slot against 1.5 slots"),
-])
+@pytest.mark.parametrize(
+    "other, said",
+    [
+        (changed(4, start=15000), "rank 1, 1B0 at 14 slots against 15 slots"),
+        (changed(4, end=17000), "rank 1, 1B0 until 16 slots against 17 slots"),
+        (changed(4, version=1), "rank 1, 1B0 with weight version 0 against 1"),
+        (changed(4, kind="W", name="1W0"), "rank 1, 1B0 against 1W0 at 14 slots"),
+        (changed(4, name="1B1", start=15000), "rank 1, 1B0 at 14 slots against 1B1 at 15 slots"),
+        (changed(1, end=2500), "rank 1, the message of 0F0 until 2 slots against 2.5 slots"),
+        (changed(1, bytes=128), "rank 1, the message of 0F0 with 64 B against 128 B"),
+        (changed(3, bytes=1280), "rank 1, activations after 1F0 with 640 B against 1.28 kB"),
+        (Trace.of(BASE[:4], "modelled", ranks=2), "rank 1, 1B0 at 14 slots against nothing"),
+        (changed(0, end=1500), "rank 0, 0F0 until 1 slot against 1.5 slots"),
+    ],
+)
 def test_the_first_event_that_differs_is_told(other, said):
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == said
 
 
 def test_the_earliest_difference_is_told_whichever_rank_has_it():
     late = [e._replace(end=e.end + 1) if isinstance(e, Span) else e for e in BASE[2:]]
-    other = Trace.of([*BASE[:2], *late, Span(0, "compute", "B", "0B0", 17000, 19000, 0)], "modelled", ranks=2)
-    assert first_difference(Trace.of(BASE, "modelled", ranks=2), other) == "rank 1, 1F0 until 3 slots against 3.001 slots"
+    other = Trace.of(
+        [*BASE[:2], *late, Span(0, "compute", "B", "0B0", 17000, 19000, 0)], "modelled", ranks=2
+    )
+    assert (
+        first_difference(Trace.of(BASE, "modelled", ranks=2), other)
+        == "rank 1, 1F0 until 3 slots against 3.001 slots"
+    )
 
 
 def test_ticks_of_another_size_are_the_same_time():
-    fine = Trace.of([e._replace(start=3 * e.start, **({} if isinstance(e, Memory) else {"end": 3 * e.end})) for e in BASE], "modelled", ranks=2,
-                    ticks_per_unit=3000)
+    fine = Trace.of(
+        [
+            e._replace(start=3 * e.start, **({} if isinstance(e, Memory) else {"end": 3 * e.end}))
+            for e in BASE
+        ],
+        "modelled",
+        ranks=2,
+        ticks_per_unit=3000,
+    )
     assert first_difference(Trace.of(BASE, "modelled", ranks=2), fine) is None
 
 
@@ -219,6 +313,12 @@ def test_a_run_of_an_earlier_order_is_shown_without_a_prediction(cli, runs, copy
     settings["settings"]["facts"]["order"] = "another"
     (copy / "settings.json").write_text(json.dumps(settings))
     code, out, _ = cli("show", copy)
-    assert code == 0 and "earlier order" in out and "predicted" not in out and "≠" not in out and "modelled" in out
+    assert (
+        code == 0
+        and "earlier order" in out
+        and "predicted" not in out
+        and "≠" not in out
+        and "modelled" in out
+    )
     assert cli("export", copy, "--html", copy / "page.html")[0] == 0
     assert "The settings are the same, the orders are not." in cli("compare", copy, runs / "two")[1]

@@ -22,9 +22,35 @@ from bigtrain_lab.core.files import read_bounded
 from bigtrain_lab.panel import history, show
 from bigtrain_lab.runtime import Run, results
 from bigtrain_lab.runtime.launch import new_directory
-from tests.unit.strangers import CONTROL, RESULTS, TAG, change_json, copied, crafted, damaged, opened, tagged, vouched
+from tests.unit.strangers import (
+    CONTROL,
+    RESULTS,
+    TAG,
+    change_json,
+    copied,
+    crafted,
+    damaged,
+    opened,
+    tagged,
+    vouched,
+)
 
-SMALL = ["--ranks", "2", "--micro-batches", "2", "--steps", "2", "--layers", "2", "--width", "16", "--heads", "2", "--sequence", "8"]
+SMALL = [
+    "--ranks",
+    "2",
+    "--micro-batches",
+    "2",
+    "--steps",
+    "2",
+    "--layers",
+    "2",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--sequence",
+    "8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +72,27 @@ def test_opening_is_a_clean_output_or_one_sentence(make, source, tmp_path):
 
 
 def test_what_is_whole_opens_without_a_word(source, tmp_path):
-    assert opened(copied(source, tmp_path / "run"), source, tmp_path) == [] and Run.open(tmp_path / "run").damage is None
+    assert (
+        opened(copied(source, tmp_path / "run"), source, tmp_path) == []
+        and Run.open(tmp_path / "run").damage is None
+    )
 
 
-@pytest.mark.parametrize("keys, value, said", [
-    (["steps"], 0, "steps: Input should be greater than or equal to 1"), (["ranks"], 400_000, "ranks: Input should be less than or equal to 256"),
-    (["ticks_per_unit"], "9", "ticks_per_unit: Input should be a valid integer"), (["watts"], -5, "watts: Input should be greater"),
-    (["mesh"], {"pp": 3}, "a mesh of 3 ranks is not one of 2"), (["started"], TAG, "started: Value error, Invalid isoformat string"),
-    (["started"], "0001-01-01T00:00:00+00:00", "no run began then"), (["launcher"], ["here", -1, 0.0], "launcher.1: Input should be greater"),
-    (["settings"], [], "settings: Input should be an object"), (["watts"], float("nan"), "is not a run directory"),
-])
+@pytest.mark.parametrize(
+    "keys, value, said",
+    [
+        (["steps"], 0, "steps: Input should be greater than or equal to 1"),
+        (["ranks"], 400_000, "ranks: Input should be less than or equal to 256"),
+        (["ticks_per_unit"], "9", "ticks_per_unit: Input should be a valid integer"),
+        (["watts"], -5, "watts: Input should be greater"),
+        (["mesh"], {"pp": 3}, "a mesh of 3 ranks is not one of 2"),
+        (["started"], TAG, "started: Value error, Invalid isoformat string"),
+        (["started"], "0001-01-01T00:00:00+00:00", "no run began then"),
+        (["launcher"], ["here", -1, 0.0], "launcher.1: Input should be greater"),
+        (["settings"], [], "settings: Input should be an object"),
+        (["watts"], float("nan"), "is not a run directory"),
+    ],
+)
 def test_settings_are_refused_by_name(keys, value, said, source, tmp_path):
     change_json(copied(source, tmp_path / "run") / "settings.json", keys, value)
     with pytest.raises(Impossible) as told:
@@ -71,21 +108,47 @@ def logged(source, place, *lines: str) -> Run:
     return Run.open(place)
 
 
-@pytest.mark.parametrize("line", [
-    '["span",5,4,0,"compute","F","0F9",1,2,null]', '["span",5,6,7,"compute","F","0F9",1,2,null]', '["span",-5,6,0,"compute","F","0F9",1,2,null]',
-    '["span",5,6,0,"compute","F","0F9","1",2,null]', '["span",5,6,0,"compute","F","0F9",1,null,null]', '["span",5,6,0,"compute","F","0F9",1,2]',
-    '["span",5,6,1,"compute","F","0F9",1,2,null]', '["memory",5,0,"compute","weights","0F9",1,-8]', '["memory",5,0,"compute","weights","0F9",1,1e3]',
-    '["transfer",5,6,8,0,"compute","F","0F9",1,2,7,8]', '["histogram",5,0,"compute","a","b",1,[0,1],[1,2]]', '["levels",0,"compute","0F9",["weights"],[[5]]]',
-    '["levels",0,"compute","0F9",["weights"],[[5,1,null]]]', '["@wait",5,7,0,"m"]', '["@send",5,7,0,"m"]', '["os.system","touch hacked"]', '[]', '["',
-    '["scalar",5,0,"compute","scalar","loss",1,' + "9" * 5000 + "]", "[" * 100_000, '["@enter",5,"\\ud800"',
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '["span",5,4,0,"compute","F","0F9",1,2,null]',
+        '["span",5,6,7,"compute","F","0F9",1,2,null]',
+        '["span",-5,6,0,"compute","F","0F9",1,2,null]',
+        '["span",5,6,0,"compute","F","0F9","1",2,null]',
+        '["span",5,6,0,"compute","F","0F9",1,null,null]',
+        '["span",5,6,0,"compute","F","0F9",1,2]',
+        '["span",5,6,1,"compute","F","0F9",1,2,null]',
+        '["memory",5,0,"compute","weights","0F9",1,-8]',
+        '["memory",5,0,"compute","weights","0F9",1,1e3]',
+        '["transfer",5,6,8,0,"compute","F","0F9",1,2,7,8]',
+        '["histogram",5,0,"compute","a","b",1,[0,1],[1,2]]',
+        '["levels",0,"compute","0F9",["weights"],[[5]]]',
+        '["levels",0,"compute","0F9",["weights"],[[5,1,null]]]',
+        '["@wait",5,7,0,"m"]',
+        '["@send",5,7,0,"m"]',
+        '["os.system","touch hacked"]',
+        "[]",
+        '["',
+        '["scalar",5,0,"compute","scalar","loss",1,' + "9" * 5000 + "]",
+        "[" * 100_000,
+        '["@enter",5,"\\ud800"',
+    ],
+)
 def test_a_line_that_no_rank_writes_is_where_a_log_ends(line, source, tmp_path):
     run = logged(source, tmp_path / "run", line)
-    assert run.damage == "The log of rank 0 is damaged after 0U3: what is whole is shown." and len(run.trace().spans(0)) == 10
+    assert (
+        run.damage == "The log of rank 0 is damaged after 0U3: what is whole is shown."
+        and len(run.trace().spans(0)) == 10
+    )
 
 
 def test_a_line_that_a_rank_may_write_is_read(source, tmp_path):
-    run = logged(source, tmp_path / "run", '["scalar",5,0,"compute","scalar","loss \\u00e9\\n\\u001b[2J",1,NaN]', '["@wait",5,null,0,"sum","all",[0,1]]')
+    run = logged(
+        source,
+        tmp_path / "run",
+        '["scalar",5,0,"compute","scalar","loss \\u00e9\\n\\u001b[2J",1,NaN]',
+        '["@wait",5,null,0,"sum","all",[0,1]]',
+    )
     assert run.damage is None and "loss é\n\ufffd[2J" in {event.name for event in run.trace()}
 
 
@@ -96,11 +159,17 @@ def test_a_log_that_was_changed_after_its_run_is_told(source, tmp_path, capsys):
     log.write_text(re.sub(r'"loss",(\d+),[0-9.]+', r'"loss",\1,0.001', whole))
     said = "The log of rank 1 was changed after its run: what is whole is shown."
     assert Run.open(place).damage == said
-    for words in (["show", place], ["compare", source, place], ["export", place, "--chrome", tmp_path / "trace.json"]):
+    for words in (
+        ["show", place],
+        ["compare", source, place],
+        ["export", place, "--chrome", tmp_path / "trace.json"],
+    ):
         assert main([str(word) for word in words]) == 0 and said in capsys.readouterr().out
     log.write_text(whole + whole.splitlines()[-2] + "\n")  # nothing follows the last line
     assert Run.open(place).damage == said
-    log.write_text(re.sub(r'(\["@done",\d+),\d+\]', r"\1]", whole))  # as the version before wrote it
+    log.write_text(
+        re.sub(r'(\["@done",\d+),\d+\]', r"\1]", whole)
+    )  # as the version before wrote it
     assert Run.open(place).damage is None and not Run.open(place).trace().settings.get("unfinished")
 
 
@@ -113,7 +182,9 @@ def test_a_result_that_no_rank_wrote_is_refused(how, tmp_path):
 
 def test_a_result_is_of_the_size_that_it_claims(tmp_path, monkeypatch):
     """What is claimed beyond that is not even asked for."""
-    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("an array was made"))
+    monkeypatch.setattr(
+        np.lib.format, "read_array", lambda *_, **__: pytest.fail("an array was made")
+    )
     for how in ("373 GiB", "objects", "a zip bomb"):
         RESULTS[how](tmp_path / "result-0.npz")
         with pytest.raises(Impossible, match="The result of rank 0 is damaged"):
@@ -129,18 +200,38 @@ def test_no_file_is_read_beyond_its_bound(tmp_path):
 
 def test_results_of_text_are_compared_too():
     ours, theirs = ({"a": np.array([text]), "b": np.zeros(2)} for text in ("x", "y"))
-    assert arrays_apart(ours, theirs) == "1 of 2 tensors differ; a is text." and "bit for bit" in arrays_apart(ours, ours)
+    assert arrays_apart(
+        ours, theirs
+    ) == "1 of 2 tensors differ; a is text." and "bit for bit" in arrays_apart(ours, ours)
 
 
 def test_results_that_a_rank_wrote_are_read(tmp_path):
-    given = {"a": np.arange(6.0).reshape(2, 3).T, "none": np.zeros((0, 4)), "one": np.float32(3), "text": np.array(["x", "yy"]), "b/c": np.array([True])}
+    given = {
+        "a": np.arange(6.0).reshape(2, 3).T,
+        "none": np.zeros((0, 4)),
+        "one": np.float32(3),
+        "text": np.array(["x", "yy"]),
+        "b/c": np.array([True]),
+    }
     results.save(tmp_path / "result-0.npz", given)
     found = results.read(tmp_path / "result-0.npz", 0)
-    assert found.keys() == given.keys() and all(np.array_equal(found[name], given[name]) and found[name].dtype == given[name].dtype for name in given)
+    assert found.keys() == given.keys() and all(
+        np.array_equal(found[name], given[name]) and found[name].dtype == given[name].dtype
+        for name in given
+    )
 
 
-@pytest.mark.parametrize("line", ['["span",0,"c","F","n",5,4,null]', '["span",2,"c","F","n",5,6,null]', '["span",0,"c","F","n","5",6,null]', '["os.system","x"]',
-                                  '["memory",0,"c","F","n",5,-1,false]', "[" * 100_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '["span",0,"c","F","n",5,4,null]',
+        '["span",2,"c","F","n",5,6,null]',
+        '["span",0,"c","F","n","5",6,null]',
+        '["os.system","x"]',
+        '["memory",0,"c","F","n",5,-1,false]',
+        "[" * 100_000,
+    ],
+)
 def test_a_saved_trace_is_held_to_its_types(line, tmp_path):
     Trace.of([Span(0, "compute", "F", "0F0", 0, 5)], "predicted", ranks=2).save(tmp_path / "trace")
     with open(tmp_path / "trace", "a") as file:
@@ -149,9 +240,22 @@ def test_a_saved_trace_is_held_to_its_types(line, tmp_path):
         Trace.load(tmp_path / "trace")
 
 
-@pytest.mark.parametrize("header", [{"ranks": 0}, {"ranks": 10**9}, {"ticks_per_unit": 0}, {"steps": "2"}, {"clock": TAG}, {"colour": 1}, {"unit": 3}])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"ranks": 0},
+        {"ranks": 10**9},
+        {"ticks_per_unit": 0},
+        {"steps": "2"},
+        {"clock": TAG},
+        {"colour": 1},
+        {"unit": 3},
+    ],
+)
 def test_a_saved_trace_s_header_is_held_to_its_types(header, tmp_path):
-    (tmp_path / "trace").write_text(json.dumps(["bigtrain-trace", 1, {"clock": "predicted", **header}]) + "\n")
+    (tmp_path / "trace").write_text(
+        json.dumps(["bigtrain-trace", 1, {"clock": "predicted", **header}]) + "\n"
+    )
     with pytest.raises(Impossible, match="is cut off or damaged"):
         Trace.load(tmp_path / "trace")
 
@@ -159,15 +263,34 @@ def test_a_saved_trace_s_header_is_held_to_its_types(header, tmp_path):
 # -- names ------------------------------------------------------------------------------------------------------------------
 
 
-ABOUT = {"bigtrain-run": 1, "ranks": 1, "steps": 1, "mesh": {"world": 1}, "clock": False, "record": True, "unit": "s", "ticks_per_unit": 10**9, "watts": None,
-         "started": "2026-01-01T00:00:00+00:00", "launcher": None, "hosts": [], "settings": {}}
+ABOUT = {
+    "bigtrain-run": 1,
+    "ranks": 1,
+    "steps": 1,
+    "mesh": {"world": 1},
+    "clock": False,
+    "record": True,
+    "unit": "s",
+    "ticks_per_unit": 10**9,
+    "watts": None,
+    "started": "2026-01-01T00:00:00+00:00",
+    "launcher": None,
+    "hosts": [],
+    "settings": {},
+}
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "é" * 300, "a\0b", "a\nb", "../../x", CONTROL, "\udcff", ""])
+@pytest.mark.parametrize(
+    "name", ["x" * 300, "é" * 300, "a\0b", "a\nb", "../../x", CONTROL, "\udcff", ""]
+)
 def test_a_run_of_any_name_has_a_directory(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = new_directory(None, name, {**ABOUT, "name": name}, {})
-    assert made.parent == tmp_path / "runs" and made.name.isascii() and "\x1b" not in Run.open(made).settings["name"]
+    assert (
+        made.parent == tmp_path / "runs"
+        and made.name.isascii()
+        and "\x1b" not in Run.open(made).settings["name"]
+    )
 
 
 @pytest.mark.parametrize("directory", ["x" * 300, "a\0b", "/dev/null/x", "\ud800"])
@@ -181,7 +304,11 @@ def test_a_directory_that_cannot_be_is_one_sentence(directory, tmp_path, monkeyp
 
 
 def test_settings_that_could_not_be_read_again_are_not_kept(tmp_path):
-    for name, about in (("x" * 2000, {}), ("run", {"settings": {"a": float("nan")}}), ("run", {"settings": {"a": "x" * 5_000_000}})):
+    for name, about in (
+        ("x" * 2000, {}),
+        ("run", {"settings": {"a": float("nan")}}),
+        ("run", {"settings": {"a": "x" * 5_000_000}}),
+    ):
         with pytest.raises(Impossible, match="^These settings cannot be kept with a run"):
             new_directory(tmp_path / "run", name, {**ABOUT, "name": name, **about}, {})
     assert not (tmp_path / "run").exists()
@@ -193,8 +320,16 @@ def test_no_locale_stops_the_command_line(source, tmp_path):
     place = copied(source, Path(os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff\xc3\xa9")))
     (place / "end.json").unlink()
     poor = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
-    told = subprocess.run([sys.executable, "-m", "bigtrain_lab", "compare", place, source], env=poor, capture_output=True)
-    assert (told.returncode, told.stderr) == (0, b"") and told.stdout.isascii() and b"The note of its end (end.json) is missing" in told.stdout
+    told = subprocess.run(
+        [sys.executable, "-m", "bigtrain_lab", "compare", place, source],
+        env=poor,
+        capture_output=True,
+    )
+    assert (
+        (told.returncode, told.stderr) == (0, b"")
+        and told.stdout.isascii()
+        and b"The note of its end (end.json) is missing" in told.stdout
+    )
 
 
 # -- text is text -----------------------------------------------------------------------------------------------------------
@@ -218,7 +353,10 @@ def test_a_panel_shows_a_stranger_s_text_literally(state, source, tmp_path, monk
         assert state != "failed" or any("&lt;img src=x onerror" in text for text in texts_of(panel))
     finally:
         panel.close()
-    assert opened(place, source, tmp_path) == [] and str(history.about(place, type(panel.experiment))).count(TAG) == 1
+    assert (
+        opened(place, source, tmp_path) == []
+        and str(history.about(place, type(panel.experiment))).count(TAG) == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["timeline", "memory", "versions"])

@@ -12,8 +12,23 @@ from torch.nn import functional as F
 
 from bigtrain_lab.checks.parity import relative_errors
 from bigtrain_lab.core import Impossible, Mesh
-from bigtrain_lab.models import (GPT, Encoder, EncoderConfig, GPTConfig, GPTStage, Noise, Translator, TranslatorConfig, class_loss, cross_entropy,
-                                 encoder_slices, gpt_slices, saved_bytes, theory, translator_slices)
+from bigtrain_lab.models import (
+    GPT,
+    Encoder,
+    EncoderConfig,
+    GPTConfig,
+    GPTStage,
+    Noise,
+    Translator,
+    TranslatorConfig,
+    class_loss,
+    cross_entropy,
+    encoder_slices,
+    gpt_slices,
+    saved_bytes,
+    theory,
+    translator_slices,
+)
 from bigtrain_lab.models.blocks import Positions
 from bigtrain_lab.runtime import Ledger, Rank, launch
 from bigtrain_lab.techniques.checkpoint import checkpoint
@@ -21,16 +36,40 @@ from bigtrain_lab.runtime.balance import Balance
 from bigtrain_lab.runtime.group import Alone
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
-from bigtrain_lab.techniques.sliced_model import load_whole_state_dict, sliced, sum_duplicates, whole_state_dict
-from bigtrain_lab.techniques.tensor_parallel import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_of, gather_slices,
-                                                     split_to_slices, vocab_parallel_cross_entropy)
+from bigtrain_lab.techniques.sliced_model import (
+    load_whole_state_dict,
+    sliced,
+    sum_duplicates,
+    whole_state_dict,
+)
+from bigtrain_lab.techniques.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    cut_of,
+    gather_slices,
+    split_to_slices,
+    vocab_parallel_cross_entropy,
+)
 
-SIZES = {"layers": 1, "width": 16, "heads": 8, "sequence": 8, "vocabulary": 32, "dtype": torch.float64}
+SIZES = {
+    "layers": 1,
+    "width": 16,
+    "heads": 8,
+    "sequence": 8,
+    "vocabulary": 32,
+    "dtype": torch.float64,
+}
 B, S, D, V = 2, 8, 16, 32
 CONFIG, TIED, ENCODER = GPTConfig(**SIZES), GPTConfig(**SIZES, tied=True), EncoderConfig(**SIZES)
 GROUPED = GPTConfig(**SIZES, kv_heads=2)
-TRANSLATOR = TranslatorConfig(layers=1, width=D, heads=8, inner=32, vocabulary=V, longest=S, dtype=torch.float64)
-WRONG_WAY = gpt_slices(CONFIG) | {"layers.*.mlp.up": "split row", "layers.*.mlp.down": "column gather"}
+TRANSLATOR = TranslatorConfig(
+    layers=1, width=D, heads=8, inner=32, vocabulary=V, longest=S, dtype=torch.float64
+)
+WRONG_WAY = gpt_slices(CONFIG) | {
+    "layers.*.mlp.up": "split row",
+    "layers.*.mlp.down": "column gather",
+}
 
 
 def ids(seed=0):
@@ -38,17 +77,27 @@ def ids(seed=0):
 
 
 def gpt_loss(logits, group):
-    return vocab_parallel_cross_entropy(logits, ids(1), group) if group else cross_entropy(logits, ids(1))
+    return (
+        vocab_parallel_cross_entropy(logits, ids(1), group)
+        if group
+        else cross_entropy(logits, ids(1))
+    )
 
 
 def stage_case(model, group, sequence=False):
     x = torch.randn(B, S, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     own = slice(None)
     if group and sequence:
-        x, own = split_to_slices(x, group, dim=1), slice(S * group.rank // group.size, S * (group.rank + 1) // group.size)
+        x, own = (
+            split_to_slices(x, group, dim=1),
+            slice(S * group.rank // group.size, S * (group.rank + 1) // group.size),
+        )
     y = model(x.requires_grad_())
     (y * torch.arange(S * D).view(S, D)[own]).sum().backward()
-    return {name: gather_slices(each, group, dim=1) if group and sequence else each for name, each in (("output", y), ("input's gradient", x.grad))}
+    return {
+        name: gather_slices(each, group, dim=1) if group and sequence else each
+        for name, each in (("output", y), ("input's gradient", x.grad))
+    }
 
 
 def gpt_case(model, group, forward=lambda model: model(ids())):
@@ -67,7 +116,11 @@ def encoder_case(model, group):
 def translator_case(model, group):
     logits = model(ids(3), ids()[:, :6])
     targets = ids(1)[:, :6]
-    (vocab_parallel_cross_entropy(logits, targets, group) if group else cross_entropy(logits, targets)).backward()
+    (
+        vocab_parallel_cross_entropy(logits, targets, group)
+        if group
+        else cross_entropy(logits, targets)
+    ).backward()
     return {"logits": gather_slices(logits, group) if group else logits}
 
 
@@ -76,21 +129,48 @@ CASES = {
     "tied": (partial(GPT, TIED), gpt_slices(TIED), gpt_case, False),
     "wrong way": (partial(GPT, CONFIG), WRONG_WAY, gpt_case, False),
     "sequence": (partial(GPT, TIED), gpt_slices(TIED), gpt_case, True),
-    "recomputed": (partial(GPT, CONFIG), gpt_slices(CONFIG), partial(gpt_case, forward=lambda model: checkpoint(model, ids())), False),
-    "recomputed sequence": (partial(GPT, CONFIG), gpt_slices(CONFIG), partial(gpt_case, forward=lambda model: checkpoint(model, ids())), True),
+    "recomputed": (
+        partial(GPT, CONFIG),
+        gpt_slices(CONFIG),
+        partial(gpt_case, forward=lambda model: checkpoint(model, ids())),
+        False,
+    ),
+    "recomputed sequence": (
+        partial(GPT, CONFIG),
+        gpt_slices(CONFIG),
+        partial(gpt_case, forward=lambda model: checkpoint(model, ids())),
+        True,
+    ),
     "shared heads": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, False),
     "shared heads, sequence": (partial(GPT, GROUPED), gpt_slices(GROUPED), gpt_case, True),
     "stage": (partial(GPTStage, CONFIG, 1, 2), gpt_slices(CONFIG), stage_case, False),
-    "stage, sequence": (partial(GPTStage, CONFIG, 1, 2), gpt_slices(CONFIG), partial(stage_case, sequence=True), True),
+    "stage, sequence": (
+        partial(GPTStage, CONFIG, 1, 2),
+        gpt_slices(CONFIG),
+        partial(stage_case, sequence=True),
+        True,
+    ),
     "encoder": (partial(Encoder, ENCODER), encoder_slices(ENCODER), encoder_case, False),
-    "translator": (partial(Translator, TRANSLATOR), translator_slices(TRANSLATOR), translator_case, False),
+    "translator": (
+        partial(Translator, TRANSLATOR),
+        translator_slices(TRANSLATOR),
+        translator_case,
+        False,
+    ),
 }
 
 
 def own_parts(model, whole, group):
     """Of values by the names of a whole model, what this rank of a sliced one has."""
-    cuts = {name: cut for name, p in model.named_parameters(remove_duplicate=False) if (cut := cut_of(p))}
-    return {name: cuts[name].part(each, group.rank, group.size) if name in cuts else each for name, each in whole.items()}
+    cuts = {
+        name: cut
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if (cut := cut_of(p))
+    }
+    return {
+        name: cuts[name].part(each, group.rank, group.size) if name in cuts else each
+        for name, each in whole.items()
+    }
 
 
 def gradients(model):
@@ -98,7 +178,9 @@ def gradients(model):
 
 
 def alike(ours, theirs, limit=1e-12):
-    ours, theirs = ({name: each.detach().numpy() for name, each in found.items()} for found in (ours, theirs))
+    ours, theirs = (
+        {name: each.detach().numpy() for name, each in found.items()} for found in (ours, theirs)
+    )
     assert ours.keys() == theirs.keys()
     errors = relative_errors(ours, theirs)
     worst = max(errors, key=errors.get)
@@ -111,7 +193,11 @@ def trained(model, group=None, sequence=False, steps=50):
     for step in range(steps):
         optimizer.zero_grad()
         logits = model(ids(step))
-        loss = vocab_parallel_cross_entropy(logits, ids(step + 1), group) if group else cross_entropy(logits, ids(step + 1))
+        loss = (
+            vocab_parallel_cross_entropy(logits, ids(step + 1), group)
+            if group
+            else cross_entropy(logits, ids(step + 1))
+        )
         loss.backward()
         if sequence:
             sum_duplicates(model, group)
@@ -122,7 +208,9 @@ def trained(model, group=None, sequence=False, steps=50):
 
 def losses_alike(group):
     """Of a cross-entropy and its gradient: ignored targets, smoothing, half formats."""
-    logits = 5 * torch.randn(3, 7, V, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    logits = 5 * torch.randn(
+        3, 7, V, dtype=torch.float64, generator=torch.Generator().manual_seed(4)
+    )
     targets = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(5))
     targets[0, 2:5], targets[2, 1] = -100, 3
     for options in ({}, {"label_smoothing": 0.3}, {"ignore_index": 3}):
@@ -130,12 +218,20 @@ def losses_alike(group):
             kept = targets.clamp(min=0) if "ignore_index" in options else targets
             whole = logits.to(dtype, copy=True).requires_grad_()
             shard = whole.detach().chunk(group.size, -1)[group.rank].clone().requires_grad_()
-            expected = F.cross_entropy(whole.flatten(0, 1).to(torch.float64), kept.flatten(), **options)
-            found = vocab_parallel_cross_entropy(shard, kept, None if dist.is_initialized() else group, **options)  # torch's default group
+            expected = F.cross_entropy(
+                whole.flatten(0, 1).to(torch.float64), kept.flatten(), **options
+            )
+            found = vocab_parallel_cross_entropy(
+                shard, kept, None if dist.is_initialized() else group, **options
+            )  # torch's default group
             for loss in (3 * expected, 3 * found):
                 loss.backward()
             expected_grad = whole.grad.chunk(group.size, -1)[group.rank]
-            alike({"loss": found, "grad": shard.grad.double()}, {"loss": expected, "grad": expected_grad.double()}, limit or 3e-3)
+            alike(
+                {"loss": found, "grad": shard.grad.double()},
+                {"loss": expected, "grad": expected_grad.double()},
+                limit or 3e-3,
+            )
 
 
 def half_weights_learn_alike(group):
@@ -143,11 +239,19 @@ def half_weights_learn_alike(group):
     states travel half."""
     config, found, sent = replace(TIED, dtype=torch.float32), [], []
     group = copy(group)
-    group.all_reduce = lambda tensor, *about, **named: sent.append(tensor) or type(group).all_reduce(group, tensor, *about, **named)
+    group.all_reduce = lambda tensor, *about, **named: (
+        sent.append(tensor) or type(group).all_reduce(group, tensor, *about, **named)
+    )
     for sequence in (None, False, True):
         mp = MixedPrecision("bf16")
-        model = mp.prepare(GPT(config) if sequence is None else sliced(GPT(config), gpt_slices(config), group, sequence))
-        assert sequence is None or all(cut_of(master) == cut_of(weight) for weight, master in mp.masters.items())
+        model = mp.prepare(
+            GPT(config)
+            if sequence is None
+            else sliced(GPT(config), gpt_slices(config), group, sequence)
+        )
+        assert sequence is None or all(
+            cut_of(master) == cut_of(weight) for weight, master in mp.masters.items()
+        )
         with mp:
             logits = model(ids())
             loss = cross_entropy(logits, ids(1)) if sequence is None else gpt_loss(logits, group)
@@ -155,19 +259,28 @@ def half_weights_learn_alike(group):
         if sequence:
             sum_duplicates(model, group)
         found.append({name: p.grad for name, p in mp.named_parameters()})
-    assert group.size == 1 or {each.dtype for each in sent if each.shape[-1] == D} == {torch.bfloat16}
+    assert group.size == 1 or {each.dtype for each in sent if each.shape[-1] == D} == {
+        torch.bfloat16
+    }
     for ours in found[1:]:
         alike(ours, own_parts(model, found[0], group), 0.05)
 
 
 def parts_do_not_depend_on_ranks(group):
     """Of layers alone, whose sizes cut the blocks that generators draw."""
-    for make in (partial(ColumnParallelLinear, 5, 200), partial(RowParallelLinear, 24, 150), partial(VocabParallelEmbedding, 200, 3)):
+    for make in (
+        partial(ColumnParallelLinear, 5, 200),
+        partial(RowParallelLinear, 24, 150),
+        partial(VocabParallelEmbedding, 200, 3),
+    ):
         ours, theirs = make(group, seed=3), make(Alone(), seed=3)
         expected = own_parts(ours, theirs.state_dict(), group)
         assert all(torch.equal(p, expected[name]) for name, p in ours.state_dict().items())
         assert len(theirs.weight.unique()) > 0.99 * theirs.weight.numel()
-        a, b = make(group), make(group)  # of torch's own generator: another layer has other values, and duplicates are alike
+        a, b = (
+            make(group),
+            make(group),
+        )  # of torch's own generator: another layer has other values, and duplicates are alike
         assert not torch.equal(a.weight, b.weight)
         biases = [p for p in a.parameters() if cut_of(p) is None]
         assert all((group.all_gather(p.detach()).view(group.size, -1) == p).all() for p in biases)
@@ -190,7 +303,7 @@ def test_sliced_models_equal_one_process(t, tmp_path):
                 raise
         theirs = GPT(TIED)
         losses = trained(theirs)
-        for sequence in [False, True][:1 + (t == 2)]:
+        for sequence in [False, True][: 1 + (t == 2)]:
             ours = sliced(GPT(TIED), gpt_slices(TIED), group, sequence)
             assert torch.allclose(trained(ours, group, sequence), losses, rtol=1e-9, atol=0)
             alike(ours.state_dict(), own_parts(ours, theirs.state_dict(), group), 1e-9)
@@ -213,7 +326,11 @@ def test_masks_differ_inside_and_are_equal_outside_a_sliced_region(tmp_path):
         for sequence in (False, True):
             model = sliced(GPT(config), gpt_slices(config), group, sequence)
             block = model.layers["1"]
-            for dropout, differ in ((block.attention.dropout_probabilities, True), (block.attention.dropout_out, sequence), (block.mlp.dropout, sequence)):
+            for dropout, differ in (
+                (block.attention.dropout_probabilities, True),
+                (block.attention.dropout_out, sequence),
+                (block.mlp.dropout, sequence),
+            ):
                 kept = dropout(torch.ones(100, 100), noise) > 0
                 masks = group.all_gather(kept.flatten().to(torch.uint8)).view(group.size, -1)
                 assert abs(masks.float().mean() - 0.7) < 4 * (0.3 * 0.7 / masks.numel()) ** 0.5
@@ -232,31 +349,43 @@ def test_masks_differ_inside_and_are_equal_outside_a_sliced_region(tmp_path):
             found.append(twice[0])
         whole = GPT(config)
         cross_entropy(whole(ids(), noise), ids(1)).backward()
-        assert not torch.allclose(whole.layers["1"].mlp.up.bias.grad.chunk(2)[rank.index], found[0]["layers.1.mlp.up.bias"])
+        assert not torch.allclose(
+            whole.layers["1"].mlp.up.bias.grad.chunk(2)[rank.index],
+            found[0]["layers.1.mlp.up.bias"],
+        )
 
     launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").wait()
 
 
 def test_a_checkpoint_loads_at_another_degree(tmp_path):
     """And a model sliced in two on each of two replicas trains on as one sliced in four."""
+
     def program(rank):
         two, four = rank.group("tp"), rank.group()
         model = sliced(GPT(TIED), gpt_slices(TIED), two)
         trained(model, two, steps=3)
         saved = whole_state_dict(model, two)
-        assert {name: each.shape for name, each in saved.items()} == {name: each.shape for name, each in GPT(TIED).state_dict().items()}
+        assert {name: each.shape for name, each in saved.items()} == {
+            name: each.shape for name, each in GPT(TIED).state_dict().items()
+        }
         other = sliced(GPT(TIED, seed=1), gpt_slices(TIED), four)
         load_whole_state_dict(other, saved, four)
         again = whole_state_dict(other, four)
         assert all(torch.equal(saved[name], again[name]) for name in saved)
-        assert torch.allclose(trained(other, four, steps=3), trained(model, two, steps=3), rtol=1e-9, atol=0)
-        assert other.layers["0"].token.weight is other.layers["2"].logits.weight and len(other.layers["0"].token.weight) == V / 4
+        assert torch.allclose(
+            trained(other, four, steps=3), trained(model, two, steps=3), rtol=1e-9, atol=0
+        )
+        assert (
+            other.layers["0"].token.weight is other.layers["2"].logits.weight
+            and len(other.layers["0"].token.weight) == V / 4
+        )
 
     launch(program, 4, mesh=Mesh(dp=2, tp=2), record=False, directory=tmp_path / "run").wait()
 
 
 def test_collectives_of_a_step_are_those_of_the_papers(tmp_path):
     """Four all-reduces a layer, or as many bytes by all-gather and reduce-scatter; three of a value a token in the loss."""
+
     def program(rank):
         group = rank.group()
         for plan, sequence in PLANS:
@@ -269,28 +398,58 @@ def test_collectives_of_a_step_are_those_of_the_papers(tmp_path):
     trace = launch(program, t, clock=False, directory=tmp_path / "run").wait()
     spans = trace.spans(0)
     ends = [span.end for span in spans if span.kind == "barrier"]
-    plain, along, wrong = ([(e.name, e.kind, e.bytes) for e in trace.transfers() if e.rank == 0 and start < e.start < end]
-                           for start, end in zip([0, *ends], ends))
+    plain, along, wrong = (
+        [
+            (e.name, e.kind, e.bytes)
+            for e in trace.transfers()
+            if e.rank == 0 and start < e.start < end
+        ]
+        for start, end in zip([0, *ends], ends)
+    )
 
     def bytes_of(kind, values, width=1):
         return {"all_reduce": 2}.get(kind, 1) * values * width * 8 * (t - 1) // t
 
     def reduced(*calls):
-        return [(name, kind, {"all_reduce": 2}.get(kind, 1) * B * S * values * 8 * (t - 1) // t) for name, kind, values in calls]
+        return [
+            (name, kind, {"all_reduce": 2}.get(kind, 1) * B * S * values * 8 * (t - 1) // t)
+            for name, kind, values in calls
+        ]
 
-    loss = [(f"cross-entropy: {what}", "all_reduce", 1) for what in ("maximum", "target's logit", "sum of exponentials")]
-    out, down, up, qkv = (f"layers.1.{module}" for module in ("attention.out", "mlp.down", "mlp.up", "attention.qkv"))
+    loss = [
+        (f"cross-entropy: {what}", "all_reduce", 1)
+        for what in ("maximum", "target's logit", "sum of exponentials")
+    ]
+    out, down, up, qkv = (
+        f"layers.1.{module}" for module in ("attention.out", "mlp.down", "mlp.up", "attention.qkv")
+    )
     table, logits = "layers.0.token", "layers.2.logits"
-    assert plain == reduced(*((f"{name} forward", "all_reduce", D) for name in (table, out, down)), *loss,
-                            *((f"{name} backward", "all_reduce", D) for name in (logits, up, qkv)))
+    assert plain == reduced(
+        *((f"{name} forward", "all_reduce", D) for name in (table, out, down)),
+        *loss,
+        *((f"{name} backward", "all_reduce", D) for name in (logits, up, qkv)),
+    )
     gathers, scatters = ("all_gather", D), ("reduce_scatter", D)
     assert along == reduced(
-        (f"{table} forward", *scatters), (f"{qkv} forward", *gathers), (f"{out} forward", *scatters), (f"{up} forward", *gathers),
-        (f"{down} forward", *scatters), (f"{logits} forward", *gathers), *loss, (f"{logits} backward", *scatters),
-        (f"{down} backward", *gathers), (f"{up} backward", *scatters), (f"{out} backward", *gathers), (f"{qkv} backward", *scatters),
-        (f"{table} backward", *gathers))
+        (f"{table} forward", *scatters),
+        (f"{qkv} forward", *gathers),
+        (f"{out} forward", *scatters),
+        (f"{up} forward", *gathers),
+        (f"{down} forward", *scatters),
+        (f"{logits} forward", *gathers),
+        *loss,
+        (f"{logits} backward", *scatters),
+        (f"{down} backward", *gathers),
+        (f"{up} backward", *scatters),
+        (f"{out} backward", *gathers),
+        (f"{qkv} backward", *scatters),
+        (f"{table} backward", *gathers),
+    )
     assert sum(size for *_, size in along) == sum(size for *_, size in plain)
-    forward = {run: sum(size for name, _, size in found if "mlp" in name and "forward" in name) for run, found in (("right", plain), ("wrong", wrong))}
+    forward = {
+        run: sum(size for name, _, size in found if "mlp" in name and "forward" in name)
+        for run, found in (("right", plain), ("wrong", wrong))
+    }
     assert forward["wrong"] == 4.5 * forward["right"]
 
 
@@ -318,7 +477,11 @@ def test_no_rank_holds_a_whole_table_or_whole_logits(tmp_path):
                 optimizer.zero_grad()
                 gpt_loss(model(ids()), group).backward()
                 optimizer.step()
-        assert largest.bytes == B * S * config.vocabulary * 8 // rank.size == D * config.vocabulary * 8 // rank.size
+        assert (
+            largest.bytes
+            == B * S * config.vocabulary * 8 // rank.size
+            == D * config.vocabulary * 8 // rank.size
+        )
 
     launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").wait()
 
@@ -328,7 +491,9 @@ def test_no_rank_holds_a_whole_table_or_whole_logits(tmp_path):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_a_sliced_block_saves_has_the_closed_form(dtype, t, sequence, dropout):
     config = GPTConfig(**SIZES | {"layers": 3, "dtype": dtype, "dropout": dropout})
-    one, two = (sum(row.bytes for row in saved_bytes(config, 1, last, B, t, sequence)) for last in (2, 3))
+    one, two = (
+        sum(row.bytes for row in saved_bytes(config, 1, last, B, t, sequence)) for last in (2, 3)
+    )
     assert two - one == theory.block_saved_bytes(config, B, t, sequence)
 
 
@@ -341,18 +506,30 @@ def test_ranks_save_and_hold_what_the_dry_run_says(tmp_path):
             model = sliced(GPT(config), gpt_slices(config), rank.group("tp"), sequence)
             tokens = ids(), ids(1)
             with Ledger(model) as ledger:
-                loss = vocab_parallel_cross_entropy(model(tokens[0], Noise(0, 0, 0)), tokens[1], rank.group("tp"))
+                loss = vocab_parallel_cross_entropy(
+                    model(tokens[0], Noise(0, 0, 0)), tokens[1], rank.group("tp")
+                )
                 found[f"activations {sequence}"] = torch.tensor(ledger.now("activations"))
                 loss.backward()
-                found |= {f"{kind} {sequence}": torch.tensor(ledger.now(kind)) for kind in ("weights", "gradients")}
+                found |= {
+                    f"{kind} {sequence}": torch.tensor(ledger.now(kind))
+                    for kind in ("weights", "gradients")
+                }
         return found
 
     found = launch(program, 2, mesh=Mesh(tp=2), record=False, directory=tmp_path / "run").result
-    cut = sum(p.nbytes for name, p in GPT(config).named_parameters() if "norm" not in name and "position" not in name
-              and not name.endswith(("out.bias", "down.bias")))
+    cut = sum(
+        p.nbytes
+        for name, p in GPT(config).named_parameters()
+        if "norm" not in name
+        and "position" not in name
+        and not name.endswith(("out.bias", "down.bias"))
+    )
     weights = 8 * theory.gpt_weights(config) - cut // 2
     for sequence in (False, True):
-        assert found[f"activations {sequence}"] == sum(row.bytes for row in saved_bytes(config, 0, config.pieces, B, 2, sequence))
+        assert found[f"activations {sequence}"] == sum(
+            row.bytes for row in saved_bytes(config, 0, config.pieces, B, 2, sequence)
+        )
         assert found[f"weights {sequence}"] == found[f"gradients {sequence}"] == weights
 
 
@@ -376,41 +553,148 @@ def gpt(**sizes):
 
 BLOCK = {"layers.1.mlp.up": "column", "layers.1.mlp.down": "row"}
 REFUSED = {
-    "heads": (lambda: sliced(gpt(vocabulary=33), gpt_slices(CONFIG), Many(3)), "The number of heads of layers.1.attention is 8, .* take 6 or 9"),
-    "vocabulary": (lambda: sliced(gpt(vocabulary=30), gpt_slices(CONFIG), Many(4)), "vocabulary of layers.0.token is 30, .* take 28 or 32"),
-    "features": (lambda: ColumnParallelLinear(4, 2, Many(4)), "out_features is 2, which 4 ranks cannot share equally: take 4,"),
-    "inputs": (lambda: sliced(gpt(width=8), {"layers.1.attention.out": "row"}, Many(3)), "in_features of layers.1.attention.out is 8"),
-    "no module": (lambda: sliced(gpt(), {"layers.*.mlp.upp": "column"}, Many(2)), "no such module: the nearest are layers.1.mlp.up.*attribute elsewhere"),
+    "heads": (
+        lambda: sliced(gpt(vocabulary=33), gpt_slices(CONFIG), Many(3)),
+        "The number of heads of layers.1.attention is 8, .* take 6 or 9",
+    ),
+    "vocabulary": (
+        lambda: sliced(gpt(vocabulary=30), gpt_slices(CONFIG), Many(4)),
+        "vocabulary of layers.0.token is 30, .* take 28 or 32",
+    ),
+    "features": (
+        lambda: ColumnParallelLinear(4, 2, Many(4)),
+        "out_features is 2, which 4 ranks cannot share equally: take 4,",
+    ),
+    "inputs": (
+        lambda: sliced(gpt(width=8), {"layers.1.attention.out": "row"}, Many(3)),
+        "in_features of layers.1.attention.out is 8",
+    ),
+    "no module": (
+        lambda: sliced(gpt(), {"layers.*.mlp.upp": "column"}, Many(2)),
+        "no such module: the nearest are layers.1.mlp.up.*attribute elsewhere",
+    ),
     "nothing": (lambda: sliced(gpt(), {}, Many(2)), "names no module"),
     "other stage": (lambda: sliced(GPTStage(CONFIG, 0, 1), BLOCK, Many(2)), "names no module"),
-    "way": (lambda: sliced(gpt(), {"layers.1.mlp.up": "rows"}, Many(2)), "by 'rows': choose one of column, row"),
-    "kind": (lambda: sliced(gpt(), {"layers.1.mlp": "column"}, Many(2)), "it is a MLP: name a Linear"),
-    "key-value heads": (lambda: sliced(gpt(heads=12, width=24, kv_heads=4), {"*.kv": "kv heads"}, Many(3)), "kv heads .* is 4, .* take 3 or 6"),
-    "no heads": (lambda: sliced(gpt(), {"layers.1.mlp.up": "heads"}, Many(2)), "MLP does not say how many"),
-    "tied": (lambda: sliced(gpt(tied=True), {"layers.0.token": "vocabulary"}, Many(2)), "layers.2.logits share a weight"),
+    "way": (
+        lambda: sliced(gpt(), {"layers.1.mlp.up": "rows"}, Many(2)),
+        "by 'rows': choose one of column, row",
+    ),
+    "kind": (
+        lambda: sliced(gpt(), {"layers.1.mlp": "column"}, Many(2)),
+        "it is a MLP: name a Linear",
+    ),
+    "key-value heads": (
+        lambda: sliced(gpt(heads=12, width=24, kv_heads=4), {"*.kv": "kv heads"}, Many(3)),
+        "kv heads .* is 4, .* take 3 or 6",
+    ),
+    "no heads": (
+        lambda: sliced(gpt(), {"layers.1.mlp.up": "heads"}, Many(2)),
+        "MLP does not say how many",
+    ),
+    "tied": (
+        lambda: sliced(gpt(tied=True), {"layers.0.token": "vocabulary"}, Many(2)),
+        "layers.2.logits share a weight",
+    ),
     "sequence": (lambda: sliced(gpt(), BLOCK, Many(2), True), "says where the sequence is cut"),
     "wrong way": (lambda: sliced(gpt(), WRONG_WAY, Many(2), True), "take sequence=False"),
-    "whole input": (lambda: sliced(gpt(), {"layers.1.mlp.down": "row"}, Many(2))(ids()), "got 64 features and holds the rows of 32"),
-    "long": (lambda: sliced(gpt(), gpt_slices(CONFIG), Many(2), True)(ids()[:, :5]), "the sequence is 5, .* take 4 or 6"),
-    "id": (lambda: sliced(gpt(), gpt_slices(CONFIG), Many(2))(ids() + 30), "outside the vocabulary of 32: take ids from 0 to 31"),
-    "target": (lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 10]), Many(2)), "id 10 is outside"),
-    "smoothing": (lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 4]), Many(2), label_smoothing=2), "take 0 up to 1"),
-    "fewer": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), GPTStage(CONFIG, 0, 2).state_dict(), Many(2)), "lacks layers.2"),
-    "more": (lambda: load_whole_state_dict(sliced(GPTStage(CONFIG, 0, 2), BLOCK, Many(2)), gpt().state_dict(), Many(2)), "has layers.2.*this model does not"),
-    "table": (lambda: sliced(nn.ModuleDict({"token": nn.Embedding(8, 4, padding_idx=0)}), {"token": "vocabulary"}, Many(2)), "knows no padding_idx"),
-    "torch's dropout": (lambda: sliced(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), {"0": "column"}, Many(2)), "draws another mask on each rank"),
-    "attention left": (lambda: sliced(gpt(), {"layers.1.mlp.up": "column", "layers.0.position": "sequence"}, Many(2), True), "attention needs all"),
-    "module hooks": (lambda: sliced(hooked(gpt()), BLOCK, Many(2)), "has hooks or parametrizations"),
-    "head width": (lambda: sliced(attention_of(4, 16, 24), {"qkv": "heads"}, Many(2)), "makes 24 features of 16"),
-    "a forward of its own": (lambda: sliced(nn.Sequential(Scaled(16, 16)), {"0": "row"}, Many(2)), "this Scaled has a forward of its own"),
-    "an instance's own": (lambda: sliced(patched(nn.Sequential(nn.Linear(16, 16))), {"0": "row"}, Many(2)), "this Linear has a forward of its own"),
-    "a table's own": (lambda: sliced(nn.Sequential(Positions(16, 16)), {"0": "vocabulary"}, Many(2)), "Positions has .* take a plain Embedding"),
-    "grouped in one": (lambda: sliced(attention_of(8, 32, 64), {"qkv": "heads"}, Many(2)), "makes 64 features of 32.* cut by 'kv heads'"),
-    "grouped, wide": (lambda: sliced(attention_of(8, 32, 96, 4), {"qkv": "heads"}, Many(2)), "makes 96 features of 32.* cut by 'kv heads'"),
-    "grouped, as wide": (lambda: sliced(attention_of(4, 16, 16, 2), {"qkv": "heads"}, Many(2)), "queries alone, and nothing beside it"),
-    "a gate of its own": (lambda: sliced(nn.Sequential(Gated(16, 16)), {"0": "column"}, Many(2)), "this Gated has a gain and a gate of its own"),
-    "replicas": (lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)), "parts, not copies: give the group of the replicas"),
-    "shape": (lambda: load_whole_state_dict(sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)), "when it is whole: load"),
+    "whole input": (
+        lambda: sliced(gpt(), {"layers.1.mlp.down": "row"}, Many(2))(ids()),
+        "got 64 features and holds the rows of 32",
+    ),
+    "long": (
+        lambda: sliced(gpt(), gpt_slices(CONFIG), Many(2), True)(ids()[:, :5]),
+        "the sequence is 5, .* take 4 or 6",
+    ),
+    "id": (
+        lambda: sliced(gpt(), gpt_slices(CONFIG), Many(2))(ids() + 30),
+        "outside the vocabulary of 32: take ids from 0 to 31",
+    ),
+    "target": (
+        lambda: vocab_parallel_cross_entropy(torch.zeros(2, 5), torch.tensor([3, 10]), Many(2)),
+        "id 10 is outside",
+    ),
+    "smoothing": (
+        lambda: vocab_parallel_cross_entropy(
+            torch.zeros(2, 5), torch.tensor([3, 4]), Many(2), label_smoothing=2
+        ),
+        "take 0 up to 1",
+    ),
+    "fewer": (
+        lambda: load_whole_state_dict(
+            sliced(gpt(), BLOCK, Many(2)), GPTStage(CONFIG, 0, 2).state_dict(), Many(2)
+        ),
+        "lacks layers.2",
+    ),
+    "more": (
+        lambda: load_whole_state_dict(
+            sliced(GPTStage(CONFIG, 0, 2), BLOCK, Many(2)), gpt().state_dict(), Many(2)
+        ),
+        "has layers.2.*this model does not",
+    ),
+    "table": (
+        lambda: sliced(
+            nn.ModuleDict({"token": nn.Embedding(8, 4, padding_idx=0)}),
+            {"token": "vocabulary"},
+            Many(2),
+        ),
+        "knows no padding_idx",
+    ),
+    "torch's dropout": (
+        lambda: sliced(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), {"0": "column"}, Many(2)),
+        "draws another mask on each rank",
+    ),
+    "attention left": (
+        lambda: sliced(
+            gpt(), {"layers.1.mlp.up": "column", "layers.0.position": "sequence"}, Many(2), True
+        ),
+        "attention needs all",
+    ),
+    "module hooks": (
+        lambda: sliced(hooked(gpt()), BLOCK, Many(2)),
+        "has hooks or parametrizations",
+    ),
+    "head width": (
+        lambda: sliced(attention_of(4, 16, 24), {"qkv": "heads"}, Many(2)),
+        "makes 24 features of 16",
+    ),
+    "a forward of its own": (
+        lambda: sliced(nn.Sequential(Scaled(16, 16)), {"0": "row"}, Many(2)),
+        "this Scaled has a forward of its own",
+    ),
+    "an instance's own": (
+        lambda: sliced(patched(nn.Sequential(nn.Linear(16, 16))), {"0": "row"}, Many(2)),
+        "this Linear has a forward of its own",
+    ),
+    "a table's own": (
+        lambda: sliced(nn.Sequential(Positions(16, 16)), {"0": "vocabulary"}, Many(2)),
+        "Positions has .* take a plain Embedding",
+    ),
+    "grouped in one": (
+        lambda: sliced(attention_of(8, 32, 64), {"qkv": "heads"}, Many(2)),
+        "makes 64 features of 32.* cut by 'kv heads'",
+    ),
+    "grouped, wide": (
+        lambda: sliced(attention_of(8, 32, 96, 4), {"qkv": "heads"}, Many(2)),
+        "makes 96 features of 32.* cut by 'kv heads'",
+    ),
+    "grouped, as wide": (
+        lambda: sliced(attention_of(4, 16, 16, 2), {"qkv": "heads"}, Many(2)),
+        "queries alone, and nothing beside it",
+    ),
+    "a gate of its own": (
+        lambda: sliced(nn.Sequential(Gated(16, 16)), {"0": "column"}, Many(2)),
+        "this Gated has a gain and a gate of its own",
+    ),
+    "replicas": (
+        lambda: DistributedDataParallel(sliced(gpt(), BLOCK, Many(2)), Many(2)),
+        "parts, not copies: give the group of the replicas",
+    ),
+    "shape": (
+        lambda: load_whole_state_dict(
+            sliced(gpt(), BLOCK, Many(2)), gpt(width=24).state_dict(), Many(2)
+        ),
+        "when it is whole: load",
+    ),
 }
 
 
@@ -448,10 +732,27 @@ def test_what_cannot_be_sliced_is_refused(case):
         call()
 
 
-@pytest.mark.parametrize("plans, seeds, told", [
-    ((gpt_slices(CONFIG), BLOCK), (0, 0), "The ranks slice different models, or by different plans .only some have: layers"),
-    ((BLOCK, {"layers.1.mlp.upp": "column"}), (0, 0), "The ranks slice different models, or by different plans"),
-    ((BLOCK, BLOCK), (0, 1), "The ranks begin with different weights, layers.0.token.weight among them")], ids=["plan", "no module", "values"])
+@pytest.mark.parametrize(
+    "plans, seeds, told",
+    [
+        (
+            (gpt_slices(CONFIG), BLOCK),
+            (0, 0),
+            "The ranks slice different models, or by different plans .only some have: layers",
+        ),
+        (
+            (BLOCK, {"layers.1.mlp.upp": "column"}),
+            (0, 0),
+            "The ranks slice different models, or by different plans",
+        ),
+        (
+            (BLOCK, BLOCK),
+            (0, 1),
+            "The ranks begin with different weights, layers.0.token.weight among them",
+        ),
+    ],
+    ids=["plan", "no module", "values"],
+)
 def test_ranks_that_slice_otherwise_are_told_all_of_them(plans, seeds, told, tmp_path):
     def program(rank):
         with pytest.raises(Impossible, match=told):
@@ -471,9 +772,13 @@ def test_a_loss_of_ignored_targets_alone_sends_no_gradient():
 
 def test_a_scaler_of_one_s_own_skips_on_all_slices_or_on_none(tmp_path):
     """One slice's gradients overflow: the scale and the weights stay equal on both."""
+
     def program(rank):
         weight = nn.Parameter(torch.ones(2))
-        scaler, optimizer = DynamicLossScaler(init_scale=4.0).among(rank.group("tp")), torch.optim.SGD([weight], 0.1)
+        scaler, optimizer = (
+            DynamicLossScaler(init_scale=4.0).among(rank.group("tp")),
+            torch.optim.SGD([weight], 0.1),
+        )
         scaler.scale((weight * (3e38 if rank.index else 1.0)).sum()).backward()
         scaler.agree(optimizer)
         return {f"skips {rank.index}": scaler.skips(optimizer)}

@@ -11,32 +11,68 @@ from bigtrain_lab.holdings import Part, parts
 from bigtrain_lab.rates import called
 from bigtrain_lab.techniques.tensor_parallel import Cut
 
-LARGE = dict(slices=4, rows=8, sequence=512, width=1024, heads=16, vocabulary=32000, layers=1, steps=1)
+LARGE = dict(
+    slices=4, rows=8, sequence=512, width=1024, heads=16, vocabulary=32000, layers=1, steps=1
+)
 SMALL = dict(width=32, heads=8, sequence=8, rows=1, vocabulary=256, layers=2, dtype="float64")
 
 
 def test_the_numbers_of_the_lesson():
-    right, wrong = (TensorSlicing(cut=cut, **LARGE).predict() for cut in ("column-row", "row-column"))
-    layer = {(c.module[9:], c.way): c.bytes for c in called(right) if c.module.startswith("layers.1.")}
-    assert layer == {key: pytest.approx(25.166e6, rel=1e-4) for key in (
-        ("attention.out", "F"), ("mlp.down", "F"), ("mlp.up", "B"), ("attention.qkv", "B"))}
-    forward = [sum(c.bytes for c in called(each) if "mlp" in c.module and c.way == "F") for each in (right, wrong)]
+    right, wrong = (
+        TensorSlicing(cut=cut, **LARGE).predict() for cut in ("column-row", "row-column")
+    )
+    layer = {
+        (c.module[9:], c.way): c.bytes for c in called(right) if c.module.startswith("layers.1.")
+    }
+    assert layer == {
+        key: pytest.approx(25.166e6, rel=1e-4)
+        for key in (
+            ("attention.out", "F"),
+            ("mlp.down", "F"),
+            ("mlp.up", "B"),
+            ("attention.qkv", "B"),
+        )
+    }
+    forward = [
+        sum(c.bytes for c in called(each) if "mlp" in c.module and c.way == "F")
+        for each in (right, wrong)
+    ]
     assert forward[1] == 4.5 * forward[0]
     said = " ".join(TensorSlicing(**LARGE).explain(right))
-    for number in ("100.7 MB", "75.58 MB", "3,072 tokens", "4,096, more", "49.15 kB", "524.3 MB", "10,667"):
+    for number in (
+        "100.7 MB",
+        "75.58 MB",
+        "3,072 tokens",
+        "4,096, more",
+        "49.15 kB",
+        "524.3 MB",
+        "10,667",
+    ):
         assert number in said
-    assert "4.5 times the bytes" in " ".join(TensorSlicing(cut="row-column", **LARGE).explain(wrong))
+    assert "4.5 times the bytes" in " ".join(
+        TensorSlicing(cut="row-column", **LARGE).explain(wrong)
+    )
 
 
-@pytest.mark.parametrize("settings", [dict(slices=8), dict(slices=2, cut="row-column"), dict(slices=4, sequence_parallel=True)])
+@pytest.mark.parametrize(
+    "settings",
+    [dict(slices=8), dict(slices=2, cut="row-column"), dict(slices=4, sequence_parallel=True)],
+)
 def test_ranks_find_their_parts_and_learn_as_one_process(settings, tmp_path):
     asked = TensorSlicing(**SMALL, **settings)
     run = asked.run(directory=tmp_path / "run", jitter_s=0.001)
     run.wait()
     predicted, modelled = asked.predict(), run.trace("modelled")
     assert run_differs(asked, run) == [] and parts(predicted) == parts(modelled)
-    numbers = {name: sum((p.bottom - p.top) * (p.right - p.left) for _, p in own) for name, own in parts(modelled).items()}
-    assert numbers == {name: own[0][1].height * own[0][1].width for name, own in parts(predicted).items()} and len(numbers) == 6
+    numbers = {
+        name: sum((p.bottom - p.top) * (p.right - p.left) for _, p in own)
+        for name, own in parts(modelled).items()
+    }
+    assert (
+        numbers
+        == {name: own[0][1].height * own[0][1].width for name, own in parts(predicted).items()}
+        and len(numbers) == 6
+    )
 
 
 def test_a_part_is_found_by_its_numbers_and_no_other():
@@ -60,10 +96,17 @@ def test_the_figure_has_a_cell_for_each_part(slices):
 
 
 def test_what_is_refused():
-    for settings, told in ((dict(slices=3), "vocabulary"), (dict(slices=8, heads=4), "heads"), (dict(slices=5, heads=5, width=80), "vocabulary"),
-                           (dict(cut="row-column", sequence_parallel=True), "sequence=False")):
+    for settings, told in (
+        (dict(slices=3), "vocabulary"),
+        (dict(slices=8, heads=4), "heads"),
+        (dict(slices=5, heads=5, width=80), "vocabulary"),
+        (dict(cut="row-column", sequence_parallel=True), "sequence=False"),
+    ):
         with pytest.raises(Impossible, match=told):
             TensorSlicing(**settings)
     with pytest.raises(Impossible, match="knows no parts"):
         figure("slices", TensorSlicing(slices=1, **SMALL).simulated())
-    assert not any(isinstance(e, Scalar) and e.name.startswith("holds") for e in TensorSlicing(**SMALL).simulated())
+    assert not any(
+        isinstance(e, Scalar) and e.name.startswith("holds")
+        for e in TensorSlicing(**SMALL).simulated()
+    )

@@ -19,8 +19,20 @@ from bigtrain_lab.figures.published import replay
 from bigtrain_lab.models import Translator
 from bigtrain_lab.models.translator_pieces import TranslatorPiece, count, joined
 
-SMALL = dict(dtype="float64", width=16, heads=2, pairs=120, held_out=7, held_out_rows=2, batch_tokens=120)
-LARGE = dict(layers=6, width=512, heads=8, vocabulary=32_000, digits=8, pairs=10_000, held_out=96, held_out_rows=32, steps=1)
+SMALL = dict(
+    dtype="float64", width=16, heads=2, pairs=120, held_out=7, held_out_rows=2, batch_tokens=120
+)
+LARGE = dict(
+    layers=6,
+    width=512,
+    heads=8,
+    vocabulary=32_000,
+    digits=8,
+    pairs=10_000,
+    held_out=96,
+    held_out_rows=32,
+    steps=1,
+)
 
 
 def test_the_pieces_are_the_model():
@@ -28,36 +40,84 @@ def test_the_pieces_are_the_model():
     lab = Translate(**SMALL, layers=2)
     config, sample = lab.config, padded([([5, 6, 7], [8, 9]), ([5], [6, 7, 8])])
     source, (so_far,) = sample.inputs, sample.context
-    pieces, whole = {at: TranslatorPiece(config, at, seed=3) for at in range(count(config))}, Translator(config, seed=3)
+    pieces, whole = (
+        {at: TranslatorPiece(config, at, seed=3) for at in range(count(config))},
+        Translator(config, seed=3),
+    )
     x = source
     for piece in pieces.values():
         x = piece(x, source, so_far)
-    assert torch.equal(x, whole(source, so_far)) and torch.equal(joined(pieces, config)(source, so_far), x)
+    assert torch.equal(x, whole(source, so_far)) and torch.equal(
+        joined(pieces, config)(source, so_far), x
+    )
     weights = {name: p for piece in pieces.values() for name, p in piece.named_parameters()}
-    assert {name: p.shape for name, p in weights.items()} == {name: p.shape for name, p in whole.named_parameters()}
+    assert {name: p.shape for name, p in weights.items()} == {
+        name: p.shape for name, p in whole.named_parameters()
+    }
     assert {id(p) for p in joined(pieces, config).parameters()} == set(map(id, weights.values()))
-    assert replace(config, vocabulary=32_000, layers=6, width=512, inner=2048) and Translate(**LARGE).weights == 93_255_680
+    assert (
+        replace(config, vocabulary=32_000, layers=6, width=512, inner=2048)
+        and Translate(**LARGE).weights == 93_255_680
+    )
 
 
-@pytest.mark.parametrize("settings", [
-    dict(replicas=3, workers=2, accumulation=2, spread=False, beam=2, steps=3, evaluate_every=2, bucket_mb=0.01),
-    dict(replicas=2, workers=0, steps=2, evaluate_every=1, hardware="unit"),
-    dict(replicas=1, workers=1, pinned=False, steps=3, evaluate_every=0, batch_tokens=500, watched="loss", smoothing=0.0, clip=0.0)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(
+            replicas=3,
+            workers=2,
+            accumulation=2,
+            spread=False,
+            beam=2,
+            steps=3,
+            evaluate_every=2,
+            bucket_mb=0.01,
+        ),
+        dict(replicas=2, workers=0, steps=2, evaluate_every=1, hardware="unit"),
+        dict(
+            replicas=1,
+            workers=1,
+            pinned=False,
+            steps=3,
+            evaluate_every=0,
+            batch_tokens=500,
+            watched="loss",
+            smoothing=0.0,
+            clip=0.0,
+        ),
+    ],
+)
 def test_a_run_is_as_predicted(settings, tmp_path):
     lab = Translate(**SMALL | settings)
     run = lab.run(directory=tmp_path / "run", jitter_s=0.002)
     run.wait()
-    assert clocks_differ(lab.predict(), run.trace("modelled")) == bytes_differ(lab.predict(), run.trace("measured")) == []
+    assert (
+        clocks_differ(lab.predict(), run.trace("modelled"))
+        == bytes_differ(lab.predict(), run.trace("measured"))
+        == []
+    )
     assert tensors_differ(run.result, lab.reference()) == []
     evaluations = [line for line in run.output(0).splitlines() if line.startswith("epoch")]
-    assert len(evaluations) == len(lab.training.evaluated_after) == len(run.trace().where(Scalar, name="BLEU", rank=0))
+    assert (
+        len(evaluations)
+        == len(lab.training.evaluated_after)
+        == len(run.trace().where(Scalar, name="BLEU", rank=0))
+    )
 
 
 def test_what_is_spread_and_what_is_loaded_beside_takes_less():
     lab = Translate(**SMALL | dict(replicas=3, disk_ms=5, held_out_rows=1))
     trace = lab.predict()
-    assert 1.5 < spent(lab.replace(spread=False).predict(), "LT") / spent(trace, "LT") < 3  # 7 batches; one rank has 3 of them
-    assert starved(lab.replace(workers=0).predict()) > starved(trace) > starved(lab.replace(workers=4).predict()) > 0
+    assert (
+        1.5 < spent(lab.replace(spread=False).predict(), "LT") / spent(trace, "LT") < 3
+    )  # 7 batches; one rank has 3 of them
+    assert (
+        starved(lab.replace(workers=0).predict())
+        > starved(trace)
+        > starved(lab.replace(workers=4).predict())
+        > 0
+    )
 
 
 def test_three_cards_are_nearly_three_times_as_fast_with_batches_large_enough():
@@ -69,7 +129,9 @@ def test_three_cards_are_nearly_three_times_as_fast_with_batches_large_enough():
 
 def test_the_published_log_is_what_it_tells():
     log = PUBLISHED_LOG
-    assert f"{log.rate(log.updates + 1):.3e}" == "1.612e-04" and log.rate(4000) == max(map(log.rate, range(1, 17 * log.updates)))
+    assert f"{log.rate(log.updates + 1):.3e}" == "1.612e-04" and log.rate(4000) == max(
+        map(log.rate, range(1, 17 * log.updates))
+    )
     assert log.untold_s == 10 and log.last == log.best + log.patience and 2 < log.warm_up_epochs < 3
     figure = replay()
     assert [frame.name for frame in figure.frames] == [str(epoch) for epoch in range(1, 18)]
@@ -85,11 +147,15 @@ def finished(tmp_path_factory):
 
 
 def test_tensorboard_gets_the_metrics(finished):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     tracking.follow(finished, "tensorboard").join()
     kept = event_accumulator.EventAccumulator(str(finished.directory / "tensorboard")).Reload()
     scores = [event.value for event in finished.trace().where(Scalar, name="BLEU")]
-    assert [event.value for event in kept.Scalars("BLEU")] == pytest.approx(scores) and len(scores) == 2
+    assert [event.value for event in kept.Scalars("BLEU")] == pytest.approx(scores) and len(
+        scores
+    ) == 2
 
 
 def test_wandb_keeps_the_metrics_offline(finished, monkeypatch):
@@ -114,11 +180,19 @@ def test_a_tool_that_hangs_keeps_no_process(finished):
         tracking.follow(Run.open({str(finished.directory)!r}), "none")
         print("over")
     """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(hangs)], capture_output=True, text=True).stdout == "over\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(hangs)], capture_output=True, text=True
+        ).stdout
+        == "over\n"
+    )
 
 
 def test_a_tool_that_is_absent_is_a_sentence(monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    with pytest.raises(Impossible, match=r"^wandb is not installed: pip install 'bigtrain_lab\[track\]', or take track none\.$"):
+    with pytest.raises(
+        Impossible,
+        match=r"^wandb is not installed: pip install 'bigtrain_lab\[track\]', or take track none\.$",
+    ):
         Translate(track="wandb")
     assert tracking.follow(None, "none") is None

@@ -21,15 +21,25 @@ from bigtrain_lab.runtime.rank import Rank
 from bigtrain_lab.techniques import saved
 from bigtrain_lab.translation import Evaluation, Translation
 
-TINY = TranslatorConfig(layers=1, width=16, heads=2, inner=24, longest=20, embedding_scale=4.0, dtype=torch.float64)
+TINY = TranslatorConfig(
+    layers=1, width=16, heads=2, inner=24, longest=20, embedding_scale=4.0, dtype=torch.float64
+)
 
 
 def rate(update):
     return 0.02 / max(1, update / 10)
 
 
-PLAIN = Translation(pairs=generated(pairs=250, held_out=30, digits=3), config=TINY, learning_rate=rate, batch_tokens=160, epochs=20, rows=8,
-                    evaluate_every=25, patience=50)
+PLAIN = Translation(
+    pairs=generated(pairs=250, held_out=30, digits=3),
+    config=TINY,
+    learning_rate=rate,
+    batch_tokens=160,
+    epochs=20,
+    rows=8,
+    evaluate_every=25,
+    patience=50,
+)
 
 
 def here(asked):
@@ -40,7 +50,9 @@ def curve(asked, found):
     """The loss of each update: a mean over its words."""
     R, k = asked.replicas, asked.accumulation
     names = ["loss"] if R == 1 else [f"loss of replica {d}" for d in range(R)]
-    losses = np.stack([found[name].reshape(-1, k) for name in names], -1).reshape(len(found[names[0]]) // k, -1)
+    losses = np.stack([found[name].reshape(-1, k) for name in names], -1).reshape(
+        len(found[names[0]]) // k, -1
+    )
     words = np.array([asked.batches.words(n) for n in range(losses.size)]).reshape(losses.shape)
     return (losses * words).sum(1) / words.sum(1)
 
@@ -61,10 +73,19 @@ def test_one_two_and_three_ranks_are_one_training(tmp_path):
         run.wait()
         assert run.replicas == []
         found.append((each, run.result))
-    assert expected["evaluations"][:, 0].tolist() == [25, 50] and len({len(asked.batches.sentences(n)) % 3 for n in range(20)}) > 1
-    assert expected["evaluations"][1, 2] < expected["evaluations"][0, 2] and expected["evaluations"][1, 3] > 0
+    assert (
+        expected["evaluations"][:, 0].tolist() == [25, 50]
+        and len({len(asked.batches.sentences(n)) % 3 for n in range(20)}) > 1
+    )
+    assert (
+        expected["evaluations"][1, 2] < expected["evaluations"][0, 2]
+        and expected["evaluations"][1, 3] > 0
+    )
     for each, result in found:
-        assert np.abs(curve(each, result) / curve(asked, expected) - 1).max() < 1e-9 and len(curve(each, result)) == 50
+        assert (
+            np.abs(curve(each, result) / curve(asked, expected) - 1).max() < 1e-9
+            and len(curve(each, result)) == 50
+        )
         assert result["evaluations"][:, 3].tolist() == expected["evaluations"][:, 3].tolist()
         assert np.allclose(result["evaluations"], expected["evaluations"], rtol=1e-9)
 
@@ -78,13 +99,24 @@ def test_what_is_evaluated_is_the_corpus():
     sample = padded(asked.pairs.encoded(held_out=True))
     targets = sample.targets
     with torch.no_grad():
-        said = [asked.pairs.vocabulary.decode(ids) for ids in lens.translated(model, sample.inputs).tolist()]
+        said = [
+            asked.pairs.vocabulary.decode(ids)
+            for ids in lens.translated(model, sample.inputs).tolist()
+        ]
         chances = model(sample.inputs, sample.context[0]).log_softmax(-1)
-    smooth = torch.full_like(chances, 0.1 / (chances.shape[-1] - 1)).scatter_add(-1, targets[..., None], torch.full_like(chances[..., :1], 0.9))
+    smooth = torch.full_like(chances, 0.1 / (chances.shape[-1] - 1)).scatter_add(
+        -1, targets[..., None], torch.full_like(chances[..., :1], 0.9)
+    )
     smooth[..., 0] = 0
     loss = -(smooth * chances).sum(-1)[targets != 0].mean()
     *_, own_loss, own_bleu, _ = lens.rows[-1]
-    assert own_bleu == sacrebleu.corpus_bleu(said, [[pair[1] for pair in asked.pairs.held_out]], tokenize="zh").score > 0
+    assert (
+        own_bleu
+        == sacrebleu.corpus_bleu(
+            said, [[pair[1] for pair in asked.pairs.held_out]], tokenize="zh"
+        ).score
+        > 0
+    )
     assert own_loss == pytest.approx(float(loss), rel=1e-12)
 
 
@@ -99,26 +131,51 @@ class Killed(Translation):
                 if number + 1 == self.last and rank.index == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return super().ended(number, training, losses)
+
         return {"never": np.array(train(self.recipe, rank, Ends(self, rank)).losses)}
 
 
 def test_a_killed_run_goes_on_to_the_bit(tmp_path):
     """On as many ranks, with dropout, in the middle of an epoch."""
-    asked = replace(PLAIN, config=replace(TINY, dropout=0.1), replicas=2, epochs=3, save_every=3, directory=tmp_path / "whole", evaluate_every=None)
+    asked = replace(
+        PLAIN,
+        config=replace(TINY, dropout=0.1),
+        replicas=2,
+        epochs=3,
+        save_every=3,
+        directory=tmp_path / "whole",
+        evaluate_every=None,
+    )
     whole = asked.run(directory=tmp_path / "run")
     whole.wait()
-    killed = Killed(**{name: getattr(asked, name) for name in asked.__dataclass_fields__} | {"directory": tmp_path / "killed"})
+    killed = Killed(
+        **{name: getattr(asked, name) for name in asked.__dataclass_fields__}
+        | {"directory": tmp_path / "killed"}
+    )
     object.__setattr__(killed, "last", Random().randrange(4, asked.recipe.steps))
     with pytest.raises(RankFailed):
         killed.run(directory=tmp_path / "ended").wait()
-    again = replace(asked, directory=tmp_path / "killed", resume=True).run(directory=tmp_path / "again")
+    again = replace(asked, directory=tmp_path / "killed", resume=True).run(
+        directory=tmp_path / "again"
+    )
     again.wait()
     assert again.replicas == []
     for name, values in whole.result.items():
-        assert np.array_equal(again.result[name], values[-len(again.result[name]):]), (name, killed.last)
+        assert np.array_equal(again.result[name], values[-len(again.result[name]) :]), (
+            name,
+            killed.last,
+        )
     assert len(again.result["loss of replica 0"]) <= asked.recipe.steps - 3
-    best, last = (torch.load(tmp_path / "killed" / f"{name}.pt", weights_only=True) for name in ("best", "last"))
-    assert best["rows"][-1, -1] == 1 and last["epoch"] == 3 and last["place"] == 0 and len(last["random"]) == 2
+    best, last = (
+        torch.load(tmp_path / "killed" / f"{name}.pt", weights_only=True)
+        for name in ("best", "last")
+    )
+    assert (
+        best["rows"][-1, -1] == 1
+        and last["epoch"] == 3
+        and last["place"] == 0
+        and len(last["random"]) == 2
+    )
     assert not any(name.startswith("module.") for name in last["weights"][0])
 
 
@@ -129,7 +186,14 @@ class Stops(Exception):
 @pytest.mark.parametrize("level", ["fp16", "bf16"])
 def test_half_precision_goes_on_to_the_bit(level, tmp_path):
     """Masters and the loss scale are saved too, which grew or shrank before."""
-    asked = replace(PLAIN, config=replace(TINY, dtype=torch.float32, dropout=0.2), precision=level, epochs=2, directory=tmp_path, save_every=5)
+    asked = replace(
+        PLAIN,
+        config=replace(TINY, dtype=torch.float32, dropout=0.2),
+        precision=level,
+        epochs=2,
+        directory=tmp_path,
+        save_every=5,
+    )
     rank = Rank(0, Mesh(world=1), torch.device("cpu"))
     whole = here(replace(asked, directory=None))
 
@@ -142,7 +206,13 @@ def test_half_precision_goes_on_to_the_bit(level, tmp_path):
     with pytest.raises(Stops):
         train(asked.recipe, rank, Ends(asked, rank))
     again = here(replace(asked, resume=True))
-    assert all(np.array_equal(again[name], values[-len(again[name]):]) for name, values in whole.items()) and len(again["loss"]) == len(whole["loss"]) - 5
+    assert (
+        all(
+            np.array_equal(again[name], values[-len(again[name]) :])
+            for name, values in whole.items()
+        )
+        and len(again["loss"]) == len(whole["loss"]) - 5
+    )
 
 
 class Disagree(Translation):
@@ -153,12 +223,21 @@ class Disagree(Translation):
             def evaluated(self, done, training):
                 *row, score = super().evaluated(done, training)
                 return [*row, score + done * rank.index]
+
         train(self.recipe, rank, lens := Sees(self, rank))
         return {f"updates of rank {rank.index}": np.array(lens.rows)[:, 0]}
 
 
 def test_one_decision_ends_the_run_on_all_ranks(tmp_path):
-    asked = Disagree(pairs=PLAIN.pairs, config=TINY, learning_rate=lambda update: 0.0, replicas=2, batch_tokens=400, patience=2, epochs=6)
+    asked = Disagree(
+        pairs=PLAIN.pairs,
+        config=TINY,
+        learning_rate=lambda update: 0.0,
+        replicas=2,
+        batch_tokens=400,
+        patience=2,
+        epochs=6,
+    )
     run = asked.run(directory=tmp_path / "run")
     run.wait()
     ends = [len(asked.batches) * epoch for epoch in (1, 2, 3)]
@@ -171,15 +250,31 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
     with pytest.raises(Impossible, match="holds no pair out"):
         replace(PLAIN, pairs=replace(PLAIN.pairs, held_out=[]))
     with pytest.raises(Impossible, match="No held-out pair .* has at most 20 tokens"):
-        here(replace(PLAIN, pairs=Parallel(PLAIN.pairs.train, [("one " * 50, "一")], PLAIN.pairs.vocabulary)))
-    for name, value in {"patience": 0, "rows": 0, "beam": 0, "evaluators": -1, "evaluate_every": -1, "save_every": 0, "smoothing": 1.5}.items():
+        here(
+            replace(
+                PLAIN,
+                pairs=Parallel(PLAIN.pairs.train, [("one " * 50, "一")], PLAIN.pairs.vocabulary),
+            )
+        )
+    for name, value in {
+        "patience": 0,
+        "rows": 0,
+        "beam": 0,
+        "evaluators": -1,
+        "evaluate_every": -1,
+        "save_every": 0,
+        "smoothing": 1.5,
+    }.items():
         with pytest.raises(Impossible, match=f"^{name}"):
             replace(PLAIN, **{name: value})
     with pytest.raises(Impossible, match="^resume goes on from a directory's last.pt"):
         replace(PLAIN, resume=True)
     small = replace(PLAIN, epochs=1, directory=tmp_path)
     here(small)
-    with pytest.raises(Impossible, match="last.pt is of another model, .* here: build the model with the sizes that it had.$"):
+    with pytest.raises(
+        Impossible,
+        match="last.pt is of another model, .* here: build the model with the sizes that it had.$",
+    ):
         here(replace(small, config=replace(TINY, width=32), resume=True))
 
 
@@ -187,14 +282,38 @@ def test_only_the_same_batches_go_on(tmp_path):
     """What is given to other ranks, or for more epochs, goes on."""
     small = replace(PLAIN, epochs=1, directory=tmp_path)
     first = here(small)["evaluations"]
-    few, others = (replace(PLAIN.pairs, train=each) for each in (PLAIN.pairs.train[:200], PLAIN.pairs.train[::-1]))
-    for other, told in {"seed is 0 there and 1 here": dict(seed=1), "batch_tokens is 160 there and 200 here": dict(batch_tokens=200),
-                        "pairs is 250 there and 200 here": dict(pairs=few), "digest of the pairs is [0-9a-f]{16} there": dict(pairs=others)}.items():
-        with pytest.raises(Impossible, match=f"^[^\n]*last.pt would go on with other batches, {other}.*: give what it had, or another directory.$"):
+    few, others = (
+        replace(PLAIN.pairs, train=each)
+        for each in (PLAIN.pairs.train[:200], PLAIN.pairs.train[::-1])
+    )
+    for other, told in {
+        "seed is 0 there and 1 here": dict(seed=1),
+        "batch_tokens is 160 there and 200 here": dict(batch_tokens=200),
+        "pairs is 250 there and 200 here": dict(pairs=few),
+        "digest of the pairs is [0-9a-f]{16} there": dict(pairs=others),
+    }.items():
+        with pytest.raises(
+            Impossible,
+            match=f"^[^\n]*last.pt would go on with other batches, {other}.*: give what it had, or another directory.$",
+        ):
             here(replace(small, resume=True, **told))
-    assert here(replace(small, resume=True, accumulation=2))["evaluations"].tolist() == first.tolist()
-    for number, change in enumerate([dict(rows=torch.zeros(3)), dict(sums="none"), dict(update="1"), dict(random=torch.zeros(1, 10**4, dtype=torch.uint8)), dict(data=[3]),
-                                     dict(weights=dict.fromkeys(range(300_000), 0)), dict(weights={0: 0}), dict(optimizers=3), dict(precision=4), [1]]):
+    assert (
+        here(replace(small, resume=True, accumulation=2))["evaluations"].tolist() == first.tolist()
+    )
+    for number, change in enumerate(
+        [
+            dict(rows=torch.zeros(3)),
+            dict(sums="none"),
+            dict(update="1"),
+            dict(random=torch.zeros(1, 10**4, dtype=torch.uint8)),
+            dict(data=[3]),
+            dict(weights=dict.fromkeys(range(300_000), 0)),
+            dict(weights={0: 0}),
+            dict(optimizers=3),
+            dict(precision=4),
+            [1],
+        ]
+    ):
         state = saved.load(tmp_path / "best.pt")
         saved.save(tmp_path / "last.pt", state | change if isinstance(change, dict) else change)
         with pytest.raises(Impossible, match="damaged|stages|of another|random states") as refused:
@@ -205,9 +324,14 @@ def test_only_the_same_batches_go_on(tmp_path):
 
 def test_a_rate_of_numpy_goes_on(tmp_path):
     """A checkpoint keeps the optimizer's rate, and reading one executes nothing: so it is Python's number."""
-    asked = replace(PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01))
+    asked = replace(
+        PLAIN, directory=tmp_path, epochs=1, learning_rate=lambda update: np.float64(0.01)
+    )
     first = here(asked)["evaluations"]
-    assert here(replace(asked, epochs=2, resume=True))["evaluations"][:len(first)].tolist() == first.tolist()
+    assert (
+        here(replace(asked, epochs=2, resume=True))["evaluations"][: len(first)].tolist()
+        == first.tolist()
+    )
 
 
 def test_fewer_ranks_go_on_with_the_sums_of_all(tmp_path):

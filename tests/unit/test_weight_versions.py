@@ -38,7 +38,10 @@ def test_a_call_is_functional_call_with_tied_weights_and_buffers():
     assert torch.autograd.grad(found.sum(), other["up.weight"])[0].abs().max() > 0
     stage.norm.load_state_dict(twin.norm.state_dict())  # as after one call each
     versions.call(other, x), functional_call(twin, other, (x,))
-    assert torch.equal(stage.norm.running_mean, twin.norm.running_mean) and stage.norm.num_batches_tracked == 2
+    assert (
+        torch.equal(stage.norm.running_mean, twin.norm.running_mean)
+        and stage.norm.num_batches_tracked == 2
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -50,7 +53,10 @@ def test_after_a_call_the_module_has_its_own_parameters_again(fails):
     except ValueError:
         assert fails
     after = dict(stage.named_parameters(remove_duplicate=False))
-    assert all(after[name] is parameter for name, parameter in before.items()) and len(after) == len(before) == 6
+    assert (
+        all(after[name] is parameter for name, parameter in before.items())
+        and len(after) == len(before) == 6
+    )
     assert stage.down.weight is stage.up.weight
 
 
@@ -72,7 +78,9 @@ def test_versions_that_are_kept_have_names():
     stage, versions, _ = stage_and_versions()
     versions.uses[0] = 1
     versions.update(torch.optim.SGD(stage.parameters(), lr=1.0))
-    assert versions.stashed().keys() == {f"{name}, version 0" for name, _ in stage.named_parameters()}
+    assert versions.stashed().keys() == {
+        f"{name}, version 0" for name, _ in stage.named_parameters()
+    }
     versions.release(0)
     assert versions.stashed() == {}
 
@@ -82,9 +90,13 @@ def test_a_backward_after_an_update_meets_the_version_of_its_forward():
     versions.uses[0] = 1
     right = torch.autograd.grad(stage(x).square().sum(), list(stage.parameters()))
     y = versions.call(versions[0], x)
-    versions.update(torch.optim.SGD(stage.parameters(), 0.1))  # version 0 is in use: kept beside the new one
+    versions.update(
+        torch.optim.SGD(stage.parameters(), 0.1)
+    )  # version 0 is in use: kept beside the new one
     with torch.no_grad():
         stage.up.weight.add_(1)
     y.square().sum().backward()
     versions.release(0)
-    assert list(versions.held) == [1] and all(torch.equal(p.grad, g) for p, g in zip(stage.parameters(), right))
+    assert list(versions.held) == [1] and all(
+        torch.equal(p.grad, g) for p, g in zip(stage.parameters(), right)
+    )

@@ -24,9 +24,13 @@ from bigtrain_lab.techniques.zero import FullyShardedDataParallel, ZeroOptimizer
 WIDTH, ROWS, STEPS = 6, 12, 4
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adam": partial(torch.optim.Adam, lr=1e-2), "adamw": partial(torch.optim.AdamW, lr=1e-2),
-    "adagrad": partial(torch.optim.Adagrad, lr=1e-2), "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
-    "lamb": partial(LAMB, lr=1e-2), "lars": partial(LARS, lr=1.0)}
+    "adam": partial(torch.optim.Adam, lr=1e-2),
+    "adamw": partial(torch.optim.AdamW, lr=1e-2),
+    "adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+    "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
+    "lamb": partial(LAMB, lr=1e-2),
+    "lars": partial(LARS, lr=1.0),
+}
 
 
 class Model(nn.Module):
@@ -55,7 +59,10 @@ def clip(step):
 def groups(model):
     """Two, of other rates of decay."""
     biases = [p for name, p in model.named_parameters() if "bias" in name]
-    return [{"params": biases, "weight_decay": 0.0}, {"params": [p for p in model.parameters() if p.dim() > 1]}]
+    return [
+        {"params": biases, "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+    ]
 
 
 def samples(step, rank=None, ranks=1, part=None):
@@ -87,7 +94,9 @@ def trained(make, rank, stage, backwards=1):
     for step in range(STEPS):
         for part in range(backwards):
             x, y, spare = samples(step, rank.index, rank.size, part if backwards > 1 else None)
-            with optimizer.no_sync() if stage == 1 and part + 1 < backwards else torch.enable_grad():
+            with (
+                optimizer.no_sync() if stage == 1 and part + 1 < backwards else torch.enable_grad()
+            ):
                 (mse_loss(model(x, spare), y) / backwards).backward()
         optimizer.clip_grad_norm_(clip(step))
         optimizer.step()
@@ -98,23 +107,34 @@ def trained(make, rank, stage, backwards=1):
 
 def far(found, expected) -> float:
     whole = max(torch.linalg.vector_norm(each) for each in expected.values())
-    return max(float(torch.linalg.vector_norm(found[name] - value) / max(torch.linalg.vector_norm(value), 1e-3 * whole))
-               for name, value in expected.items())
+    return max(
+        float(
+            torch.linalg.vector_norm(found[name] - value)
+            / max(torch.linalg.vector_norm(value), 1e-3 * whole)
+        )
+        for name, value in expected.items()
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_learn_what_one_process_learns(ranks, tmp_path):
     """Every optimizer, both stages, clipping, accumulation; then state and bytes of each rank."""
+
     def program(rank):
         found = {}
         for name, make in OPTIMIZERS.items():
             for stage in (1, 2):
-                for backwards in ((1, 2) if name == "adam" else (1,)):
+                for backwards in (1, 2) if name == "adam" else (1,):
                     state, optimizer = trained(make, rank, stage, backwards)
                     key = f"{name} stage {stage} of {backwards}, rank {rank.index}"
                     found |= {f"{key}: {each}": value.numpy() for each, value in state.items()}
                     if name == "adam":
-                        kept = sum(each.nbytes for state in optimizer.state.values() for each in state.values() if each.dim())
+                        kept = sum(
+                            each.nbytes
+                            for state in optimizer.state.values()
+                            for each in state.values()
+                            if each.dim()
+                        )
                         found[f"state of {key}"] = np.array(kept)
         return found
 
@@ -129,7 +149,10 @@ def test_ranks_learn_what_one_process_learns(ranks, tmp_path):
             assert far(found, alone(OPTIMIZERS[about.split()[0]])) <= 1e-12, about
     elements = sum(p.numel() for p in Model().parameters() if p.requires_grad)
     for stage in (1, 2):
-        kept = [int(run.result[f"state of adam stage {stage} of 1, rank {rank}"]) for rank in range(ranks)]
+        kept = [
+            int(run.result[f"state of adam stage {stage} of 1, rank {rank}"])
+            for rank in range(ranks)
+        ]
         assert sum(kept) == 2 * 8 * elements  # each element's two moments are on one rank
         assert max(kept) <= 2 * 8 * (-(-elements // ranks) + 6)  # and padding of up to 6 buckets
 
@@ -140,13 +163,17 @@ def test_bytes_are_those_of_data_parallel(tmp_path):
     def program(rank):
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Linear(7, 7) for _ in range(5)])
-        optimizer = ZeroOptimizer(model.parameters(), torch.optim.Adam, 1 + rank.seed, rank.group(), bucket_bytes=448)
+        optimizer = ZeroOptimizer(
+            model.parameters(), torch.optim.Adam, 1 + rank.seed, rank.group(), bucket_bytes=448
+        )
         for _ in range(1 + rank.seed):
             model(torch.ones(2, 7)).sum().backward()
         optimizer.step()
         return {}
 
-    padded = sum(-(-56 * k // ranks) * ranks for k in (2, 2, 1)) * 4  # two layers of 224 bytes fill a bucket
+    padded = (
+        sum(-(-56 * k // ranks) * ranks for k in (2, 2, 1)) * 4
+    )  # two layers of 224 bytes fill a bucket
     for stage in (1, 2):
         run = launch(program, ranks, directory=tmp_path / str(stage), seed=stage - 1)
         sent = [event for event in run.wait().where(Transfer, rank=1) if "bucket" in event.name]
@@ -169,7 +196,9 @@ def test_half_weights_have_masters_in_parts():
     optimizer.step()
     assert half.weight.eq(1).all() and not half.bias.eq(1).any()
     assert {p.dtype for each in optimizer.param_groups for p in each["params"]} == {torch.float32}
-    assert shard.master.dtype == torch.float32 and torch.equal(half.weight.flatten(), shard.master[3:].bfloat16())
+    assert shard.master.dtype == torch.float32 and torch.equal(
+        half.weight.flatten(), shard.master[3:].bfloat16()
+    )
 
 
 def test_a_flat_tensor_is_cut_into_equal_parts():
@@ -182,7 +211,10 @@ def test_a_flat_tensor_is_cut_into_equal_parts():
         for at, tensor in enumerate(tensors):
             pieces = [flat.pieces(flat.mine(whole).clone())[at] for flat in flats]
             assert torch.equal(torch.cat(pieces), tensor)
-            assert all(len(piece) == flat.own[at][1] - flat.own[at][0] for piece, flat in zip(pieces, flats))
+            assert all(
+                len(piece) == flat.own[at][1] - flat.own[at][0]
+                for piece, flat in zip(pieces, flats)
+            )
         assert 0 <= len(whole) - 12 < size
 
 
@@ -198,7 +230,9 @@ class Trust(torch.optim.SGD):
     """A stranger's: clips by the norm of all that it has."""
 
     def step(self, closure=None):
-        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 50.0)
+        torch.nn.utils.clip_grad_norm_(
+            [p for group in self.param_groups for p in group["params"]], 50.0
+        )
         return super().step(closure)
 
 
@@ -250,12 +284,39 @@ def muon(params, **kwargs):
     return torch.optim.Muon([p for p in params if p.dim() == 2], **kwargs)
 
 
-WHOLE = {"Muon": muon, "Adafactor": torch.optim.Adafactor, "LBFGS": torch.optim.LBFGS, "Trust": Trust, "Noise": Noise, "LAMB": LAMB, "LARS": LARS,
-         "LAMB, another group": lambda params: LAMB(params, group=Alone())}
-PLAIN = [partial(getattr(torch.optim, name), lr=0.1) for name in (
-    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta", "ASGD", "Rprop")]
-PLAIN += [partial(torch.optim.Adam, lr=torch.tensor(0.0), fused=True), partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True), partial(Wrapped, lr=0.1), partial(OwnNoise, lr=0.1),
-          partial(LAMB, group=Alone(), pieces=lambda p: True)]
+WHOLE = {
+    "Muon": muon,
+    "Adafactor": torch.optim.Adafactor,
+    "LBFGS": torch.optim.LBFGS,
+    "Trust": Trust,
+    "Noise": Noise,
+    "LAMB": LAMB,
+    "LARS": LARS,
+    "LAMB, another group": lambda params: LAMB(params, group=Alone()),
+}
+PLAIN = [
+    partial(getattr(torch.optim, name), lr=0.1)
+    for name in (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Adagrad",
+        "RMSprop",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "Adadelta",
+        "ASGD",
+        "Rprop",
+    )
+]
+PLAIN += [
+    partial(torch.optim.Adam, lr=torch.tensor(0.0), fused=True),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    partial(Wrapped, lr=0.1),
+    partial(OwnNoise, lr=0.1),
+    partial(LAMB, group=Alone(), pieces=lambda p: True),
+]
 
 
 @pytest.mark.parametrize("over", [over_pieces, over_slices])
@@ -269,9 +330,14 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_before_it_moves_parts(
             continue  # which knows slices
         draws = torch.get_rng_state()
         for _ in range(2):
-            with pytest.raises(Impossible, match=f"^{name.split(',')[0]} (looks across|could not be tried \\(.+\\) on) the elements") as refused:
+            with pytest.raises(
+                Impossible,
+                match=f"^{name.split(',')[0]} (looks across|could not be tried \\(.+\\) on) the elements",
+            ) as refused:
                 optimizer.step()
-        assert "\n" not in str(refused.value) and all(map(torch.equal, [draws, *parameters], [torch.get_rng_state(), *before]))
+        assert "\n" not in str(refused.value) and all(
+            map(torch.equal, [draws, *parameters], [torch.get_rng_state(), *before])
+        )
     for make in PLAIN:
         parameters = over()
         copies = [nn.Parameter(p.detach().clone()) for p in parameters]
@@ -349,9 +415,21 @@ def clipped_late(stage, finish, clip):
 CLIPS = torch.nn.utils.clip_grad_norm_, partial(clip_grad_norm, group=Alone())
 
 
-@pytest.mark.parametrize("stage, finish, clip", [(1, True, CLIPS[0]), (1, True, CLIPS[1]), (2, True, CLIPS[0]), (2, False, CLIPS[0]), (2, False, CLIPS[1])])
+@pytest.mark.parametrize(
+    "stage, finish, clip",
+    [
+        (1, True, CLIPS[0]),
+        (1, True, CLIPS[1]),
+        (2, True, CLIPS[0]),
+        (2, False, CLIPS[0]),
+        (2, False, CLIPS[1]),
+    ],
+)
 def test_a_clip_of_gradients_that_have_left_is_refused(stage, finish, clip):
-    with pytest.raises(Impossible, match="of parameter [01] on rank 0 was used after it had left for the ranks' pieces: .*clip by its clip_grad_norm_"):
+    with pytest.raises(
+        Impossible,
+        match="of parameter [01] on rank 0 was used after it had left for the ranks' pieces: .*clip by its clip_grad_norm_",
+    ):
         clipped_late(stage, finish, clip)
 
 
@@ -360,8 +438,14 @@ def updated(make, scaler):
     optimizer, scaler = make(model.to(dtype).parameters()), scaler and scaler()
     for step in range(3):
         window = [[each.to(dtype) for each in samples(step, part=part)] for part in range(2)]
-        update(window, lambda each: 1e3 * model(each[0], each[2]).pow(2).sum(), lambda each: len(each[0]),
-               optimizer, clip=0.01, scaler=scaler)
+        update(
+            window,
+            lambda each: 1e3 * model(each[0], each[2]).pow(2).sum(),
+            lambda each: len(each[0]),
+            optimizer,
+            clip=0.01,
+            scaler=scaler,
+        )
     return model.state_dict()
 
 
@@ -369,7 +453,9 @@ def updated(make, scaler):
 def test_accumulate_clips_by_the_optimizer_s_own_function(scaler):
     make = partial(ZeroOptimizer, optimizer_class=torch.optim.SGD, stage=2, group=Alone(), lr=1.0)
     expected = updated(partial(torch.optim.SGD, lr=1.0), scaler)
-    assert far(updated(make, scaler), expected) <= (1e-5 if scaler else 1e-12)  # a scaled loss is float32
+    assert far(updated(make, scaler), expected) <= (
+        1e-5 if scaler else 1e-12
+    )  # a scaled loss is float32
 
 
 def with_masters(given, prepared_first=True, **options):
@@ -387,9 +473,16 @@ def with_masters(given, prepared_first=True, **options):
 
 
 MASTERS = {
-    "no backward brought, as a master of MixedPrecision has": partial(with_masters, lambda model, mp: mp.parameters()),
-    "lost its gradient to a hook, as that of MixedPrecision's masters is": partial(with_masters, lambda model, mp: model.parameters()),
-    "prepare the model before it, by": partial(with_masters, lambda model, mp: model.parameters(), False)}
+    "no backward brought, as a master of MixedPrecision has": partial(
+        with_masters, lambda model, mp: mp.parameters()
+    ),
+    "lost its gradient to a hook, as that of MixedPrecision's masters is": partial(
+        with_masters, lambda model, mp: model.parameters()
+    ),
+    "prepare the model before it, by": partial(
+        with_masters, lambda model, mp: model.parameters(), False
+    ),
+}
 
 
 @pytest.mark.parametrize("told", MASTERS)
@@ -425,12 +518,31 @@ def forgotten_finish():
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("mistake, words", [
-    (clipped_by_torch, "was changed after its backward"), (scaled_by_torch, "torch's GradScaler on rank 0"),
-    (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"), (copied, "cannot be copied"),
-    (forgotten_finish, "call finish_gradient_synchronization"), (later_group, "give all groups when"), (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
-    (wrong_stage, "FullyShardedDataParallel"), *((partial(looks_across, WHOLE[name]), f"{name} looks across") for name in ("Muon", "Adafactor", "Trust")), (partial(looks_across, WHOLE["LBFGS"]), "LBFGS could not be tried .*'closure'.*element_wise"), (moved, "Parameter 0 on rank 0 has other memory"),
-    (kept, "zero_grad"), (unused, "Parameters got no gradient, on rank 0: 3, 2"), (two_backwards, "no_sync")])
+@pytest.mark.parametrize(
+    "mistake, words",
+    [
+        (clipped_by_torch, "was changed after its backward"),
+        (scaled_by_torch, "torch's GradScaler on rank 0"),
+        (of_another_rank, "is of rank 1 of 2, and this is rank 0 of 1"),
+        (copied, "cannot be copied"),
+        (forgotten_finish, "call finish_gradient_synchronization"),
+        (later_group, "give all groups when"),
+        (unfrozen, "Parameter 1 on rank 0 was frozen when it was wrapped"),
+        (wrong_stage, "FullyShardedDataParallel"),
+        *(
+            (partial(looks_across, WHOLE[name]), f"{name} looks across")
+            for name in ("Muon", "Adafactor", "Trust")
+        ),
+        (
+            partial(looks_across, WHOLE["LBFGS"]),
+            "LBFGS could not be tried .*'closure'.*element_wise",
+        ),
+        (moved, "Parameter 0 on rank 0 has other memory"),
+        (kept, "zero_grad"),
+        (unused, "Parameters got no gradient, on rank 0: 3, 2"),
+        (two_backwards, "no_sync"),
+    ],
+)
 def test_bad_input_is_one_sentence(mistake, words):
     with pytest.raises(Impossible, match=words):
         mistake()
@@ -438,19 +550,24 @@ def test_bad_input_is_one_sentence(mistake, words):
 
 def test_a_nan_in_one_rank_s_part_and_gradients_dropped_by_hand_stop_nobody(tmp_path):
     """Were a rank alone to ask which gradients are missing, nobody would answer. A step without zero_grad() would wait for no gradient."""
+
     def program(rank):
         found = {}
         for stage in (1, 2):
             model = nn.Linear(2, 2, dtype=torch.float64)
             nn.init.ones_(model.weight)
-            optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage, rank.group(), lr=1)
+            optimizer = ZeroOptimizer(
+                model.parameters(), torch.optim.SGD, stage, rank.group(), lr=1
+            )
             model.bias.register_hook(lambda g: g * torch.tensor([torch.nan, 1.0]))
             for _ in range(2):
                 model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
                 optimizer.step()
                 for piece in optimizer.param_groups[0]["params"]:
                     piece.grad = None
-            found[f"{stage} {rank.index}"] = torch.cat([model.weight.detach().flatten(), model.bias.detach()]).numpy()
+            found[f"{stage} {rank.index}"] = torch.cat(
+                [model.weight.detach().flatten(), model.bias.detach()]
+            ).numpy()
         return found
 
     result = launch(program, 2, directory=tmp_path / "run").result

@@ -23,13 +23,18 @@ class Title:
 class Waves(Title, Experiment):
     """Ranks that run GPipe's forwards and wait in the second one for a gate, so that a run lasts as long as a test wants."""
 
-    quantities: ClassVar[tuple] = (Quantity("step time", "slot", lambda t: t.step_time), Quantity("spans", "", lambda t: len(t.spans())))
+    quantities: ClassVar[tuple] = (
+        Quantity("step time", "slot", lambda t: t.step_time),
+        Quantity("spans", "", lambda t: len(t.spans())),
+    )
 
     ranks: int = knob(2, "processes", low=1, high=4)
     micro_batches: int = knob(2, "pieces", low=1, high=8)
     steps: int = knob(1, "steps", low=1, high=4, more=True)
     gate: str = knob("", "file that lets the second forward end, once it exists", more=True)
-    trouble: str = knob("none", "what goes wrong", choices=("none", "raise", "nan", "nan once"), more=True)
+    trouble: str = knob(
+        "none", "what goes wrong", choices=("none", "raise", "nan", "nan once"), more=True
+    )
 
     def cost(self):
         return Cost({"F": 1, "B": 2})

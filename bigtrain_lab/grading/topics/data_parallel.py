@@ -124,74 +124,164 @@ def but(*changes: str) -> str:
 
 class DataParallel(Topic):
     name = "data-parallel"
-    hints = ("When is a layer's gradient final? Which layer's is first, and what may leave then?",
-             "A hook on each parameter notes what is there; a full bucket is launched on the lane.",
-             "Launch bucket i only after i - 1; finish launches the rest, waits, and divides.")
-    right = {"a class": RIGHT, "closures": CLOSURES,
-             "means": but("all_reduce(flat)", "all_reduce(flat, 'mean')", "64))", "64), 'mean')"),
-             "in place": but("launched.wait()\n", "launched.wait().div_(count)\n", " / count", ""),
-             "counted on a lane": but(COUNT, COUNT.replace(
-                 "self.group", "self.lane.launch(lambda lane: lane") + ").wait()")}
-    wrong = {name: Wrong(sentence, text) for name, sentence, text in (
-        ("no_initial_broadcast", "Ranks start from other weights, and equal gradients never bring "
-         "them together: broadcast rank 0's.", but(START, "()")),
-        ("no buffers", "Buffers differ between ranks: broadcast them as well.",
-         but(START, "module.parameters()")),
-        ("sum_not_mean", SAMPLES + "divide the sum by their number.", but(" / count", "")),
-        ("mean_of_unequal", "Ranks have unequal numbers of samples, and you weigh them alike: add "
-         "up the samples.", but(" / count", " / (samples * self.group.size)")),
-        ("weighs twice", SAMPLES + "take gradients and samples both as sums.",
-         but("all_reduce(flat)", "all_reduce(flat, 'mean')")),
-        ("no_overlap", LATE + "launch in the hook.", but(FULL, "pass")),
-        ("one flat bucket", "One bucket of all leaves at the very end: begin a new one when full.",
-         but(SPLIT, "> 1e9")),
-        ("elements", "Buckets hold bucket_bytes numbers, and a number has several bytes: add up "
-         "nbytes.", but("q.nbytes", "q.numel()")),
-        ("one each", "Each parameter travels alone and pays latency: fill buckets to bucket_bytes.",
-         but(SPLIT, "> 0")),
-        ("forward order", "The first bucket fills last: take the parameters in reverse.",
-         but("reversed(", "list(")),
-        ("blocks", WAITS, but(REDUCED, "self.group.all_reduce(flat)\n"
-                              "            launched = self.lane.launch(lambda lane: None)")),
-        ("waits at once", WAITS, but(REDUCED, f"{REDUCED}; launched.wait()")),
-        ("never waits", "You use a sum before it is there: wait for what was launched.",
-         but("            launched.wait()\n", "")),
-        ("late binding", "Each launched function reduces the last bucket: bind its own tensor.",
-         but("lane, flat=flat:", "lane:")),
-        ("syncs_each_micro", "There are all-reduces under no_sync: only the last backward sends.",
-         but("        yield\n", "        yield\n        for p in sum(self.buckets, []):\n"
-             "            self.lane.launch(lambda lane: lane.all_reduce(p.grad.clone()))\n")),
-        ("ignores no_sync", "Only the first micro-batch is sent: launch nothing under no_sync.",
-         but("if self.syncing:", "if True:")),
-        ("stays silent", LATE + "no_sync ends with its block.",
-         but("yield\n        self.syncing = True", "yield")),
-        ("unused_hangs", "A rank did not use a parameter, and its bucket waits for ever: launch "
-         "the rest in finish.", but(REST, "pass")),
-        ("none_fails", "A rank did not use a parameter, so its grad is None: send zeros for it.",
-         but("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for")),
-        ("stays None", "A parameter that this rank did not use keeps None: it gets the others' "
-         "sum too.", but("                p.grad = part", "                if p.grad is not None: p.grad = part")),
-        ("bucket_order_by_rank", "Ranks launch buckets as they fill, which is another order on "
-         "another rank: keep one.",
-         but("in self.buckets[len(self.launched):]:", "in self.buckets:\n"
-             "            if any(bucket is one for one, *_ in self.launched): continue",
-             "                break", "                continue")),
-        ("no reset", "The second batch begins with what the first left: reset what you noted.",
-         but("        self.seen, self.launched = set(), []\n", "        self.launched = []\n")),
-        ("frozen", "A frozen parameter gets no gradient: leave it out.",
-         but(" if p.requires_grad", "")))}
+    hints = (
+        "When is a layer's gradient final? Which layer's is first, and what may leave then?",
+        "A hook on each parameter notes what is there; a full bucket is launched on the lane.",
+        "Launch bucket i only after i - 1; finish launches the rest, waits, and divides.",
+    )
+    right = {
+        "a class": RIGHT,
+        "closures": CLOSURES,
+        "means": but("all_reduce(flat)", "all_reduce(flat, 'mean')", "64))", "64), 'mean')"),
+        "in place": but("launched.wait()\n", "launched.wait().div_(count)\n", " / count", ""),
+        "counted on a lane": but(
+            COUNT, COUNT.replace("self.group", "self.lane.launch(lambda lane: lane") + ").wait()"
+        ),
+    }
+    wrong = {
+        name: Wrong(sentence, text)
+        for name, sentence, text in (
+            (
+                "no_initial_broadcast",
+                "Ranks start from other weights, and equal gradients never bring "
+                "them together: broadcast rank 0's.",
+                but(START, "()"),
+            ),
+            (
+                "no buffers",
+                "Buffers differ between ranks: broadcast them as well.",
+                but(START, "module.parameters()"),
+            ),
+            ("sum_not_mean", SAMPLES + "divide the sum by their number.", but(" / count", "")),
+            (
+                "mean_of_unequal",
+                "Ranks have unequal numbers of samples, and you weigh them alike: add "
+                "up the samples.",
+                but(" / count", " / (samples * self.group.size)"),
+            ),
+            (
+                "weighs twice",
+                SAMPLES + "take gradients and samples both as sums.",
+                but("all_reduce(flat)", "all_reduce(flat, 'mean')"),
+            ),
+            ("no_overlap", LATE + "launch in the hook.", but(FULL, "pass")),
+            (
+                "one flat bucket",
+                "One bucket of all leaves at the very end: begin a new one when full.",
+                but(SPLIT, "> 1e9"),
+            ),
+            (
+                "elements",
+                "Buckets hold bucket_bytes numbers, and a number has several bytes: add up nbytes.",
+                but("q.nbytes", "q.numel()"),
+            ),
+            (
+                "one each",
+                "Each parameter travels alone and pays latency: fill buckets to bucket_bytes.",
+                but(SPLIT, "> 0"),
+            ),
+            (
+                "forward order",
+                "The first bucket fills last: take the parameters in reverse.",
+                but("reversed(", "list("),
+            ),
+            (
+                "blocks",
+                WAITS,
+                but(
+                    REDUCED,
+                    "self.group.all_reduce(flat)\n"
+                    "            launched = self.lane.launch(lambda lane: None)",
+                ),
+            ),
+            ("waits at once", WAITS, but(REDUCED, f"{REDUCED}; launched.wait()")),
+            (
+                "never waits",
+                "You use a sum before it is there: wait for what was launched.",
+                but("            launched.wait()\n", ""),
+            ),
+            (
+                "late binding",
+                "Each launched function reduces the last bucket: bind its own tensor.",
+                but("lane, flat=flat:", "lane:"),
+            ),
+            (
+                "syncs_each_micro",
+                "There are all-reduces under no_sync: only the last backward sends.",
+                but(
+                    "        yield\n",
+                    "        yield\n        for p in sum(self.buckets, []):\n"
+                    "            self.lane.launch(lambda lane: lane.all_reduce(p.grad.clone()))\n",
+                ),
+            ),
+            (
+                "ignores no_sync",
+                "Only the first micro-batch is sent: launch nothing under no_sync.",
+                but("if self.syncing:", "if True:"),
+            ),
+            (
+                "stays silent",
+                LATE + "no_sync ends with its block.",
+                but("yield\n        self.syncing = True", "yield"),
+            ),
+            (
+                "unused_hangs",
+                "A rank did not use a parameter, and its bucket waits for ever: launch "
+                "the rest in finish.",
+                but(REST, "pass"),
+            ),
+            (
+                "none_fails",
+                "A rank did not use a parameter, so its grad is None: send zeros for it.",
+                but("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for"),
+            ),
+            (
+                "stays None",
+                "A parameter that this rank did not use keeps None: it gets the others' sum too.",
+                but(
+                    "                p.grad = part",
+                    "                if p.grad is not None: p.grad = part",
+                ),
+            ),
+            (
+                "bucket_order_by_rank",
+                "Ranks launch buckets as they fill, which is another order on "
+                "another rank: keep one.",
+                but(
+                    "in self.buckets[len(self.launched):]:",
+                    "in self.buckets:\n"
+                    "            if any(bucket is one for one, *_ in self.launched): continue",
+                    "                break",
+                    "                continue",
+                ),
+            ),
+            (
+                "no reset",
+                "The second batch begins with what the first left: reset what you noted.",
+                but(
+                    "        self.seen, self.launched = set(), []\n", "        self.launched = []\n"
+                ),
+            ),
+            (
+                "frozen",
+                "A frozen parameter gets no gradient: leave it out.",
+                but(" if p.requires_grad", ""),
+            ),
+        )
+    }
 
     @staticmethod
     def probe(answer, draw):
         many, k, most = draw.randint(3, 5), draw.randint(2, 4), draw.randint(300, 700)
         unequal = [[draw.randint(1, 6) + rank] for rank in range(4)]
         for who, batches, uses, bucket_bytes in (
-                ("2 ranks, 4 samples each", [[4]] * 2, "ab", 170),
-                ("4 ranks, unequal samples", unequal, "ab", most),
-                (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
-                ("3 ranks, of which one uses one head", [[3]] * 3, "a", 300),
-                ("3 ranks, of which one uses the heads in another order", [[3]] * 3, "ba", 300),
-                ("1 rank", [[2, 3]], "ab", 600)):
+            ("2 ranks, 4 samples each", [[4]] * 2, "ab", 170),
+            ("4 ranks, unequal samples", unequal, "ab", most),
+            (f"{many} ranks, {k} micro-batches", [[2] * k] * many, "ab", 600),
+            ("3 ranks, of which one uses one head", [[3]] * 3, "a", 300),
+            ("3 ranks, of which one uses the heads in another order", [[3]] * 3, "ba", 300),
+            ("1 rank", [[2, 3]], "ab", 600),
+        ):
             of = batches, uses, bucket_bytes, draw.randrange(2**31)
             trained = cache(lambda of=of: Trained(answer, *of))
             overlaps = uses == "ab" and len(batches) > 1
@@ -229,8 +319,13 @@ class Trained(Ranks):
         super().__init__(len(batches), seed)
         self.bucket_bytes, self.first = bucket_bytes, seed
         draw = torch.Generator().manual_seed(seed)
-        self.data = [[[torch.randn(n, 8, generator=draw).double().split((5, 3), 1) for n in own]
-                      for own in batches] for _ in range(2)]
+        self.data = [
+            [
+                [torch.randn(n, 8, generator=draw).double().split((5, 3), 1) for n in own]
+                for own in batches
+            ]
+            for _ in range(2)
+        ]
         self.uses = [uses if rank == 1 else "ab" for rank in range(self.size)]
         self.nets = [Net(seed + rank) for rank in range(self.size)]
         self.shown = self.run(self.train, answer)
@@ -254,8 +349,11 @@ class Trained(Ranks):
 
     def starts(self) -> dict:
         whole = flat(Net(self.first).state_dict().values())
-        return {"numbers unlike rank 0's at the start": [
-            int((own[0] != whole).sum()) for own in self.shown]}
+        return {
+            "numbers unlike rank 0's at the start": [
+                int((own[0] != whole).sum()) for own in self.shown
+            ]
+        }
 
     def gradients(self) -> dict:
         """Also, how many numbers of them are not torch's own of all samples."""
@@ -278,20 +376,24 @@ class Trained(Ranks):
         for rank, seen in enumerate(self.seen):
             sent = [size for what, _, size in seen if what == "all_reduce" and size > 8]
             cuts = [at for at, (what, _, _) in enumerate(seen) if what in ("begin", "end")]
-            parts = [seen[a:b] for a, b in zip(cuts[::2], cuts[1::2])][:len(self.data[0][rank])]
-            *quiet, last = [[what for what, lane, _ in part if not lane or what == "launch"]
-                            for part in parts]
-            later = last[last.index("launch"):] if "launch" in last else []
+            parts = [seen[a:b] for a, b in zip(cuts[::2], cuts[1::2])][: len(self.data[0][rank])]
+            *quiet, last = [
+                [what for what, lane, _ in part if not lane or what == "launch"] for part in parts
+            ]
+            later = last[last.index("launch") :] if "launch" in last else []
             for name, value in {
-                    "collectives under no_sync": sum(len(part) - part.count("gradient") - 1
-                                                     for part in quiet),
-                    "waits inside the backward": last.count("wait") + last.count("all_reduce"),
-                    "launches before the backward ends": bool(later),
-                    "launches when two gradients are to come": later.count("gradient") >= 2,
-                    "bytes of a bucket beyond the limit": max(
-                        0, max(sent) - max(*sizes, self.bucket_bytes)),
-                    "buckets beyond twice as many as needed": max(0, len(sent) // 2 - enough),
-                    "times that a gradient is sent": round(sum(sent) / sum(sizes) / 2)}.items():
+                "collectives under no_sync": sum(
+                    len(part) - part.count("gradient") - 1 for part in quiet
+                ),
+                "waits inside the backward": last.count("wait") + last.count("all_reduce"),
+                "launches before the backward ends": bool(later),
+                "launches when two gradients are to come": later.count("gradient") >= 2,
+                "bytes of a bucket beyond the limit": max(
+                    0, max(sent) - max(*sizes, self.bucket_bytes)
+                ),
+                "buckets beyond twice as many as needed": max(0, len(sent) // 2 - enough),
+                "times that a gradient is sent": round(sum(sent) / sum(sizes) / 2),
+            }.items():
                 shown.setdefault(name, []).append(value)
         return shown
 

@@ -18,7 +18,13 @@ from ..likeness import Scene, Topic, Wrong
 from ..ranks import Ranks
 
 NEAR = 1e-12
-NORMS_OF = {"rows": 8.0, "columns": 13.0, "norm": 9.0, "large": 400.0, "small": 0.3}  # 10 lies between
+NORMS_OF = {
+    "rows": 8.0,
+    "columns": 13.0,
+    "norm": 9.0,
+    "large": 400.0,
+    "small": 0.3,
+}  # 10 lies between
 RIGHT = """
 import torch
 
@@ -138,11 +144,27 @@ class answer(torch.optim.Optimizer):
             x, u = own[p].sqrt()
             p.add_(updates[p], alpha=-group["lr"] * (min(float(x), 10.0) / float(u) if x and u else 1.0))
 """
-M, V, T, U = "self.b1 * m + (1 - self.b1) * g", "self.b2 * v + (1 - self.b2) * g**2", "self.t += 1\n", "u = r + self.decay * p"
-G, R, COUNTS = "            g = p.grad\n", "m / c1 / ((v / c2).sqrt() + self.eps)", "piece or self.group.rank == 0"
+M, V, T, U = (
+    "self.b1 * m + (1 - self.b1) * g",
+    "self.b2 * v + (1 - self.b2) * g**2",
+    "self.t += 1\n",
+    "u = r + self.decay * p",
+)
+G, R, COUNTS = (
+    "            g = p.grad\n",
+    "m / c1 / ((v / c2).sqrt() + self.eps)",
+    "piece or self.group.rank == 0",
+)
 SUMS = "[p.square().sum() * counts, u.square().sum() * counts]"
-NORMS, ZERO = "self.group.all_reduce(torch.stack(squares)).sqrt()", "if x_norm > 0 and u_norm > 0 else"
-RATIO, STEP, NONE = "ratio = min(x_norm, 10.0) / u_norm if x_norm > 0 and u_norm > 0 else 1.0", "p -= self.lr * ratio * u", "                continue\n"
+NORMS, ZERO = (
+    "self.group.all_reduce(torch.stack(squares)).sqrt()",
+    "if x_norm > 0 and u_norm > 0 else",
+)
+RATIO, STEP, NONE = (
+    "ratio = min(x_norm, 10.0) / u_norm if x_norm > 0 and u_norm > 0 else 1.0",
+    "p -= self.lr * ratio * u",
+    "                continue\n",
+)
 WHOLE = """
             whole = torch.zeros(self.group.size, 2, *p.shape, dtype=p.dtype)
             whole[self.group.rank] = torch.stack([p, u]) * counts
@@ -162,94 +184,314 @@ def but(*changes: str) -> str:
 
 class SlicedLamb(Topic):
     name = "sliced-lamb"
-    hints = ("Two ranks hold halves of a matrix, with norms 3 and 4. What is the norm of the whole? Of a layer norm that both hold?",
-             "Each rank can make u of its pieces alone. What it lacks are two numbers a parameter, which it needs before any step.",
-             "Stack |x|^2 and |u|^2 of all parameters, a duplicate's on rank 0 only, else zeros; all_reduce once; then the roots, and "
-             "the ratio 1 where a root is 0.")
-    right = {"a class": RIGHT, "torch's Adam makes u": BY_ADAM, "closures, running means": CLOSURES,
-             "an optimizer": OPTIMIZER,
-             "norms, then squares": but(SUMS, "[p.norm()**2 * counts, torch.linalg.vector_norm(u)**2 * counts]",
-                                        R, "(m / c1) * ((v / c2)**0.5 + self.eps).reciprocal()")}
-    wrong = {name: Wrong(sentence, text) for name, sentence, text in (
-        ("no_ratio", "This is AdamW: multiply the step by |x| / |u| of the layer.", but(RATIO, "ratio = 1.0")),
-        ("ratio_inverted", "The ratio is |u| / |x|, so layers of small weights take the longest steps: divide |x| by |u|.",
-         but(RATIO, "ratio = u_norm / min(x_norm, 10.0) if x_norm > 0 and u_norm > 0 else 1.0")),
-        ("ratio_of_squares", "The ratio is of squares: take their roots first.", but(NORMS, NORMS[:-7])),
-        ("one_global_ratio", "One ratio for the whole model: each parameter has its own.",
-         but("        for p, u, x_norm", "        norms = torch.stack([norms[::2].norm(), norms[1::2].norm()]).repeat(len(us))\n        for p, u, x_norm")),
-        ("not_clipped", "|x| above 10 counts in full: phi(z) is at most 10.", but("min(x_norm, 10.0)", "x_norm")),
-        ("ratio_clipped", "The ratio is at most 10: it is |x| that phi cuts off there.",
-         but("min(x_norm, 10.0) / u_norm", "min(x_norm / u_norm, torch.tensor(10.0))")),
-        *((f"{x} by u, below {top}", "The ratio itself is cut off: phi bounds |x| alone, by 10.",
-           but("min(x_norm, 10.0) / u_norm", f"min({x} / u_norm, {top})"))
-          for top in (1.0, 2.0) for x in ("min(x_norm, 10.0)", "x_norm")),
-        ("gradient_norm", "|u| is the gradient's norm, as in LARS: take that of Adam's step.", but("u.square()", "g.square()")),
-        ("no_root", "m is divided by v: divide by the root of v.", but("(v / c2).sqrt()", "(v / c2)")),
-        ("eps_in_root", "eps is inside the root: add it after.", but("(v / c2).sqrt() + self.eps", "(v / c2 + self.eps).sqrt()")),
-        ("betas_swapped", "b1 is v's and b2 is m's: b1 makes m.", but("(self.b1, self.b2)", "(self.b2, self.b1)")),
-        ("no_bias_correction", "m and v are not corrected: Adam's part of u is 3.16 times too large at step 1.", but(R, "m / (v.sqrt() + self.eps)")),
-        ("eps_uncorrected", "eps is added to the root before its correction: correct v first.",
-         but(R, "m / c1 / (v.sqrt() + self.eps) * c2**0.5")),
-        ("half_corrected", "Only m is corrected: correct v too.", but("(v / c2)", "v")),
-        ("no_decay", "Weights do not decay: add weight_decay x to Adam's step.", but(U, "u = r")),
-        ("l2_in_gradient", "Decay went through m and v: that is Adam with L2. Add it to the finished step.",
-         but(G, "            g = p.grad + self.decay * p\n", U, "u = r")),
-        ("decay_outside_norm", "|u| lacks the decay: it is the norm of all of u.", but("u.square()", "r.square()")),
-        ("decay_without_ratio", "The ratio scales Adam's part alone: decay is a part of u.",
-         but(U, "u = r", STEP, STEP + "\n            p -= self.lr * self.decay * p")),
-        *((f"decay_without_ratio, {when}", "The ratio scales Adam's part alone: decay is a part of u.",
-           but(U, "u = r", at, at.replace(what, f"p *= 1 - self.lr * self.decay\n            {what}")))
-          for when, at, what in (("before the step", STEP, STEP), ("before the norms", G, "g = "))),
-        ("decay_without_rate", "Decay is added whatever the rate is: it is a part of u.", but(U, "u = r + self.decay * p / self.lr")),
-        ("forgets", "m is this step's gradient alone: keep b1 of the last m.", but(M, "g")),
-        ("v_sums", "v adds up: keep b2 of the last v only.", but(V, "v + (1 - self.b2) * g**2")),
-        ("first_step_forever", "Each step is corrected as if it were the first: count the updates.", but(T, "self.t = 1\n")),
-        ("counts_parameters", "t grows with each parameter: it counts updates.",
-         but(T, "pass\n", G, G + "            self.t += 1\n")),
-        ("starts_at_zero", "The first update is corrected with t = 0, that is divided by 0: count from 1.",
-         but(T, "pass\n", "            p -= self.lr", "            self.t += p is learnt[-1]\n            p -= self.lr")),
-        ("zero_bias_frozen", "|x| = 0 gave ratio 0, so a bias of zeros never moves: use 1.",
-         but(RATIO, "ratio = min(x_norm, 10.0) / u_norm if u_norm > 0 else 1.0")),
-        ("zero_update", "|u| = 0 made nan: where there is no step, use ratio 1.", but(ZERO, "if x_norm > 0 else")),
-        ("eps_in_ratio", "A small number is added to |u|: where |u| is 0 the ratio is 1, elsewhere it is exact.",
-         but(RATIO, "ratio = min(x_norm, 10.0) / (u_norm + 1e-6) if x_norm > 0 else 1.0")),
-        ("local_norms", "Each rank used its piece's norm: all-reduce the squares.", but(NORMS, "torch.stack(squares).sqrt()", COUNTS, "True")),
-        ("sums_norms", "Norms do not add; squares do.", but(SUMS, "[p.norm() * counts, u.norm() * counts]", NORMS, NORMS[:-7])),
-        ("mean_of_squares", "The squares are averaged over ranks: add them up.", but("(squares))", '(squares), "mean")')),
-        ("largest_norm", "The ranks take the largest piece's norm: add up the squares.", but("(squares))", '(squares), "max")')),
-        ("x_local", "|x| is that of this rank's piece: sum its squares over the ranks too.",
-         but("for p, u, x_norm, u_norm", "for p, u, _, u_norm", "            ratio =", "            x_norm = p.norm()\n            ratio =")),
-        ("u_local", "|u| is that of this rank's piece: sum its squares over the ranks too.",
-         but("for p, u, x_norm, u_norm", "for p, u, x_norm, _", "            ratio =", "            u_norm = u.norm()\n            ratio =")),
-        ("sums_gradients", "Gradients are summed over ranks, as in data parallel: each rank has its own piece's.",
-         but(G, "            g = self.group.all_reduce(p.grad.clone())\n")),
-        ("rank_0_only", "Only rank 0's squares count, also of pieces: of a piece each rank adds its own.", but(COUNTS, "self.group.rank == 0")),
-        ("duplicates_counted", "A layer norm that all ranks hold entered its norm once a rank: count a duplicate once.", but(COUNTS, "True")),
-        ("duplicates_dropped", "A duplicate's squares are nobody's: one rank must add them.", but(COUNTS, "piece")),
-        ("zero_piece", "A rank whose own piece is zero took the ratio 1: ask whether the whole is zero.",
-         but("if x_norm > 0 and", "if p.any() and")),
-        ("moves_unreached", "A parameter without a gradient moved: leave it as it is.",
-         but(NONE, "                p.grad = torch.zeros_like(p)\n")),
-        ("stops_at_unreached", "Parameters after one without a gradient were left out: go on with the next.", but(NONE, "                break\n")),
-        ("message_each", "There is a message for each parameter: send the squares of all in one.",
-         but(NORMS, "torch.cat([self.group.all_reduce(s[None].clone()) for s in squares]).sqrt()")),
-        ("two_messages", "The squares of x and of u travel apart: send them in one message.",
-         but(NORMS, "torch.stack([self.group.all_reduce(torch.stack(squares[i::2])) for i in (0, 1)], 1).view(-1).sqrt()")),
-        ("sends_pieces", "Whole parameters travel: two numbers of each are enough.", but("            squares += " + SUMS + "\n", WHOLE,
-                                                                                     NORMS, "torch.stack(squares).sqrt()",
-                                                                                     COUNTS, "piece or 1.0")))}
+    hints = (
+        "Two ranks hold halves of a matrix, with norms 3 and 4. What is the norm of the whole? Of a layer norm that both hold?",
+        "Each rank can make u of its pieces alone. What it lacks are two numbers a parameter, which it needs before any step.",
+        "Stack |x|^2 and |u|^2 of all parameters, a duplicate's on rank 0 only, else zeros; all_reduce once; then the roots, and "
+        "the ratio 1 where a root is 0.",
+    )
+    right = {
+        "a class": RIGHT,
+        "torch's Adam makes u": BY_ADAM,
+        "closures, running means": CLOSURES,
+        "an optimizer": OPTIMIZER,
+        "norms, then squares": but(
+            SUMS,
+            "[p.norm()**2 * counts, torch.linalg.vector_norm(u)**2 * counts]",
+            R,
+            "(m / c1) * ((v / c2)**0.5 + self.eps).reciprocal()",
+        ),
+    }
+    wrong = {
+        name: Wrong(sentence, text)
+        for name, sentence, text in (
+            (
+                "no_ratio",
+                "This is AdamW: multiply the step by |x| / |u| of the layer.",
+                but(RATIO, "ratio = 1.0"),
+            ),
+            (
+                "ratio_inverted",
+                "The ratio is |u| / |x|, so layers of small weights take the longest steps: divide |x| by |u|.",
+                but(
+                    RATIO,
+                    "ratio = u_norm / min(x_norm, 10.0) if x_norm > 0 and u_norm > 0 else 1.0",
+                ),
+            ),
+            (
+                "ratio_of_squares",
+                "The ratio is of squares: take their roots first.",
+                but(NORMS, NORMS[:-7]),
+            ),
+            (
+                "one_global_ratio",
+                "One ratio for the whole model: each parameter has its own.",
+                but(
+                    "        for p, u, x_norm",
+                    "        norms = torch.stack([norms[::2].norm(), norms[1::2].norm()]).repeat(len(us))\n        for p, u, x_norm",
+                ),
+            ),
+            (
+                "not_clipped",
+                "|x| above 10 counts in full: phi(z) is at most 10.",
+                but("min(x_norm, 10.0)", "x_norm"),
+            ),
+            (
+                "ratio_clipped",
+                "The ratio is at most 10: it is |x| that phi cuts off there.",
+                but("min(x_norm, 10.0) / u_norm", "min(x_norm / u_norm, torch.tensor(10.0))"),
+            ),
+            *(
+                (
+                    f"{x} by u, below {top}",
+                    "The ratio itself is cut off: phi bounds |x| alone, by 10.",
+                    but("min(x_norm, 10.0) / u_norm", f"min({x} / u_norm, {top})"),
+                )
+                for top in (1.0, 2.0)
+                for x in ("min(x_norm, 10.0)", "x_norm")
+            ),
+            (
+                "gradient_norm",
+                "|u| is the gradient's norm, as in LARS: take that of Adam's step.",
+                but("u.square()", "g.square()"),
+            ),
+            (
+                "no_root",
+                "m is divided by v: divide by the root of v.",
+                but("(v / c2).sqrt()", "(v / c2)"),
+            ),
+            (
+                "eps_in_root",
+                "eps is inside the root: add it after.",
+                but("(v / c2).sqrt() + self.eps", "(v / c2 + self.eps).sqrt()"),
+            ),
+            (
+                "betas_swapped",
+                "b1 is v's and b2 is m's: b1 makes m.",
+                but("(self.b1, self.b2)", "(self.b2, self.b1)"),
+            ),
+            (
+                "no_bias_correction",
+                "m and v are not corrected: Adam's part of u is 3.16 times too large at step 1.",
+                but(R, "m / (v.sqrt() + self.eps)"),
+            ),
+            (
+                "eps_uncorrected",
+                "eps is added to the root before its correction: correct v first.",
+                but(R, "m / c1 / (v.sqrt() + self.eps) * c2**0.5"),
+            ),
+            ("half_corrected", "Only m is corrected: correct v too.", but("(v / c2)", "v")),
+            (
+                "no_decay",
+                "Weights do not decay: add weight_decay x to Adam's step.",
+                but(U, "u = r"),
+            ),
+            (
+                "l2_in_gradient",
+                "Decay went through m and v: that is Adam with L2. Add it to the finished step.",
+                but(G, "            g = p.grad + self.decay * p\n", U, "u = r"),
+            ),
+            (
+                "decay_outside_norm",
+                "|u| lacks the decay: it is the norm of all of u.",
+                but("u.square()", "r.square()"),
+            ),
+            (
+                "decay_without_ratio",
+                "The ratio scales Adam's part alone: decay is a part of u.",
+                but(U, "u = r", STEP, STEP + "\n            p -= self.lr * self.decay * p"),
+            ),
+            *(
+                (
+                    f"decay_without_ratio, {when}",
+                    "The ratio scales Adam's part alone: decay is a part of u.",
+                    but(
+                        U,
+                        "u = r",
+                        at,
+                        at.replace(what, f"p *= 1 - self.lr * self.decay\n            {what}"),
+                    ),
+                )
+                for when, at, what in (
+                    ("before the step", STEP, STEP),
+                    ("before the norms", G, "g = "),
+                )
+            ),
+            (
+                "decay_without_rate",
+                "Decay is added whatever the rate is: it is a part of u.",
+                but(U, "u = r + self.decay * p / self.lr"),
+            ),
+            ("forgets", "m is this step's gradient alone: keep b1 of the last m.", but(M, "g")),
+            (
+                "v_sums",
+                "v adds up: keep b2 of the last v only.",
+                but(V, "v + (1 - self.b2) * g**2"),
+            ),
+            (
+                "first_step_forever",
+                "Each step is corrected as if it were the first: count the updates.",
+                but(T, "self.t = 1\n"),
+            ),
+            (
+                "counts_parameters",
+                "t grows with each parameter: it counts updates.",
+                but(T, "pass\n", G, G + "            self.t += 1\n"),
+            ),
+            (
+                "starts_at_zero",
+                "The first update is corrected with t = 0, that is divided by 0: count from 1.",
+                but(
+                    T,
+                    "pass\n",
+                    "            p -= self.lr",
+                    "            self.t += p is learnt[-1]\n            p -= self.lr",
+                ),
+            ),
+            (
+                "zero_bias_frozen",
+                "|x| = 0 gave ratio 0, so a bias of zeros never moves: use 1.",
+                but(RATIO, "ratio = min(x_norm, 10.0) / u_norm if u_norm > 0 else 1.0"),
+            ),
+            (
+                "zero_update",
+                "|u| = 0 made nan: where there is no step, use ratio 1.",
+                but(ZERO, "if x_norm > 0 else"),
+            ),
+            (
+                "eps_in_ratio",
+                "A small number is added to |u|: where |u| is 0 the ratio is 1, elsewhere it is exact.",
+                but(RATIO, "ratio = min(x_norm, 10.0) / (u_norm + 1e-6) if x_norm > 0 else 1.0"),
+            ),
+            (
+                "local_norms",
+                "Each rank used its piece's norm: all-reduce the squares.",
+                but(NORMS, "torch.stack(squares).sqrt()", COUNTS, "True"),
+            ),
+            (
+                "sums_norms",
+                "Norms do not add; squares do.",
+                but(SUMS, "[p.norm() * counts, u.norm() * counts]", NORMS, NORMS[:-7]),
+            ),
+            (
+                "mean_of_squares",
+                "The squares are averaged over ranks: add them up.",
+                but("(squares))", '(squares), "mean")'),
+            ),
+            (
+                "largest_norm",
+                "The ranks take the largest piece's norm: add up the squares.",
+                but("(squares))", '(squares), "max")'),
+            ),
+            (
+                "x_local",
+                "|x| is that of this rank's piece: sum its squares over the ranks too.",
+                but(
+                    "for p, u, x_norm, u_norm",
+                    "for p, u, _, u_norm",
+                    "            ratio =",
+                    "            x_norm = p.norm()\n            ratio =",
+                ),
+            ),
+            (
+                "u_local",
+                "|u| is that of this rank's piece: sum its squares over the ranks too.",
+                but(
+                    "for p, u, x_norm, u_norm",
+                    "for p, u, x_norm, _",
+                    "            ratio =",
+                    "            u_norm = u.norm()\n            ratio =",
+                ),
+            ),
+            (
+                "sums_gradients",
+                "Gradients are summed over ranks, as in data parallel: each rank has its own piece's.",
+                but(G, "            g = self.group.all_reduce(p.grad.clone())\n"),
+            ),
+            (
+                "rank_0_only",
+                "Only rank 0's squares count, also of pieces: of a piece each rank adds its own.",
+                but(COUNTS, "self.group.rank == 0"),
+            ),
+            (
+                "duplicates_counted",
+                "A layer norm that all ranks hold entered its norm once a rank: count a duplicate once.",
+                but(COUNTS, "True"),
+            ),
+            (
+                "duplicates_dropped",
+                "A duplicate's squares are nobody's: one rank must add them.",
+                but(COUNTS, "piece"),
+            ),
+            (
+                "zero_piece",
+                "A rank whose own piece is zero took the ratio 1: ask whether the whole is zero.",
+                but("if x_norm > 0 and", "if p.any() and"),
+            ),
+            (
+                "moves_unreached",
+                "A parameter without a gradient moved: leave it as it is.",
+                but(NONE, "                p.grad = torch.zeros_like(p)\n"),
+            ),
+            (
+                "stops_at_unreached",
+                "Parameters after one without a gradient were left out: go on with the next.",
+                but(NONE, "                break\n"),
+            ),
+            (
+                "message_each",
+                "There is a message for each parameter: send the squares of all in one.",
+                but(
+                    NORMS,
+                    "torch.cat([self.group.all_reduce(s[None].clone()) for s in squares]).sqrt()",
+                ),
+            ),
+            (
+                "two_messages",
+                "The squares of x and of u travel apart: send them in one message.",
+                but(
+                    NORMS,
+                    "torch.stack([self.group.all_reduce(torch.stack(squares[i::2])) for i in (0, 1)], 1).view(-1).sqrt()",
+                ),
+            ),
+            (
+                "sends_pieces",
+                "Whole parameters travel: two numbers of each are enough.",
+                but(
+                    "            squares += " + SUMS + "\n",
+                    WHOLE,
+                    NORMS,
+                    "torch.stack(squares).sqrt()",
+                    COUNTS,
+                    "piece or 1.0",
+                ),
+            ),
+        )
+    }
 
     @staticmethod
     def probe(answer, draw):
         def plays(who, ranks, parts, steps=1, decay=0.0, *shown):
-            of = {"ranks": ranks, "parts": parts, "steps": steps, "decay": decay, "seed": draw.randrange(2**31),
-                  "sizes": [draw.choice((2, 3, 5)) for _ in range(2)], "lr": draw.choice((0.01, 0.02, 0.05)),
-                  "betas": (draw.choice((0.8, 0.9)), draw.choice((0.99, 0.999))), "eps": draw.choice((1e-6, 1e-5))}
+            of = {
+                "ranks": ranks,
+                "parts": parts,
+                "steps": steps,
+                "decay": decay,
+                "seed": draw.randrange(2**31),
+                "sizes": [draw.choice((2, 3, 5)) for _ in range(2)],
+                "lr": draw.choice((0.01, 0.02, 0.05)),
+                "betas": (draw.choice((0.8, 0.9)), draw.choice((0.99, 0.999))),
+                "eps": draw.choice((1e-6, 1e-5)),
+            }
             run = cache(lambda: Training(answer, **of))
             for show in shown or (Training.weights,):
                 yield Scene(who, lambda: show(run()), NEAR)
 
-        decay, many, both = draw.choice((0.02, 0.1, 0.3)), draw.choice((3, 4)), (Training.weights, Training.traffic)
+        decay, many, both = (
+            draw.choice((0.02, 0.1, 0.3)),
+            draw.choice((3, 4)),
+            (Training.weights, Training.traffic),
+        )
         yield from plays("one rank, one step, no decay", 1, ("rows", "large", "small"))
         yield from plays("one rank, one step", 1, ("rows", "norm"), 1, decay)
         yield from plays("one rank, three steps", 1, ("rows", "norm"), 3, decay)
@@ -258,9 +500,24 @@ class SlicedLamb(Topic):
         yield from plays("two ranks, one piece each", 2, ("rows",), 1, decay)
         yield from plays(f"{many} ranks, pieces", many, ("rows", "columns", "zeros"), 2, decay)
         yield from plays(f"{many} ranks, duplicates", many, ("rows", "norm"), 2, decay)
-        yield from plays("two ranks, one of which has zeros", 2, ("rows", "half zeros", "norm"), 2, decay)
-        yield from plays("two ranks, a parameter without a gradient", 2, ("columns", "unreached", "norm", "rows"), 2, decay)
-        yield from plays("three ranks, six parameters", 3, ("rows", "norm", "columns", "zeros", "half zeros", "large"), 2, decay, *both)
+        yield from plays(
+            "two ranks, one of which has zeros", 2, ("rows", "half zeros", "norm"), 2, decay
+        )
+        yield from plays(
+            "two ranks, a parameter without a gradient",
+            2,
+            ("columns", "unreached", "norm", "rows"),
+            2,
+            decay,
+        )
+        yield from plays(
+            "three ranks, six parameters",
+            3,
+            ("rows", "norm", "columns", "zeros", "half zeros", "large"),
+            2,
+            decay,
+            *both,
+        )
         yield from plays("100 steps on two ranks", 2, ("rows", "norm"), 100, decay)
 
 
@@ -272,23 +529,48 @@ class Training(Ranks):
         super().__init__(ranks, seed)
         self.parts, self.steps, self.draw = parts, steps, torch.Generator().manual_seed(seed)
         a, b = sizes
-        self.dims = {part: None if part in ("norm", "unreached") else int(part == "columns") for part in parts}
+        self.dims = {
+            part: None if part in ("norm", "unreached") else int(part == "columns")
+            for part in parts
+        }
         self.first = {part: self.numbers(a * ranks, b * ranks) for part in parts}
         for part, whole in self.first.items():
             whole *= NORMS_OF.get(part, 6.0) / whole.norm()
-            whole[:a if part == "half zeros" else a * ranks * (part == "zeros")] = 0
-        given = [{part: self.numbers(a * ranks, b * ranks) * 0.1 for part in parts} for _ in range(steps)]
+            whole[: a if part == "half zeros" else a * ranks * (part == "zeros")] = 0
+        given = [
+            {part: self.numbers(a * ranks, b * ranks) * 0.1 for part in parts} for _ in range(steps)
+        ]
 
         def play(own, group):
-            mine = {part: self.piece(part, whole, group.rank).requires_grad_() for part, whole in self.first.items()}
-            optimizer = own([*mine.values()], [self.dims[part] is not None for part in parts], group, weight_decay=decay, **settings)
+            mine = {
+                part: self.piece(part, whole, group.rank).requires_grad_()
+                for part, whole in self.first.items()
+            }
+            optimizer = own(
+                [*mine.values()],
+                [self.dims[part] is not None for part in parts],
+                group,
+                weight_decay=decay,
+                **settings,
+            )
             for each in given:
                 for part, p in mine.items():
-                    p.grad = None if part == "unreached" else self.piece(part, each[part] * (part != "still"), group.rank)
+                    p.grad = (
+                        None
+                        if part == "unreached"
+                        else self.piece(part, each[part] * (part != "still"), group.rank)
+                    )
                 optimizer.step()
-            if any(not isinstance(p, torch.Tensor) or p.shape != self.piece(part, self.first[part], 0).shape for part, p in mine.items()):
-                raise Refused(f"Rank {group.rank}'s parameters have another shape after the step: change their numbers in place.")
+            if any(
+                not isinstance(p, torch.Tensor)
+                or p.shape != self.piece(part, self.first[part], 0).shape
+                for part, p in mine.items()
+            ):
+                raise Refused(
+                    f"Rank {group.rank}'s parameters have another shape after the step: change their numbers in place."
+                )
             return {part: p.detach().clone() for part, p in mine.items()}
+
         self.returned = self.run(play, answer)
 
     def numbers(self, *shape: int) -> torch.Tensor:
@@ -300,9 +582,15 @@ class Training(Ranks):
 
     def weights(self) -> dict:
         """Each parameter, or its pieces, on all ranks."""
-        return {f"parameter {part!r}": torch.stack([own[part] for own in self.returned]) for part in self.parts}
+        return {
+            f"parameter {part!r}": torch.stack([own[part] for own in self.returned])
+            for part in self.parts
+        }
 
     def traffic(self) -> dict:
         calls = self.seen[0]
         numbers = sum(size for _, _, size in calls) / 8 / self.steps
-        return {"messages a step": len(calls) / self.steps, "numbers a step beyond two a parameter": max(0, numbers - 2 * len(self.parts))}
+        return {
+            "messages a step": len(calls) / self.steps,
+            "numbers a step beyond two a parameter": max(0, numbers - 2 * len(self.parts)),
+        }

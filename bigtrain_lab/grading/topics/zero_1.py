@@ -239,104 +239,226 @@ def but(*changes: str, text: str = RIGHT) -> str:
 
 class ZeroOne(Topic):
     name = "zero-1"
-    hints = ("Adam updates a number from its own gradient and state. Who else needs this state?",
-             "Lay all numbers in a row, and cut it into N equal parts. Reduce-scatter brings a "
-             "rank its part's gradient, all-gather all parts' weights.",
-             "Make a Parameter of your part, give it to optimizer_class with the group's settings, "
-             "and set its .grad in step(); clip by the squares summed over the ranks; then step, "
-             "all-gather, and copy into the parameters without the padding.")
-    right = {"a flat tensor a group": RIGHT, "views of each parameter": VIEWS,
-             "closures, one flat tensor": CLOSURES, "every N-th number, by messages": MESSAGES,
-             "gathered by broadcasts": but(GATHERED, BROADCAST),
-             "an optimizer for each": but(SETTLED, ONE_EACH, GATHER_ALL, ONE_BY_ONE, text=VIEWS)}
-    wrong = {name: Wrong(sentence, text) for name, sentence, text in (
-        ("ignores_class",
-         "You chose the optimizer yourself: make the one that you are given, optimizer_class.",
-         but("optimizer_class(groups", "torch.optim.Adam(groups")),
-        ("ignores_settings", "The settings never reach the optimizer: hand kwargs on.",
-         but("(groups, **kwargs)", "(groups, lr=1e-3)")),
-        ("sum_not_mean", "Gradients are summed over ranks: divide by their number.",
-         but(', "mean")', ")")),
-        ("same_data",
-         "Each part was stepped with one rank's own gradient, which is right only where all "
-         "ranks see equal data: reduce-scatter it.", but(REDUCED, f"self.own({GRADS})")),
-        ("no_gather",
-         "Each rank has new weights in its own part alone: all-gather the parts after the step.",
-         but(GATHERED, MINE.format("self.flat(ps)"))),
-        ("gathers_before", "The weights are those before the step: step first, then all-gather.",
-         but("        self.inner.step()\n", "", COPIED, COPIED + "        self.inner.step()\n")),
-        ("other_part",
-         "A part of the weights was stepped with the gradient of another: reduce_scatter returns "
-         "part number group.rank.",
-         but(PART, "[self.group.rank - 1].clone()")),
-        ("first_part", "Every rank steps the weights of part 0: take that of your rank.",
-         but(PART, "[0].clone()")),
-        ("gathers_gradients", "You gathered gradients into the weights: gather the stepped parts.",
-         but(GATHERED, "self.group.all_gather(piece.grad)")),
-        ("rounded",
-         "Numbers were rounded to float32 on their way: give your own tensors the parameters' "
-         "dtype.", but("torch.cat([tensor.detach()", "torch.cat([tensor.detach().float()")),
-        ("adds_up", "A step's gradient still has those of the steps before in it: set it anew.",
-         but("piece.grad = self", "piece.grad = (0 if piece.grad is None else piece.grad) + self")),
-        ("new_each_step",
-         "The optimizer is made anew at each step, so it forgets its state: make it once.",
-         but(MADE, f"self.make = lambda: {MADE[13:]}", "self.inner.step()", "self.make().step()")),
-        ("nothing_sharded",
-         "Weights right, but every rank keeps the state of all numbers: that is plain data "
-         "parallel.",
-         but(OWN, "whole.clone()", "reduce_scatter", "all_reduce",
-                               GATHERED, "piece.detach()", NORM, "square.sqrt()")),
-        ("sharded_by_tensor",
-         "A rank keeps far more than 1/N of the state, since tensors are unequal: split by "
-         "elements.", BY_TENSOR),
-        ("state_built_then_dropped",
-         "The peak shows the whole state once: create the optimizer on your part alone.",
-         but("\n        self.pieces =", BUILT)),
-        ("all_reduce_then_slice", "Right, but 3 psi numbers were sent: reduce-scatter is enough.",
-         but(REDUCED, f'self.own(self.group.all_reduce({GRADS}, "mean"))')),
-        ("gathers_by_all_reduce",
-         "Right, but weights travel by an all-reduce of zeros and parts: an all-gather sends "
-         "half as much.",
-         but(GATHERED, MINE.format("self.flat([torch.zeros_like(p) for p in ps])") + """
-            self.group.all_reduce(whole)""")),
-        ("padding_forgotten",
-         "N does not divide the number of weights, and the last ones never move: pad.",
-         but(PADDED, "whole[:len(whole) // self.group.size * self.group.size]",
-             GATHERED, f"torch.cat([{GATHERED}, {REST}])")),
-        ("no_padding",
-         "N does not divide the number of weights, and no equal parts can be cut: pad.",
-         but(PADDED, "whole")),
-        ("chunk",
-         "torch.chunk makes fewer parts than ranks of a small tensor: use tensor_split, or pad.",
-         but("tensor_split", "chunk", text=VIEWS)),
-        ("frozen_fails", "A frozen parameter has no gradient: leave it out.", but(LEARNS, "]")),
-        ("frozen_moves",
-         "A frozen parameter moved, as weight decay also pulls at what has no gradient: leave it "
-         "out.",
-         but(LEARNS, "]", "p.grad for", ZEROS)),
-        ("groups_merged",
-         "All parameters were stepped with the settings of the first group: each group has its "
-         "own.", but(GROUPS, MERGED)),
-        ("groups_lose_settings", "A group's own settings are lost: hand them on with its pieces.",
-         but('{**each, "params": [piece]}', '{"params": [piece]}')),
-        ("no_clip", "Nothing was clipped: scale the gradient where its norm is above max_norm.",
-         but(CLIPS, "False")),
-        ("clip_local",
-         "Clipped by the norm of a rank's own part, so ranks scale differently: add up the "
-         "squares of all.", but(NORM, "square.sqrt()")),
-        ("clip_before_mean",
-         "Each rank's own gradient was clipped, and then the mean taken: take the mean first.",
-         but(GRADS, f"{GRADS} * self.factor()", CLIPS, "False",
-             "    def step(self):\n", OWN_FACTOR)),
-        ("norms_added", "Norms do not add: sum the squares over the ranks, then take the root.",
-         but(NORM, "self.group.all_reduce(square.sqrt())")),
-        ("squares_averaged", "The squares were averaged over the ranks: add them up.",
-         but("all_reduce(square)", 'all_reduce(square, "mean")')),
-        ("clip_each_group",
-         "Each group was clipped by its own norm: there is one norm, of all parameters.",
-         but(EACH, EACH_NORM)),
-        ("clips_up", "A small gradient was scaled up to max_norm: clipping only makes smaller.",
-         but(FACTOR, FACTOR[9:-1])))}
+    hints = (
+        "Adam updates a number from its own gradient and state. Who else needs this state?",
+        "Lay all numbers in a row, and cut it into N equal parts. Reduce-scatter brings a "
+        "rank its part's gradient, all-gather all parts' weights.",
+        "Make a Parameter of your part, give it to optimizer_class with the group's settings, "
+        "and set its .grad in step(); clip by the squares summed over the ranks; then step, "
+        "all-gather, and copy into the parameters without the padding.",
+    )
+    right = {
+        "a flat tensor a group": RIGHT,
+        "views of each parameter": VIEWS,
+        "closures, one flat tensor": CLOSURES,
+        "every N-th number, by messages": MESSAGES,
+        "gathered by broadcasts": but(GATHERED, BROADCAST),
+        "an optimizer for each": but(SETTLED, ONE_EACH, GATHER_ALL, ONE_BY_ONE, text=VIEWS),
+    }
+    wrong = {
+        name: Wrong(sentence, text)
+        for name, sentence, text in (
+            (
+                "ignores_class",
+                "You chose the optimizer yourself: make the one that you are given, optimizer_class.",
+                but("optimizer_class(groups", "torch.optim.Adam(groups"),
+            ),
+            (
+                "ignores_settings",
+                "The settings never reach the optimizer: hand kwargs on.",
+                but("(groups, **kwargs)", "(groups, lr=1e-3)"),
+            ),
+            (
+                "sum_not_mean",
+                "Gradients are summed over ranks: divide by their number.",
+                but(', "mean")', ")"),
+            ),
+            (
+                "same_data",
+                "Each part was stepped with one rank's own gradient, which is right only where all "
+                "ranks see equal data: reduce-scatter it.",
+                but(REDUCED, f"self.own({GRADS})"),
+            ),
+            (
+                "no_gather",
+                "Each rank has new weights in its own part alone: all-gather the parts after the step.",
+                but(GATHERED, MINE.format("self.flat(ps)")),
+            ),
+            (
+                "gathers_before",
+                "The weights are those before the step: step first, then all-gather.",
+                but(
+                    "        self.inner.step()\n",
+                    "",
+                    COPIED,
+                    COPIED + "        self.inner.step()\n",
+                ),
+            ),
+            (
+                "other_part",
+                "A part of the weights was stepped with the gradient of another: reduce_scatter returns "
+                "part number group.rank.",
+                but(PART, "[self.group.rank - 1].clone()"),
+            ),
+            (
+                "first_part",
+                "Every rank steps the weights of part 0: take that of your rank.",
+                but(PART, "[0].clone()"),
+            ),
+            (
+                "gathers_gradients",
+                "You gathered gradients into the weights: gather the stepped parts.",
+                but(GATHERED, "self.group.all_gather(piece.grad)"),
+            ),
+            (
+                "rounded",
+                "Numbers were rounded to float32 on their way: give your own tensors the parameters' "
+                "dtype.",
+                but("torch.cat([tensor.detach()", "torch.cat([tensor.detach().float()"),
+            ),
+            (
+                "adds_up",
+                "A step's gradient still has those of the steps before in it: set it anew.",
+                but(
+                    "piece.grad = self",
+                    "piece.grad = (0 if piece.grad is None else piece.grad) + self",
+                ),
+            ),
+            (
+                "new_each_step",
+                "The optimizer is made anew at each step, so it forgets its state: make it once.",
+                but(
+                    MADE,
+                    f"self.make = lambda: {MADE[13:]}",
+                    "self.inner.step()",
+                    "self.make().step()",
+                ),
+            ),
+            (
+                "nothing_sharded",
+                "Weights right, but every rank keeps the state of all numbers: that is plain data "
+                "parallel.",
+                but(
+                    OWN,
+                    "whole.clone()",
+                    "reduce_scatter",
+                    "all_reduce",
+                    GATHERED,
+                    "piece.detach()",
+                    NORM,
+                    "square.sqrt()",
+                ),
+            ),
+            (
+                "sharded_by_tensor",
+                "A rank keeps far more than 1/N of the state, since tensors are unequal: split by "
+                "elements.",
+                BY_TENSOR,
+            ),
+            (
+                "state_built_then_dropped",
+                "The peak shows the whole state once: create the optimizer on your part alone.",
+                but("\n        self.pieces =", BUILT),
+            ),
+            (
+                "all_reduce_then_slice",
+                "Right, but 3 psi numbers were sent: reduce-scatter is enough.",
+                but(REDUCED, f'self.own(self.group.all_reduce({GRADS}, "mean"))'),
+            ),
+            (
+                "gathers_by_all_reduce",
+                "Right, but weights travel by an all-reduce of zeros and parts: an all-gather sends "
+                "half as much.",
+                but(
+                    GATHERED,
+                    MINE.format("self.flat([torch.zeros_like(p) for p in ps])")
+                    + """
+            self.group.all_reduce(whole)""",
+                ),
+            ),
+            (
+                "padding_forgotten",
+                "N does not divide the number of weights, and the last ones never move: pad.",
+                but(
+                    PADDED,
+                    "whole[:len(whole) // self.group.size * self.group.size]",
+                    GATHERED,
+                    f"torch.cat([{GATHERED}, {REST}])",
+                ),
+            ),
+            (
+                "no_padding",
+                "N does not divide the number of weights, and no equal parts can be cut: pad.",
+                but(PADDED, "whole"),
+            ),
+            (
+                "chunk",
+                "torch.chunk makes fewer parts than ranks of a small tensor: use tensor_split, or pad.",
+                but("tensor_split", "chunk", text=VIEWS),
+            ),
+            ("frozen_fails", "A frozen parameter has no gradient: leave it out.", but(LEARNS, "]")),
+            (
+                "frozen_moves",
+                "A frozen parameter moved, as weight decay also pulls at what has no gradient: leave it "
+                "out.",
+                but(LEARNS, "]", "p.grad for", ZEROS),
+            ),
+            (
+                "groups_merged",
+                "All parameters were stepped with the settings of the first group: each group has its "
+                "own.",
+                but(GROUPS, MERGED),
+            ),
+            (
+                "groups_lose_settings",
+                "A group's own settings are lost: hand them on with its pieces.",
+                but('{**each, "params": [piece]}', '{"params": [piece]}'),
+            ),
+            (
+                "no_clip",
+                "Nothing was clipped: scale the gradient where its norm is above max_norm.",
+                but(CLIPS, "False"),
+            ),
+            (
+                "clip_local",
+                "Clipped by the norm of a rank's own part, so ranks scale differently: add up the "
+                "squares of all.",
+                but(NORM, "square.sqrt()"),
+            ),
+            (
+                "clip_before_mean",
+                "Each rank's own gradient was clipped, and then the mean taken: take the mean first.",
+                but(
+                    GRADS,
+                    f"{GRADS} * self.factor()",
+                    CLIPS,
+                    "False",
+                    "    def step(self):\n",
+                    OWN_FACTOR,
+                ),
+            ),
+            (
+                "norms_added",
+                "Norms do not add: sum the squares over the ranks, then take the root.",
+                but(NORM, "self.group.all_reduce(square.sqrt())"),
+            ),
+            (
+                "squares_averaged",
+                "The squares were averaged over the ranks: add them up.",
+                but("all_reduce(square)", 'all_reduce(square, "mean")'),
+            ),
+            (
+                "clip_each_group",
+                "Each group was clipped by its own norm: there is one norm, of all parameters.",
+                but(EACH, EACH_NORM),
+            ),
+            (
+                "clips_up",
+                "A small gradient was scaled up to max_norm: clipping only makes smaller.",
+                but(FACTOR, FACTOR[9:-1]),
+            ),
+        )
+    }
 
     @staticmethod
     def probe(answer, draw):
@@ -344,8 +466,9 @@ class ZeroOne(Topic):
         moving = {"lr": lr, "momentum": draw.choice((0.8, 0.9))}
         sgd, momentum, adam = SGD(lr=lr), SGD(**moving), Rule(torch.optim.Adam, {"lr": lr})
         adamw = Rule(torch.optim.AdamW, {"lr": lr, "weight_decay": decay})
-        other = draw.choice((Rule(torch.optim.Adagrad, {"lr": lr}),
-                             Rule(torch.optim.RMSprop, moving)))
+        other = draw.choice(
+            (Rule(torch.optim.Adagrad, {"lr": lr}), Rule(torch.optim.RMSprop, moving))
+        )
         name = other.optimizer.__name__
         two = SGD(({"weight_decay": decay}, {"lr": 3 * lr, "momentum": 0.5}), **moving)
         even, many = [[4, 4], [6], [2, 3]], [[4, 8], [16], [4, 4], [8]]
@@ -353,18 +476,19 @@ class ZeroOne(Topic):
         large, tiny = [[17, 19], [5], [draw.choice((3, 6))]], [[1], [2], [3], [7, 3], [4]]
         weights, every = [Trained.weights], [Trained.weights, Trained.state, Trained.traffic]
         for who, ranks, shapes, rule, more, shows in (
-                ("2 ranks, even sizes, SGD", 2, even, sgd, {"steps": 1}, weights),
-                ("2 ranks, even sizes, momentum, 3 steps", 2, even, momentum, {}, weights),
-                ("4 ranks, even sizes, Adam", 4, many, adam, {}, every),
-                ("3 ranks, odd sizes, Adam", 3, odd, adam, {}, every),
-                (f"4 ranks, one large parameter, {name}", 4, large, other, {}, every),
-                ("5 ranks, more than a tensor has elements", 5, tiny, momentum, {}, every),
-                ("2 ranks, a frozen parameter, AdamW", 2, odd, adamw, {"frozen": 1}, every),
-                ("3 ranks, two groups", 3, odd, two, {}, every),
-                ("3 ranks, clipped", 3, odd, momentum, {"clip": 0.3}, every),
-                ("2 ranks, two groups, clipped", 2, odd, two, {"clip": 0.3}, weights),
-                ("3 ranks, a norm below max_norm", 3, odd, momentum, {"clip": 3.0}, weights),
-                ("1 rank", 1, odd, adam, {"clip": 0.3}, weights)):
+            ("2 ranks, even sizes, SGD", 2, even, sgd, {"steps": 1}, weights),
+            ("2 ranks, even sizes, momentum, 3 steps", 2, even, momentum, {}, weights),
+            ("4 ranks, even sizes, Adam", 4, many, adam, {}, every),
+            ("3 ranks, odd sizes, Adam", 3, odd, adam, {}, every),
+            (f"4 ranks, one large parameter, {name}", 4, large, other, {}, every),
+            ("5 ranks, more than a tensor has elements", 5, tiny, momentum, {}, every),
+            ("2 ranks, a frozen parameter, AdamW", 2, odd, adamw, {"frozen": 1}, every),
+            ("3 ranks, two groups", 3, odd, two, {}, every),
+            ("3 ranks, clipped", 3, odd, momentum, {"clip": 0.3}, every),
+            ("2 ranks, two groups, clipped", 2, odd, two, {"clip": 0.3}, weights),
+            ("3 ranks, a norm below max_norm", 3, odd, momentum, {"clip": 3.0}, weights),
+            ("1 rank", 1, odd, adam, {"clip": 0.3}, weights),
+        ):
             of = dict(more, ranks=ranks, shapes=shapes, rule=rule, seed=draw.randrange(2**31))
             run = cache(lambda of=of: Trained(answer, **of))
             for shown in shows:
@@ -380,8 +504,10 @@ class Rule(NamedTuple):
 
     def scaled(self, scale: float) -> "Rule":
         """With rates for gradients that are so many times as large."""
+
         def slower(settings):
             return settings | ({"lr": settings["lr"] / scale} if "lr" in settings else {})
+
         return Rule(self.optimizer, slower(self.settings), tuple(map(slower, self.groups)))
 
     def of(self, parameters: list) -> list:
@@ -408,8 +534,10 @@ class Trained(Ranks):
         self.steps, self.frozen, self.many = steps, frozen, len(shapes)
         draw, self.scale = torch.Generator().manual_seed(seed), 1.0 if clip is None else 1e7
         rule = rule.scaled(self.scale)
-        self.first, *targets = [[torch.randn(shape, generator=draw).double() for shape in shapes]
-                                for _ in range(1 + ranks)]
+        self.first, *targets = [
+            [torch.randn(shape, generator=draw).double() for shape in shapes]
+            for _ in range(1 + ranks)
+        ]
         self.targets, self.mean = targets, [torch.stack(each).mean(0) for each in zip(*targets)]
         params = self.parameters()
         self.gradients(params, self.mean)
@@ -421,8 +549,10 @@ class Trained(Ranks):
         self.shown = self.run(lambda own, group: self.train(own, group, rule, clip), answer)
 
     def parameters(self) -> list:
-        return [torch.nn.Parameter(p.clone(), requires_grad=at != self.frozen)
-                for at, p in enumerate(self.first)]
+        return [
+            torch.nn.Parameter(p.clone(), requires_grad=at != self.frozen)
+            for at, p in enumerate(self.first)
+        ]
 
     def gradients(self, params, targets) -> None:
         for p, target in zip(params, targets):
@@ -469,18 +599,26 @@ class Trained(Ranks):
 
     def weights(self) -> dict:
         """How many numbers are not those of torch's own optimizer, and the first ones."""
+
         def off(found, right):
             return int(((found - right).abs() > 1e-9 * right.abs().max()).sum())
-        wrong = {f"wrong numbers after step {at + 1}": [off(own[at], right) for own in self.shown]
-                 for at, right in enumerate(self.right)}
+
+        wrong = {
+            f"wrong numbers after step {at + 1}": [off(own[at], right) for own in self.shown]
+            for at, right in enumerate(self.right)
+        }
         return wrong | {"first weights": [own[-1][:FEW] for own in self.shown]}
 
     def state(self) -> dict:
         """Numbers of state beyond a rank's share and one number a parameter."""
         room = self.whole / self.psi * (self.psi / self.size + self.many)
         times = ("after a step", self.kept), ("at the highest moment", self.most)
-        return {f"numbers of state beyond 1/{self.size}, {when}":
-                [max(0, round(each - room)) for each in counts] for when, counts in times}
+        return {
+            f"numbers of state beyond 1/{self.size}, {when}": [
+                max(0, round(each - room)) for each in counts
+            ]
+            for when, counts in times
+        }
 
     def traffic(self) -> dict:
         """Numbers that a rank sends beyond psi (N-1)/N, padding and a few for a norm, before and
@@ -502,15 +640,21 @@ class Trained(Ranks):
                     after[rank] += (all_of_it - until) / 8 / self.steps
                 else:
                     so_far += size * share * (1 + (what == "all_reduce"))
-        return {f"numbers sent a step {when} beyond psi": [max(0, round(n - room)) for n in some]
-                for when, some in (("before the optimizer's step", before), ("after it", after))}
+        return {
+            f"numbers sent a step {when} beyond psi": [max(0, round(n - room)) for n in some]
+            for when, some in (("before the optimizer's step", before), ("after it", after))
+        }
 
 
 def held(optimizers) -> int:
     """Numbers that optimizers' states keep, by what lies in memory; without counts of steps."""
     states = [state for optimizer in list(optimizers) for state in optimizer.state.values()]
-    kept = [each.untyped_storage() for state in states for each in state.values()
-            if torch.is_tensor(each) and each.dim()]
+    kept = [
+        each.untyped_storage()
+        for state in states
+        for each in state.values()
+        if torch.is_tensor(each) and each.dim()
+    ]
     return sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values()) // 8
 
 

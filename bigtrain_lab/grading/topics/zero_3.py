@@ -195,8 +195,10 @@ KEPT = """
         return self.kept[i]
 """[1:]
 NONE = SAVED + "        self.kept = [None] * len(self.layers)\n"
-NEVER = ("All layers are still there after the forward, in a list, as copies or in autograd's "
-         "graph: let each go, and gather it again.")
+NEVER = (
+    "All layers are still there after the forward, in a list, as copies or in autograd's "
+    "graph: let each go, and gather it again."
+)
 GRAPH = """        return x
 
     def recorded(self, i, x):
@@ -240,106 +242,192 @@ def but(*changes: str, text: str = RIGHT) -> str:
 
 class ZeroThree(Topic):
     name = "zero-3"
-    hints = ("While layer 3 computes, which other layers' parameters does a rank need? And later?",
-             "A layer is gathered twice in a step: for its forward, and again for its backward. No "
-             "name may keep it between.",
-             "In the backward, from the last layer on: all_gather, cut the padding off, "
-             "layer.backward, pad the gradient, reduce_scatter with the mean, and let both whole "
-             "tensors go before the next but one is gathered.")
-    right = {"a class": RIGHT, "gathered ahead on a lane": LANE, "closures, two buffers": BUFFERS,
-             "autograd, forward again": RECOMPUTES, "an autograd function": FUNCTION}
-    wrong = {name: Wrong(sentence, text) for name, sentence, text in (
-        ("dy_handed_on",
-         "Each layer's backward was given the last one's dy: hand on the dx that it returns.",
-         but("dy, whole =", "_, whole =")),
-        ("not_gathered", "A layer was given this rank's part of it: all-gather the parts first.",
-         but("self.group.all_gather(self.parts[i])", "self.parts[i]")),
-        ("padding_not_cut",
-         "The padding was handed to a layer: cut it off, after its numel numbers.",
-         but("[:self.layers[i].numel]", "")),
-        ("gathered_once",
-         "The backward used parameters that were let go after the forward: gather them again.",
-         but(WHOLE, KEPT, SAVED, NONE, NOTED, f"            self.kept[i] = False\n{NOTED}")),
-        ("never_waits",
-         "A layer computes with parameters that are not there yet: wait for what was launched.",
-         but(WHOLE, NOT_WAITED)),
-        ("stale",
-         "The second step computes with the parameters of the first: gather them in each step.",
-         but(WHOLE, KEPT, INIT, INIT + "        self.kept = [None] * len(layers)\n")),
-        ("order_of_saved",
-         "A layer's backward was given what another one saved: the last layer's comes first.",
-         but("self.saved.pop()", "self.saved.pop(0)")),
-        ("reversed",
-         "A layer has the gradient of another: the backward meets the last layer first.",
-         but("        return gradients", "        return gradients[::-1]")),
-        ("not_padded",
-         "The gradient was cut in other places than the parameters: pad it as they are.",
-         but(PAD, "")),
-        ("sum_not_mean", "Gradients are summed over ranks: divide by their number.",
-         but(', "mean")', ")")),
-        ("same_data",
-         "Each part is one rank's own gradient, which is right only where all ranks see equal "
-         "data: reduce-scatter it.",
-         but(REDUCED, "whole.view(self.group.size, -1)[self.group.rank]")),
-        ("other_part",
-         "A rank has another rank's part of the gradient: part number group.rank is its own.",
-         but(REDUCED, WHOLLY + "[self.group.rank - 1]")),
-        ("never_freed", NEVER, but(WHOLE, KEPT, SAVED, NONE)),
-        ("copies", NEVER, but(WHOLE, KEPT.replace("].numel]", "].numel].clone()"), SAVED, NONE)),
-        ("graph", NEVER,
-         but(FORWARD, "self.recorded(i, x)", "        return x\n", GRAPH, "dy, whole = " + BACK,
-             "(x, flat), y = self.saved.pop()\n            " + UNROLLED)),
-        ("gathers_all_first",
-         "All layers were gathered before the first one computed: gather each just before its "
-         "use.",
-         but(SAVED, SAVED + EARLY, FORWARD, "layer.forward(early.pop(0), x)")),
-        ("gathers_all_again",
-         "All layers were gathered before the backward began: gather each just before its use.",
-         but(FOUND, EARLY + FOUND, "self.whole(i), self.saved", "early.pop(), self.saved")),
-        ("a_buffer_each",
-         "Each layer has a buffer of its own that stays full: let it go, or use two in turn.",
-         but(WHOLE, IN_ROOMS, INIT, INIT + ROOMS)),
-        ("two_ahead", "Three layers are alive, since two are gathered ahead: gather one ahead.",
-         but(NEXT, NEXT + "        self.launch(2 * following - i)\n", text=LANE)),
-        ("three_ahead", "Four layers are alive, since three are gathered ahead: gather one ahead.",
-         but(NEXT, NEXT + "        self.launch(2 * following - i)\n        self.launch(3 * following - 2 * i)\n",
-             text=LANE)),
-        ("wrong_neighbour",
-         "The backward gathers the next layer ahead, which it has done with: the one before "
-         "comes next.", but("self.whole(i, i - 1)", "self.whole(i, i + 1)", text=LANE)),
-        ("keeps_last",
-         "Three layers are alive: the one before stays while two more come. Let it go first.",
-         but(NEXT, NEXT + TWO_KEPT, BEFORE, BEFORE + "        self.now = None\n", text=LANE)),
-        ("frees_another",
-         "The layer that was gathered ahead was let go, not the one that was used.",
-         but(SENT, SENT + OTHER_FREED, text=LANE)),
-        ("float_buffer",
-         "Your buffer is of float32, the parameters are not: give your tensors their dtype.",
-         but(WHOLE, IN_FLOAT)),
-        ("gradients_kept",
-         "Whole gradients of all layers were alive: reduce-scatter each when it is there.",
-         but(f"gradients[i] = {REDUCED}", "gradients[i] = whole",
-             RETURN, f"        return [{REDUCED} for whole in gradients]")),
-        ("all_reduces",
-         "Right, but gradients were reduced whole, so 4 psi numbers were sent: reduce-scatter is "
-         "enough.",
-         but(REDUCED, WHOLLY + "[self.group.rank].clone()")),
-        ("gathers_thrice",
-         "Right, but a layer was gathered twice in the backward: once is enough for both of its "
-         "gradients.",
-         but(BACK, TWICE)))}
+    hints = (
+        "While layer 3 computes, which other layers' parameters does a rank need? And later?",
+        "A layer is gathered twice in a step: for its forward, and again for its backward. No "
+        "name may keep it between.",
+        "In the backward, from the last layer on: all_gather, cut the padding off, "
+        "layer.backward, pad the gradient, reduce_scatter with the mean, and let both whole "
+        "tensors go before the next but one is gathered.",
+    )
+    right = {
+        "a class": RIGHT,
+        "gathered ahead on a lane": LANE,
+        "closures, two buffers": BUFFERS,
+        "autograd, forward again": RECOMPUTES,
+        "an autograd function": FUNCTION,
+    }
+    wrong = {
+        name: Wrong(sentence, text)
+        for name, sentence, text in (
+            (
+                "dy_handed_on",
+                "Each layer's backward was given the last one's dy: hand on the dx that it returns.",
+                but("dy, whole =", "_, whole ="),
+            ),
+            (
+                "not_gathered",
+                "A layer was given this rank's part of it: all-gather the parts first.",
+                but("self.group.all_gather(self.parts[i])", "self.parts[i]"),
+            ),
+            (
+                "padding_not_cut",
+                "The padding was handed to a layer: cut it off, after its numel numbers.",
+                but("[:self.layers[i].numel]", ""),
+            ),
+            (
+                "gathered_once",
+                "The backward used parameters that were let go after the forward: gather them again.",
+                but(WHOLE, KEPT, SAVED, NONE, NOTED, f"            self.kept[i] = False\n{NOTED}"),
+            ),
+            (
+                "never_waits",
+                "A layer computes with parameters that are not there yet: wait for what was launched.",
+                but(WHOLE, NOT_WAITED),
+            ),
+            (
+                "stale",
+                "The second step computes with the parameters of the first: gather them in each step.",
+                but(WHOLE, KEPT, INIT, INIT + "        self.kept = [None] * len(layers)\n"),
+            ),
+            (
+                "order_of_saved",
+                "A layer's backward was given what another one saved: the last layer's comes first.",
+                but("self.saved.pop()", "self.saved.pop(0)"),
+            ),
+            (
+                "reversed",
+                "A layer has the gradient of another: the backward meets the last layer first.",
+                but("        return gradients", "        return gradients[::-1]"),
+            ),
+            (
+                "not_padded",
+                "The gradient was cut in other places than the parameters: pad it as they are.",
+                but(PAD, ""),
+            ),
+            (
+                "sum_not_mean",
+                "Gradients are summed over ranks: divide by their number.",
+                but(', "mean")', ")"),
+            ),
+            (
+                "same_data",
+                "Each part is one rank's own gradient, which is right only where all ranks see equal "
+                "data: reduce-scatter it.",
+                but(REDUCED, "whole.view(self.group.size, -1)[self.group.rank]"),
+            ),
+            (
+                "other_part",
+                "A rank has another rank's part of the gradient: part number group.rank is its own.",
+                but(REDUCED, WHOLLY + "[self.group.rank - 1]"),
+            ),
+            ("never_freed", NEVER, but(WHOLE, KEPT, SAVED, NONE)),
+            (
+                "copies",
+                NEVER,
+                but(WHOLE, KEPT.replace("].numel]", "].numel].clone()"), SAVED, NONE),
+            ),
+            (
+                "graph",
+                NEVER,
+                but(
+                    FORWARD,
+                    "self.recorded(i, x)",
+                    "        return x\n",
+                    GRAPH,
+                    "dy, whole = " + BACK,
+                    "(x, flat), y = self.saved.pop()\n            " + UNROLLED,
+                ),
+            ),
+            (
+                "gathers_all_first",
+                "All layers were gathered before the first one computed: gather each just before its "
+                "use.",
+                but(SAVED, SAVED + EARLY, FORWARD, "layer.forward(early.pop(0), x)"),
+            ),
+            (
+                "gathers_all_again",
+                "All layers were gathered before the backward began: gather each just before its use.",
+                but(FOUND, EARLY + FOUND, "self.whole(i), self.saved", "early.pop(), self.saved"),
+            ),
+            (
+                "a_buffer_each",
+                "Each layer has a buffer of its own that stays full: let it go, or use two in turn.",
+                but(WHOLE, IN_ROOMS, INIT, INIT + ROOMS),
+            ),
+            (
+                "two_ahead",
+                "Three layers are alive, since two are gathered ahead: gather one ahead.",
+                but(NEXT, NEXT + "        self.launch(2 * following - i)\n", text=LANE),
+            ),
+            (
+                "three_ahead",
+                "Four layers are alive, since three are gathered ahead: gather one ahead.",
+                but(
+                    NEXT,
+                    NEXT
+                    + "        self.launch(2 * following - i)\n        self.launch(3 * following - 2 * i)\n",
+                    text=LANE,
+                ),
+            ),
+            (
+                "wrong_neighbour",
+                "The backward gathers the next layer ahead, which it has done with: the one before "
+                "comes next.",
+                but("self.whole(i, i - 1)", "self.whole(i, i + 1)", text=LANE),
+            ),
+            (
+                "keeps_last",
+                "Three layers are alive: the one before stays while two more come. Let it go first.",
+                but(NEXT, NEXT + TWO_KEPT, BEFORE, BEFORE + "        self.now = None\n", text=LANE),
+            ),
+            (
+                "frees_another",
+                "The layer that was gathered ahead was let go, not the one that was used.",
+                but(SENT, SENT + OTHER_FREED, text=LANE),
+            ),
+            (
+                "float_buffer",
+                "Your buffer is of float32, the parameters are not: give your tensors their dtype.",
+                but(WHOLE, IN_FLOAT),
+            ),
+            (
+                "gradients_kept",
+                "Whole gradients of all layers were alive: reduce-scatter each when it is there.",
+                but(
+                    f"gradients[i] = {REDUCED}",
+                    "gradients[i] = whole",
+                    RETURN,
+                    f"        return [{REDUCED} for whole in gradients]",
+                ),
+            ),
+            (
+                "all_reduces",
+                "Right, but gradients were reduced whole, so 4 psi numbers were sent: reduce-scatter is "
+                "enough.",
+                but(REDUCED, WHOLLY + "[self.group.rank].clone()"),
+            ),
+            (
+                "gathers_thrice",
+                "Right, but a layer was gathered twice in the backward: once is enough for both of its "
+                "gradients.",
+                but(BACK, TWICE),
+            ),
+        )
+    }
 
     @staticmethod
     def probe(answer, draw):
         right = Trained.outputs, Trained.gradients
         every = *right, Trained.parameters, Trained.whole_gradients, Trained.traffic
         for who, ranks, layers, widths, shows, of in (
-                ("2 ranks, 2 layers", 2, 2, (6, 8), right, {"steps": 2}),
-                ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), right, {}),
-                ("4 ranks, 5 layers", 4, 5, (6, 7), every, {"lanes_first": True}),
-                ("2 ranks, 4 layers", 2, 4, (6, 7), every, {"lanes_first": True}),
-                ("3 ranks, a layer of one number", 3, 4, (5, 7), every, {"small": 1}),
-                ("1 rank", 1, 3, (5, 6), right, {})):
+            ("2 ranks, 2 layers", 2, 2, (6, 8), right, {"steps": 2}),
+            ("3 ranks, 3 layers, with padding", 3, 3, (5, 7), right, {}),
+            ("4 ranks, 5 layers", 4, 5, (6, 7), every, {"lanes_first": True}),
+            ("2 ranks, 4 layers", 2, 4, (6, 7), every, {"lanes_first": True}),
+            ("3 ranks, a layer of one number", 3, 4, (5, 7), every, {"small": 1}),
+            ("1 rank", 1, 3, (5, 6), right, {}),
+        ):
             width, seed = draw.choice(widths), draw.randrange(2**31)
             of = dict(of, ranks=ranks, layers=layers, width=width, seed=seed)
             run = cache(lambda of=of: Trained(answer, **of))
@@ -378,8 +466,10 @@ class Layer:
         if not tensor or not flat.numel() or flat.untyped_storage().nbytes() < flat.nbytes:
             raise Refused(f"Layer {self.at} got no parameters for its {way}.")
         if flat.shape != (self.numel,):
-            raise Refused(f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, "
-                          f"but has {self.numel} parameters.")
+            raise Refused(
+                f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, "
+                f"but has {self.numel} parameters."
+            )
 
     def forward(self, flat, x):
         self.refuse(flat, "forward")
@@ -395,7 +485,7 @@ class Layer:
         else:
             dz = dy * (1 - y * y)
             bias = [dz.sum(0)] * (self.numel > self.width**2)
-            dx = dz @ flat[:self.width**2].view(self.width, -1).T
+            dx = dz @ flat[: self.width**2].view(self.width, -1).T
             gradient = torch.cat([(x.T @ dz).flatten(), *bias])
         self.run.computes(self.group, self.at, gradient)
         return dx, gradient
@@ -418,8 +508,17 @@ class Trained(Ranks):
     alive, unreduced    of a rank, {phase: the most of those that were in its memory at once}
     """
 
-    def __init__(self, answer, ranks: int, layers: int, width: int, seed: int, steps=1, small=None,
-                 lanes_first=False):
+    def __init__(
+        self,
+        answer,
+        ranks: int,
+        layers: int,
+        width: int,
+        seed: int,
+        steps=1,
+        small=None,
+        lanes_first=False,
+    ):
         super().__init__(ranks, seed)
         self.width, self.steps, self.lanes_first = width, steps, lanes_first
         self.numels = [width * (width + at % 2) for at in range(layers)]
@@ -433,7 +532,8 @@ class Trained(Ranks):
         self.x, self.dy = torch.randn(2, steps, ranks, 2, width, generator=draw).double()
         self.phase = [FORTH] * ranks
         self.born, self.foreign, self.partial, self.alive, self.unreduced = (
-            [{} for _ in range(ranks)] for _ in range(5))
+            [{} for _ in range(ranks)] for _ in range(5)
+        )
         self.right = self.truth()
         self.shown = self.run(self.train, answer)
 
@@ -488,8 +588,10 @@ class Trained(Ranks):
                     del self.born[rank][key]
                 elif storage.nbytes():
                     numbers.update(torch.empty(0, dtype=torch.float64).set_(storage).tolist())
-        for most, known in ((self.alive[rank], self.foreign[rank]),
-                            (self.unreduced[rank], self.partial[rank])):
+        for most, known in (
+            (self.alive[rank], self.foreign[rank]),
+            (self.unreduced[rank], self.partial[rank]),
+        ):
             found = len({known[number] for number in numbers & known.keys()})
             most[phase] = max(most.get(phase, 0), found)
 
@@ -505,19 +607,24 @@ class Trained(Ranks):
             self.phase[rank] = FORTH
             y = mine.forward(x[rank].clone())
             if not isinstance(y, torch.Tensor) or y.shape != x[rank].shape:
-                raise Refused(f"Rank {rank}'s forward returned no tensor of the last layer's "
-                              f"shape, {[*x[rank].shape]}.")
+                raise Refused(
+                    f"Rank {rank}'s forward returned no tensor of the last layer's "
+                    f"shape, {[*x[rank].shape]}."
+                )
             y = y.detach().clone()
             self.phase[rank] = BETWEEN
             self.look(rank)
             self.phase[rank] = BACKWARD
             gradients = list(mine.backward(dy[rank].clone()))
             self.look(rank)
-            found, right = ([[*getattr(each, "shape", ())] for each in some]
-                            for some in (gradients, parts))
+            found, right = (
+                [[*getattr(each, "shape", ())] for each in some] for some in (gradients, parts)
+            )
             if found != right:
-                raise Refused(f"Rank {rank}'s backward returned gradients of shapes {found}, "
-                              f"where its parts have {right}.")
+                raise Refused(
+                    f"Rank {rank}'s backward returned gradients of shapes {found}, "
+                    f"where its parts have {right}."
+                )
             gradients = [g.detach().clone() for g in gradients]
             shown.append((y, gradients))
             for p, g in zip(parts, gradients):
@@ -526,24 +633,33 @@ class Trained(Ranks):
 
     def outputs(self) -> dict:
         """How many numbers of the last layer's output are not torch's, and the first ones."""
-        wrong = {f"wrong numbers of step {at + 1}'s output":
-                 [off(own[at][0], right[rank]) for rank, own in enumerate(self.shown)]
-                 for at, (right, _) in enumerate(self.right)}
+        wrong = {
+            f"wrong numbers of step {at + 1}'s output": [
+                off(own[at][0], right[rank]) for rank, own in enumerate(self.shown)
+            ]
+            for at, (right, _) in enumerate(self.right)
+        }
         return wrong | {"first numbers": [own[-1][0].flatten()[:FEW] for own in self.shown]}
 
     def gradients(self) -> dict:
         """The same of the first step's gradients."""
         gradients = [own[0][1] for own in self.shown]
-        wrong = {f"wrong numbers of layer {at}'s gradient, a rank":
-                 [off(own[at], self.part(right, rank)) for rank, own in enumerate(gradients)]
-                 for at, right in enumerate(self.right[0][1])}
+        wrong = {
+            f"wrong numbers of layer {at}'s gradient, a rank": [
+                off(own[at], self.part(right, rank)) for rank, own in enumerate(gradients)
+            ]
+            for at, right in enumerate(self.right[0][1])
+        }
         first = [[g[:FEW] for g in own] for own in gradients]
         return wrong | {"first numbers of the gradients": first}
 
     def parameters(self) -> dict:
-        return {f"layers' parameters alive {phase} beyond two":
-                self.beyond(most.get(phase, 0) for most in self.alive)
-                for phase in (FORTH, BETWEEN, BACKWARD)}
+        return {
+            f"layers' parameters alive {phase} beyond two": self.beyond(
+                most.get(phase, 0) for most in self.alive
+            )
+            for phase in (FORTH, BETWEEN, BACKWARD)
+        }
 
     def whole_gradients(self) -> dict:
         most = (max(each.values()) for each in self.unreduced)
@@ -562,8 +678,10 @@ class Trained(Ranks):
             reduced.append(sum(2 * size for what, size in calls if what == "all_reduce"))
             others = sum(size for what, size in calls if what != "all_reduce")
             sent.append(reduced[-1] + others + messages / psi * self.size / (self.size - 1))
-        return {f"times psi {how}": [math.ceil(each - 1e-9) for each in some]
-                for how, some in (("sent in a step", sent), ("by all-reduces", reduced))}
+        return {
+            f"times psi {how}": [math.ceil(each - 1e-9) for each in some]
+            for how, some in (("sent in a step", sent), ("by all-reduces", reduced))
+        }
 
 
 FORTH, BETWEEN, BACKWARD = "in the forward", "after it", "in the backward"
@@ -572,7 +690,7 @@ FORTH, BETWEEN, BACKWARD = "in the forward", "after it", "in the backward"
 def others(flat: torch.Tensor, rank: int, length: int) -> list:
     """A layer's numbers that lie in other ranks' parts."""
     numbers = flat.tolist()
-    return numbers[:rank * length] + numbers[(rank + 1) * length:]
+    return numbers[: rank * length] + numbers[(rank + 1) * length :]
 
 
 def off(found: torch.Tensor, right: torch.Tensor) -> int:

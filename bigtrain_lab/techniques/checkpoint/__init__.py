@@ -16,4 +16,11 @@ from .inside import selective
 from .region import checkpoint
 from .weigh import weigh
 
-__all__ = ["checkpoint", "checkpoint_by_function", "checkpoint_sequential", "recomputed", "selective", "weigh"]
+__all__ = [
+    "checkpoint",
+    "checkpoint_by_function",
+    "checkpoint_sequential",
+    "recomputed",
+    "selective",
+    "weigh",
+]

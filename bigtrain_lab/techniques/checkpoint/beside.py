@@ -31,7 +31,11 @@ def reached(fn, seen: frozenset[int] = frozenset()) -> Iterator[nn.Module | Tens
     elif isinstance(fn, FunctionType):
         cells = [cell for cell in fn.__closure__ or () if cell != CellType()]
         yield from (cell for cell in cells if isinstance(cell.cell_contents, nn.Module | Tensor))
-        parts = *(cell.cell_contents for cell in cells), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()
+        parts = (
+            *(cell.cell_contents for cell in cells),
+            *(fn.__defaults__ or ()),
+            *(fn.__kwdefaults__ or {}).values(),
+        )
     elif isinstance(fn, list | tuple) and fn and isinstance(fn[0], nn.Module):
         parts = fn
     for part in parts:
@@ -66,8 +70,16 @@ class Beside:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Inside, all is where it was noted; after it, where it was before."""
-        moved = [(own, dict(own), noted) for own, noted in self.places if any(own.get(name) is not noted[name] for name in noted)]
-        held = [(cell, cell.cell_contents, noted) for cell, noted in self.cells if cell.cell_contents is not noted]
+        moved = [
+            (own, dict(own), noted)
+            for own, noted in self.places
+            if any(own.get(name) is not noted[name] for name in noted)
+        ]
+        held = [
+            (cell, cell.cell_contents, noted)
+            for cell, noted in self.cells
+            if cell.cell_contents is not noted
+        ]
         try:
             for own, _, noted in moved:
                 own.update(noted)

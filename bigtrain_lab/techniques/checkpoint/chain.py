@@ -34,7 +34,14 @@ from .tickets import Tickets, entered, keep
 from .weigh import tensors_of, weigh
 
 
-def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: int | None = None, span: Callable | None = None):
+def checkpoint_sequential(
+    layers: Sequence[Callable],
+    plan,
+    x,
+    *,
+    budget_bytes: int | None = None,
+    span: Callable | None = None,
+):
     """layers[-1](... layers[0](x)), run again in the backward as the plan says. A state is a tensor or a tuple of tensors.
 
     plan           a name ("sqrt", "every-2", "optimal"), a Recompute, an order of actions, or operations
@@ -55,7 +62,9 @@ def checkpoint_sequential(layers: Sequence[Callable], plan, x, *, budget_bytes: 
     if isinstance(plan, Recompute) and plan.inside:
         layers = selective_layers(layers)
     chain = Chain.equal(len(layers)) if budget_bytes is None else weigh(layers, x)
-    execution = _Execution(layers, plan_of(plan, chain, budget_bytes), isinstance(x, Tensor), span or nullcontext)
+    execution = _Execution(
+        layers, plan_of(plan, chain, budget_bytes), isinstance(x, Tensor), span or nullcontext
+    )
     outputs = execution.forward(tensors_of(x, "x is"))
     return outputs[0] if execution.bare[len(layers)] else outputs
 
@@ -72,14 +81,19 @@ def recomputed(plan) -> Callable:
         layers = chained_layers(stage)
         if layers is None:
             return run([stage], x, *context)
-        vars(stage)["forward"] = partial(run, layers)  # so that a call of the stage still runs its hooks
+        vars(stage)["forward"] = partial(
+            run, layers
+        )  # so that a call of the stage still runs its hooks
         try:
             return stage(x, *context)
         finally:
             del vars(stage)["forward"]
 
     def run(layers, x, *context):
-        return checkpoint_sequential([lambda x, layer=layer: layer(x, *context) for layer in layers], plan, x)
+        return checkpoint_sequential(
+            [lambda x, layer=layer: layer(x, *context) for layer in layers], plan, x
+        )
+
     return forward
 
 
@@ -88,7 +102,9 @@ def chained_layers(stage: nn.Module) -> Iterable[Callable] | None:
     `chained_layers`, or the instance's own, does something else; torch's name for one that `stage.compile()` made is private."""
     if {"forward", "_compiled_call_impl"} & vars(stage).keys():
         return None
-    says = next(each for each in type(stage).__mro__ if {"forward", "chained_layers"} & vars(each).keys())
+    says = next(
+        each for each in type(stage).__mro__ if {"forward", "chained_layers"} & vars(each).keys()
+    )
     if says is nn.Sequential:
         return stage
     return stage.chained_layers if "chained_layers" in vars(says) else None
@@ -98,22 +114,43 @@ class _Execution:
     """Where a plan's execution stands. The graph holds it, by tickets and hooks, and it holds nothing of the graph."""
 
     def __init__(self, layers: list[Callable], ops: Sequence[Op], bare: bool, span: Callable):
-        self.layers, self.ops, self.span, self.bare = layers, ops, span, {0: bare}  # bare[i]: x_i is a tensor, and no tuple
-        self.sweep, self.at = turn(ops, len(layers)), 0  # how many operations are the forward; which one is next
-        guard.refuse_order([op.action.stage for op in ops[:self.sweep]], len(layers))
+        self.layers, self.ops, self.span, self.bare = (
+            layers,
+            ops,
+            span,
+            {0: bare},
+        )  # bare[i]: x_i is a tensor, and no tuple
+        self.sweep, self.at = (
+            turn(ops, len(layers)),
+            0,
+        )  # how many operations are the forward; which one is next
+        guard.refuse_order([op.action.stage for op in ops[: self.sweep]], len(layers))
         self.begins = {op.action.stage: at for at, op in enumerate(ops) if op.action.kind == "B"}
         self.lock = RLock()
         self.tickets = [Tickets(f"Layer {i}", self.lock) for i in range(len(layers))]
-        self.kept, self.hand, self.start = {}, {}, None  # states, the one just made, x_0 where the graph is retained
-        self.conditions, self.learns = [], []  # of each layer's first pass; which of its inputs have a gradient
+        self.kept, self.hand, self.start = (
+            {},
+            {},
+            None,
+        )  # states, the one just made, x_0 where the graph is retained
+        self.conditions, self.learns = (
+            [],
+            [],
+        )  # of each layer's first pass; which of its inputs have a gradient
         self.under_way = None  # in the forward: a layer, its input, and the conditions of its pass
-        self.task, self.first_task, self.retained = None, None, False  # which backward runs, which was the first; whether the graph stays
+        self.task, self.first_task, self.retained = (
+            None,
+            None,
+            False,
+        )  # which backward runs, which was the first; whether the graph stays
         self.backward = None  # the B that runs: how to leave its span, and what is kept after it
 
     def forward(self, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = tuple([t.view_as(t) if t.requires_grad else t for t in x])  # a node of its own, where the backward of layer 0 ends
+        x = tuple(
+            [t.view_as(t) if t.requires_grad else t for t in x]
+        )  # a node of its own, where the backward of layer 0 ends
         self.announce(0, x)
-        for op in self.ops[:self.sweep]:
+        for op in self.ops[: self.sweep]:
             with self.span(op.action):
                 x = self.first(op, x)
         self.at = self.sweep
@@ -125,7 +162,11 @@ class _Execution:
         conditions = Conditions.now(x, self.conditions[-1] if layer else None, self.layers[layer])
         self.learns.append([t.requires_grad for t in x])
         self.under_way = layer, x, conditions
-        with self.tickets[layer].first(partial(self.fill, layer), x) if kind == "A" else nullcontext():
+        with (
+            self.tickets[layer].first(partial(self.fill, layer), x)
+            if kind == "A"
+            else nullcontext()
+        ):
             y = self.run(layer, x)
         self.under_way = None
         self.conditions.append(conditions.after(self.layers[layer], f"layer {layer}"))
@@ -142,7 +183,9 @@ class _Execution:
         return tensors_of(result, f"Layer {layer} returned")
 
     def cut(self, layer: int, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple([t.detach().requires_grad_(learns) for t, learns in zip(x, self.learns[layer])])
+        return tuple(
+            [t.detach().requires_grad_(learns) for t, learns in zip(x, self.learns[layer])]
+        )
 
     def settle(self, layer: int, x: tuple[Tensor, ...], stays: tuple[int, ...]) -> None:
         """Keep x_layer where it stays, and let go of the others before the layer needs room."""
@@ -209,11 +252,16 @@ class _Execution:
 
     def again(self, op: Op) -> None:
         (kind, layer, _), stays = op
-        x, read = self.hand.pop(layer, None) or tuple([handle.unpack() for handle in self.kept[layer]]), is_read(self.ops, self.at - 1)
+        x, read = (
+            self.hand.pop(layer, None) or tuple([handle.unpack() for handle in self.kept[layer]]),
+            is_read(self.ops, self.at - 1),
+        )
         self.settle(layer, x, stays)
         with self.conditions[layer].restored():
             if kind == "F":
-                y = self.tickets[layer].again(partial(self.run, layer, self.cut(layer, x)), whole=read)
+                y = self.tickets[layer].again(
+                    partial(self.run, layer, self.cut(layer, x)), whole=read
+                )
             else:
                 y = torch.no_grad()(self.run)(layer, x)
         self.conditions[layer] = self.conditions[layer].again()

@@ -41,18 +41,27 @@ class Conditions(NamedTuple):
     name: str = ""  # whose they are
 
     @classmethod
-    def now(cls, tensors: Iterable[Tensor], last: "Conditions | None" = None, fn: Callable | None = None) -> "Conditions":
+    def now(
+        cls, tensors: Iterable[Tensor], last: "Conditions | None" = None, fn: Callable | None = None
+    ) -> "Conditions":
         """Before the first run of fn, on these tensors. `last`: of the run before in a chain, whose random states serve again where they are equal."""
         devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
         random = random_states((CPU, *devices))
         if last:
-            random = {d: last.random[d] if d in last.random and same(state, last.random[d]) else state for d, state in random.items()}
+            random = {
+                d: last.random[d] if d in last.random and same(state, last.random[d]) else state
+                for d, state in random.items()
+            }
         return cls(random, autocast(), _get_current_function_mode_stack(), Beside(fn))
 
     def after(self, fn: Callable, name: str) -> "Conditions":
         """Beside these the weights of fn, and the tensors in its closure, as its first run left them."""
         weights = weights_of(fn) + self.beside.tensors
-        return self._replace(weights=weights, versions=versions_of(weights), name=name) if weights else self
+        return (
+            self._replace(weights=weights, versions=versions_of(weights), name=name)
+            if weights
+            else self
+        )
 
     def again(self) -> "Conditions":
         """The same after a later run: an embedding with max_norm changes its own weights each time."""
@@ -82,7 +91,10 @@ class Conditions(NamedTuple):
 
 
 def random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:
-    return {d: torch.get_rng_state() if d == CPU else torch.get_device_module(d).get_rng_state(d) for d in devices}
+    return {
+        d: torch.get_rng_state() if d == CPU else torch.get_device_module(d).get_rng_state(d)
+        for d in devices
+    }
 
 
 def same(state: Tensor, other: Tensor) -> bool:
@@ -99,7 +111,11 @@ def set_random_states(states: dict[torch.device, Tensor]) -> None:
 
 def autocast() -> dict[str, tuple[torch.dtype, bool]]:
     """Of each kind of device on which autocast is on: the number format, and whether casts are cached."""
-    return {kind: (torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()) for kind in KINDS if torch.is_autocast_enabled(kind)}
+    return {
+        kind: (torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
+        for kind in KINDS
+        if torch.is_autocast_enabled(kind)
+    }
 
 
 @contextmanager
@@ -135,5 +151,6 @@ def versions_of(weights: list[Tensor]) -> list[int]:
 
 def learns(fns: Iterable[Callable], tensors: Iterable[Tensor]) -> bool:
     """Whether a backward may have a gradient to find. Functions that are no modules may hold weights that nobody sees."""
-    return (any(t.requires_grad for t in tensors)
-            or any(not isinstance(fn, nn.Module) or any(w.requires_grad for w in weights_of(fn)) for fn in fns))
+    return any(t.requires_grad for t in tensors) or any(
+        not isinstance(fn, nn.Module) or any(w.requires_grad for w in weights_of(fn)) for fn in fns
+    )

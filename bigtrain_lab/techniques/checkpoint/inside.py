@@ -30,14 +30,23 @@ def selective_layers(layers: Sequence[Callable], part: str = "core") -> list[Cal
     """The same for a chain of layers; one that has no such part stays as it is, and one of them must have it."""
     owners = [owners_of(layer, part) for layer in layers]
     if not any(owners):
-        raise Impossible(f"Nothing in {type(layers[0]).__name__} has a method {part!r} to run again: name the method that should be.")
-    return [partial(with_parts_again, layer, own, part) if own else layer for layer, own in zip(layers, owners)]
+        raise Impossible(
+            f"Nothing in {type(layers[0]).__name__} has a method {part!r} to run again: name the method that should be."
+        )
+    return [
+        partial(with_parts_again, layer, own, part) if own else layer
+        for layer, own in zip(layers, owners)
+    ]
 
 
 def with_parts_again(layer, owners: list[nn.Module], part: str, *args, **kwargs):
-    before = [vars(owner).get(part) for owner in owners]  # a method of the instance's own, or this same swap around this one
+    before = [
+        vars(owner).get(part) for owner in owners
+    ]  # a method of the instance's own, or this same swap around this one
     for owner in owners:
-        vars(owner)[part] = partial(checkpoint, getattr(owner, part))  # a call finds this before the class's own
+        vars(owner)[part] = partial(
+            checkpoint, getattr(owner, part)
+        )  # a call finds this before the class's own
     try:
         return layer(*args, **kwargs)
     finally:
@@ -48,4 +57,8 @@ def with_parts_again(layer, owners: list[nn.Module], part: str, *args, **kwargs)
 
 
 def owners_of(layer, part: str) -> list[nn.Module]:
-    return [m for m in layer.modules() if callable(getattr(m, part, None))] if isinstance(layer, nn.Module) else []
+    return (
+        [m for m in layer.modules() if callable(getattr(m, part, None))]
+        if isinstance(layer, nn.Module)
+        else []
+    )

@@ -18,8 +18,13 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import (SavedTensor, _get_current_graph_task_keep_graph, _get_sequence_nr, _make_saved_tensor,
-                                _top_saved_tensors_default_hooks)
+from torch._C._autograd import (
+    SavedTensor,
+    _get_current_graph_task_keep_graph,
+    _get_sequence_nr,
+    _make_saved_tensor,
+    _top_saved_tensors_default_hooks,
+)
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..guards import checkpoint as guard
@@ -39,7 +44,9 @@ class Tickets:
     def __init__(self, name: str, lock):
         self.name, self.lock = name, lock
         self.given: list[ref[_Ticket]] = []
-        self.before: list[tuple[ref[Tensor], int]] = []  # what was there before the call, and how often it had been changed after it
+        self.before: list[
+            tuple[ref[Tensor], int]
+        ] = []  # what was there before the call, and how often it had been changed after it
 
     @contextmanager
     def first(self, fill: Callable[[], None], inputs: Iterable[Tensor]) -> Iterator[None]:
@@ -48,8 +55,15 @@ class Tickets:
 
         def pack(tensor: Tensor) -> _Ticket:
             root = owner(tensor)
-            other = id(root) not in own and (root.grad_fn is None or root.grad_fn._sequence_nr() < begin)
-            ticket = _Ticket(fill, self.lock, looks(tensor), root if other and isinstance(root, nn.Parameter) else None)
+            other = id(root) not in own and (
+                root.grad_fn is None or root.grad_fn._sequence_nr() < begin
+            )
+            ticket = _Ticket(
+                fill,
+                self.lock,
+                looks(tensor),
+                root if other and isinstance(root, nn.Parameter) else None,
+            )
             self.given.append(ref(ticket))
             if other:
                 before[id(root)] = ref(root)
@@ -61,25 +75,35 @@ class Tickets:
 
     def note(self, tensors: Iterable["ref[Tensor]"]) -> None:
         """How often each has been changed that is still there: what fn made for itself is gone."""
-        self.before = [(tensor, there._version) for tensor in tensors if (there := tensor()) is not None]
+        self.before = [
+            (tensor, there._version) for tensor in tensors if (there := tensor()) is not None
+        ]
 
     def again(self, call: Callable, whole: bool = False, held: bool = True):
         """Fill every ticket that is alive by call(). Its result where the call is to run `whole`, else None: it ends with the last ticket.
 
         `held`: the tensors as autograd holds what it saves; not while the first call is still under way, for the rerun will not save them.
         """
-        there = [(tensor, version) for weak, version in self.before if (tensor := weak()) is not None]
-        guard.refuse_moved([t for t, _ in there], [v for _, v in there], [t._version for t, _ in there], self.name)
+        there = [
+            (tensor, version) for weak, version in self.before if (tensor := weak()) is not None
+        ]
+        guard.refuse_moved(
+            [t for t, _ in there], [v for _, v in there], [t._version for t, _ in there], self.name
+        )
         tickets = [ticket() for ticket in self.given]
         last = max((at for at, ticket in enumerate(tickets) if ticket), default=-1)
         saved: list[tuple[Tensor, int]] = []  # in order, each with its version then
 
         def collect(tensor: Tensor) -> Tensor:
-            tensor = tensor.detach()  # an output that its own graph saves would hold that graph for ever
+            tensor = (
+                tensor.detach()
+            )  # an output that its own graph saves would hold that graph for ever
             if len(saved) <= last:
                 if ticket := tickets[len(saved)]:
                     guard.refuse_other_looks(self.name, len(saved), ticket.looks, looks(tensor))
-                    guard.refuse_other_weight(self.name, is_same(ticket.weight, owner(tensor)), tensor)
+                    guard.refuse_other_weight(
+                        self.name, is_same(ticket.weight, owner(tensor)), tensor
+                    )
                 saved.append((tensor, tensor._version))
                 if len(saved) > last and not whole:
                     raise _Enough
@@ -88,12 +112,17 @@ class Tickets:
         result = None
         if last >= 0 or whole:
             try:
-                with torch.set_grad_enabled(last >= 0), saved_tensors_hooks(collect, lambda tensor: tensor):
+                with (
+                    torch.set_grad_enabled(last >= 0),
+                    saved_tensors_hooks(collect, lambda tensor: tensor),
+                ):
                     result = call()
             except _Enough:
                 pass
         guard.refuse_fewer(self.name, len(saved), last + 1, len(tickets))
-        held = held and _top_saved_tensors_default_hooks(True)  # where nobody looks on, a handle is only slower
+        held = held and _top_saved_tensors_default_hooks(
+            True
+        )  # where nobody looks on, a handle is only slower
         for ticket, (tensor, version) in zip(tickets, saved):
             if ticket:
                 guard.refuse_written(self.name, tensor, version, ticket.looks)
@@ -133,6 +162,7 @@ class _Enough(BaseException):
 def looks(tensor: Tensor) -> tuple:
     """What a rerun can be held to without keeping the tensor."""
     return tensor.shape, tensor.dtype, tensor.device
+
 
 def owner(tensor: Tensor) -> Tensor:
     """The tensor whose memory this one is a view of."""

@@ -30,11 +30,20 @@ def weigh(layers: Sequence[Callable], x) -> Chain:
             states.append(storages(x))
             for flags, state in ((saves_input, states[-2]), (saves_output, states[-1])):
                 flags.append(bool(state) and state.keys() <= record.keys())
-                record = {address: size for address, size in record.items() if not (flags[-1] and address in state)}
+                record = {
+                    address: size
+                    for address, size in record.items()
+                    if not (flags[-1] and address in state)
+                }
             saved.append(sum(record.values()))
             forwards.append(worked)
-    return Chain.of([sum(state.values()) for state in states], saved, forwards if any(forwards) else (),
-                    saves_input=saves_input, saves_output=saves_output)
+    return Chain.of(
+        [sum(state.values()) for state in states],
+        saved,
+        forwards if any(forwards) else (),
+        saves_input=saves_input,
+        saves_output=saves_output,
+    )
 
 
 def recorded(layer: Callable, x) -> tuple[object, dict[int, int], int]:
@@ -49,7 +58,10 @@ def recorded(layer: Callable, x) -> tuple[object, dict[int, int], int]:
             record.update(storages(tensor))
         return tensor.detach()
 
-    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        FlopCounterMode(display=False) as counter,
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         result = layer(x)
     return result, record, counter.get_total_flops() // 2
 
@@ -76,6 +88,12 @@ def tensors_of(state, what: str) -> tuple[Tensor, ...]:
     if isinstance(state, Tensor):
         return (state,)
     if not isinstance(state, tuple) or not state or not all(isinstance(t, Tensor) for t in state):
-        found = "nothing" if state is None else "an empty tuple" if state == () else f"a {type(state).__name__}"
+        found = (
+            "nothing"
+            if state is None
+            else "an empty tuple"
+            if state == ()
+            else f"a {type(state).__name__}"
+        )
         raise Impossible(f"{what} {found}: between layers travels a tensor, or a tuple of tensors.")
     return state

@@ -22,18 +22,30 @@ def who(model) -> str:
 
 def by_ranks(group, texts) -> str:
     """What each rank of the group says, with those together that say the same."""
-    return "; ".join(f"{ranks(group.world_rank(r) for r, text in enumerate(texts) if text == one)}: "
-                     f"{one}" for one in dict.fromkeys(texts) if one)
+    return "; ".join(
+        f"{ranks(group.world_rank(r) for r, text in enumerate(texts) if text == one)}: {one}"
+        for one in dict.fromkeys(texts)
+        if one
+    )
 
 
 def refuse_unlike_modules(module, group, settings: str) -> None:
     """Ranks that wrap different modules, or with different settings. All ranks ask."""
-    lines = [settings,
-             *(f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
-               for name, p in module.named_parameters()),
-             *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers())]
+    lines = [
+        settings,
+        *(
+            f"parameter {name}, {Shape.of(p)}{'' if p.requires_grad else ', frozen'}"
+            for name, p in module.named_parameters()
+        ),
+        *(f"buffer {name}, {Shape.of(b)}" for name, b in module.named_buffers()),
+    ]
     if every := group.differing("\n".join(lines), "the modules to wrap"):
-        each = next(row for row in zip_longest(*(text.split("\n") for text in every),
-                                               fillvalue="nothing more") if len(set(row)) > 1)
-        raise Impossible(f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
-                         "module with the same settings on every rank.")
+        each = next(
+            row
+            for row in zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
+            if len(set(row)) > 1
+        )
+        raise Impossible(
+            f"The ranks' modules differ: {by_ranks(group, each)}; wrap the same "
+            "module with the same settings on every rank."
+        )

@@ -11,25 +11,39 @@ from . import refuse
 
 
 def whole_number(k) -> int:
-    refuse((isinstance(k, bool) or not hasattr(k, "__index__") or index(k) < 1,
-            f"k is {k!r}: accumulate a whole number of micro-batches, at least 1."))
+    refuse(
+        (
+            isinstance(k, bool) or not hasattr(k, "__index__") or index(k) < 1,
+            f"k is {k!r}: accumulate a whole number of micro-batches, at least 1.",
+        )
+    )
     return index(k)
 
 
 def refuse_update(clip: float | None, optimizer) -> None:
-    refuse((clip is not None and not clip > 0,  # a negative one would turn the gradient round
+    refuse(
+        (
+            clip is not None and not clip > 0,  # a negative one would turn the gradient round
             f"clip is {clip!r}: give the largest norm that the gradient may have, above 0, or "
-            "None: it is not clipped."),
-           (not hasattr(optimizer, "step") or isinstance(optimizer, torch.optim.LBFGS),
+            "None: it is not clipped.",
+        ),
+        (
+            not hasattr(optimizer, "step") or isinstance(optimizer, torch.optim.LBFGS),
             f"The optimizer is a {type(optimizer).__name__}: give one of torch.optim that steps "
-            "without a closure, such as AdamW."))
+            "without a closure, such as AdamW.",
+        ),
+    )
 
 
 def weighted(window: Sequence, factors: Sequence[float]) -> Iterator[tuple[int, object, float]]:
     """(number, micro-batch, its factor)."""
-    refuse((len(factors) != len(window),
+    refuse(
+        (
+            len(factors) != len(window),
             f"The rule gave {len(factors)} factors for {len(window)} micro-batches: let it return "
-            "one for each."))
+            "one for each.",
+        )
+    )
     return zip(range(len(window)), window, factors)
 
 
@@ -37,21 +51,31 @@ def scalar(loss, number: int) -> Tensor:
     """The summed loss of a micro-batch, from which a gradient can come."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss
-    what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor)
-            else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
-            else "a tensor without a graph (detached, or made under no_grad)")
-    raise Impossible(f"loss_sum gave {what} for micro-batch {number} of the window: let it return "
-                     "a scalar tensor with a graph.")
+    what = (
+        f"a {type(loss).__name__}"
+        if not isinstance(loss, Tensor)
+        else f"a tensor of shape {tuple(loss.shape)}"
+        if loss.numel() != 1
+        else "a tensor without a graph (detached, or made under no_grad)"
+    )
+    raise Impossible(
+        f"loss_sum gave {what} for micro-batch {number} of the window: let it return "
+        "a scalar tensor with a graph."
+    )
 
 
 def counted(window: Sequence, tokens: Callable = lambda count: count) -> list[int]:
     """Tokens of each micro-batch; one that has none would have the mean loss 0/0."""
     refuse((not window, "The window holds no micro-batches: give at least one."))
     counts = [whole(tokens(micro_batch), number) for number, micro_batch in enumerate(window)]
-    refuse((min(counts) < 1,
+    refuse(
+        (
+            min(counts) < 1,
             f"Micro-batch {counts.index(min(counts))} of a window of {len(counts)} has "
             f"{min(counts)} tokens to learn from: leave it out, it adds nothing to a sum and has "
-            "no mean."))
+            "no mean.",
+        )
+    )
     return counts
 
 
@@ -62,8 +86,10 @@ def whole(count, number: int) -> int:
             return int(count)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass  # a word, nan, inf, a tensor of several numbers
-    raise Impossible(f"tokens says {count!r} for micro-batch {number} of the window: let it return "
-                     "how many tokens the summed loss is over, a whole number.")
+    raise Impossible(
+        f"tokens says {count!r} for micro-batch {number} of the window: let it return "
+        "how many tokens the summed loss is over, a whole number."
+    )
 
 
 def some(losses: list[float]) -> list[float]:
@@ -72,6 +98,10 @@ def some(losses: list[float]) -> list[float]:
 
 
 def refuse_momentum(momentum: float, k: float) -> None:
-    refuse((not 0 <= momentum <= 1 or not k > 0,
+    refuse(
+        (
+            not 0 <= momentum <= 1 or not k > 0,
             f"momentum is {momentum!r} and k {k!r}: batch norm mixes by a share from 0 to 1, over "
-            "more than 0 micro-batches."))
+            "more than 0 micro-batches.",
+        )
+    )

@@ -15,15 +15,24 @@ def refuse(tensor: Tensor, op: str) -> None:
     dtype, eighth = str(tensor.dtype).removeprefix("torch."), not whole and tensor.itemsize == 1
     refuse_any(
         (op not in ("sum", "mean"), f"There is no ring all-reduce by {op!r}: choose sum or mean."),
-        (tensor.layout != torch.strided,
-         f"The tensor is {tensor.layout}: all-reduce a dense one, such as tensor.to_dense()."),
-        (tensor.dtype == torch.bool or tensor.dtype not in DTYPES or eighth,
-         f"{dtype} has no addition: convert the tensor to a type that has one, such as float32."),
-        (op == "mean" and whole,
-         f"The mean of {dtype} is no whole number: all-reduce by sum, or convert to float."))
+        (
+            tensor.layout != torch.strided,
+            f"The tensor is {tensor.layout}: all-reduce a dense one, such as tensor.to_dense().",
+        ),
+        (
+            tensor.dtype == torch.bool or tensor.dtype not in DTYPES or eighth,
+            f"{dtype} has no addition: convert the tensor to a type that has one, such as float32.",
+        ),
+        (
+            op == "mean" and whole,
+            f"The mean of {dtype} is no whole number: all-reduce by sum, or convert to float.",
+        ),
+    )
 
 
 def refuse_different(group: Group, texts: list[str]) -> None:
     if texts:
-        raise Impossible(f"The ranks all-reduce different tensors: {by_ranks(group, texts)}; give "
-                         "the same shape, dtype, op and name on every rank.")
+        raise Impossible(
+            f"The ranks all-reduce different tensors: {by_ranks(group, texts)}; give "
+            "the same shape, dtype, op and name on every rank."
+        )

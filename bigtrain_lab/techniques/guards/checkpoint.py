@@ -17,28 +17,38 @@ AGAIN = "Let it depend on its arguments and torch's random state only."
 
 def refuse_options(kwargs: dict) -> None:
     if options := TORCH_S & kwargs.keys():
-        raise Impossible(f"{min(options)} is an option of torch.utils.checkpoint: leave it out, "
-                         "or give it to fn itself by functools.partial.")
+        raise Impossible(
+            f"{min(options)} is an option of torch.utils.checkpoint: leave it out, "
+            "or give it to fn itself by functools.partial."
+        )
 
 
 def versions(leaves: Sequence, args: tuple, kwargs: dict) -> list[int | None]:
     """How often each argument was changed in place; None of what is no tensor."""
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and leaf.is_inference():
-            raise Impossible(f"{argument(at, args, kwargs)} was made in inference mode, so no "
-                             "backward can keep it: pass its clone().")
+            raise Impossible(
+                f"{argument(at, args, kwargs)} was made in inference mode, so no "
+                "backward can keep it: pass its clone()."
+            )
     return [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
 
 
-def refuse_result(fn, result, leaves: Sequence, before: Sequence, args: tuple, kwargs: dict) -> None:
+def refuse_result(
+    fn, result, leaves: Sequence, before: Sequence, args: tuple, kwargs: dict
+) -> None:
     for at, (leaf, version) in enumerate(zip(leaves, before)):
         if version is not None and leaf._version != version:
-            raise Impossible(f"{called(fn)} changed {argument(at, args, kwargs)} in place, so its "
-                             "recompute would start from other values: write the result to a new "
-                             "tensor.")
+            raise Impossible(
+                f"{called(fn)} changed {argument(at, args, kwargs)} in place, so its "
+                "recompute would start from other values: write the result to a new "
+                "tensor."
+            )
     if result is None:
-        raise Impossible(f"{called(fn)} returned nothing, so no gradient can reach what it "
-                         "computed: return the result.")
+        raise Impossible(
+            f"{called(fn)} returned nothing, so no gradient can reach what it "
+            "computed: return the result."
+        )
 
 
 def called(fn) -> str:
@@ -56,78 +66,113 @@ def argument(at: int, args: tuple, kwargs: dict) -> str:
 
 def refuse_layers(layers) -> None:
     if not isinstance(layers, Iterable):
-        raise Impossible(f"layers is one {type(layers).__name__}: give a list of layers, or a "
-                         "Sequential.")
+        raise Impossible(
+            f"layers is one {type(layers).__name__}: give a list of layers, or a Sequential."
+        )
 
 
 def refuse_inference(x: Iterable[Tensor]) -> None:
-    refuse((any(t.is_inference() for t in x),
-            "x was made in inference mode, so no backward can keep it: pass its clone()."))
+    refuse(
+        (
+            any(t.is_inference() for t in x),
+            "x was made in inference mode, so no backward can keep it: pass its clone().",
+        )
+    )
 
 
 def refuse_order(swept: Sequence[int], layers: int) -> None:
     """`swept`: the layers that the plan's forward runs."""
-    refuse((list(swept) != list(range(layers)),
+    refuse(
+        (
+            list(swept) != list(range(layers)),
             "The plan runs a layer a second time before the last one has run: let its forward run "
-            "each layer once, in order."))
+            "each layer once, in order.",
+        )
+    )
 
 
 def refuse_in_place(layer: int, x: Iterable[Tensor], before: list[int]) -> None:
-    refuse((before != [t._version for t in x],
+    refuse(
+        (
+            before != [t._version for t in x],
             f"Layer {layer} changed its input in place, so it could not run again: let it write "
-            "its result to a new tensor."))
+            "its result to a new tensor.",
+        )
+    )
 
 
 def refuse_gone(start) -> None:
-    refuse((start is None,
-            "Second backward through a checkpointed chain: call the first with "
-            "retain_graph=True."))
+    refuse(
+        (
+            start is None,
+            "Second backward through a checkpointed chain: call the first with retain_graph=True.",
+        )
+    )
 
 
 # -- a function that runs again -----------------------------------------------------------------
 
 
-def refuse_moved(tensors: Iterable[Tensor], before: Sequence[int], now: Sequence[int], name: str) -> None:
+def refuse_moved(
+    tensors: Iterable[Tensor], before: Sequence[int], now: Sequence[int], name: str
+) -> None:
     """Impossible where one of them was changed in place since the forward."""
     for tensor, was, is_ in zip(tensors, before, now):
         if was != is_:
             weight = tensor.is_leaf and tensor.requires_grad
-            what, instead = (("weight", "call backward before the optimizer's step") if weight
-                             else ("tensor", "write the result to a new tensor"))
-            raise Impossible(f"A {what} of shape {tuple(tensor.shape)} was changed in place "
-                             f"between the forward of {name} and its backward: {instead}.")
+            what, instead = (
+                ("weight", "call backward before the optimizer's step")
+                if weight
+                else ("tensor", "write the result to a new tensor")
+            )
+            raise Impossible(
+                f"A {what} of shape {tuple(tensor.shape)} was changed in place "
+                f"between the forward of {name} and its backward: {instead}."
+            )
 
 
 def refuse_other_looks(name: str, number: int, was: tuple, now: tuple) -> None:
     if was != now:
-        raise Impossible(f"{name} did not do the same when it ran again: tensor {number} that "
-                         f"autograd saves was {described(was)}, and is now {described(now)}. "
-                         f"{AGAIN}")
+        raise Impossible(
+            f"{name} did not do the same when it ran again: tensor {number} that "
+            f"autograd saves was {described(was)}, and is now {described(now)}. "
+            f"{AGAIN}"
+        )
 
 
 def refuse_other_weight(name: str, same: bool, tensor: Tensor) -> None:
     if not same:
-        raise Impossible(f"{name} used another weight of shape {tuple(tensor.shape)} when it ran "
-                         "again: give checkpoint the module that has the weight, or pass the "
-                         "weight as an argument.")
+        raise Impossible(
+            f"{name} used another weight of shape {tuple(tensor.shape)} when it ran "
+            "again: give checkpoint the module that has the weight, or pass the "
+            "weight as an argument."
+        )
 
 
 def refuse_fewer(name: str, saved: int, wanted: int, before: int) -> None:
-    refuse((saved < wanted, f"{name} saved {saved} tensors when it ran again, and {before} before: "
-                            f"{AGAIN}"))
+    refuse(
+        (
+            saved < wanted,
+            f"{name} saved {saved} tensors when it ran again, and {before} before: {AGAIN}",
+        )
+    )
 
 
 def refuse_written(name: str, tensor: Tensor, version: int, looks: tuple) -> None:
     """A tensor that fn saves and then changes: autograd's own check is off where hooks pack."""
     if tensor._version != version:
-        raise Impossible(f"{name} changed a {described(looks)} in place which its backward needs: "
-                         "write the result to a new tensor.")
+        raise Impossible(
+            f"{name} changed a {described(looks)} in place which its backward needs: "
+            "write the result to a new tensor."
+        )
 
 
 def refuse_written_since(tensor: Tensor, version: int, looks: tuple) -> None:
     if tensor._version != version:
-        raise Impossible(f"A {described(looks)} was changed in place while a backward that needs "
-                         "it ran: write the result to a new tensor.")
+        raise Impossible(
+            f"A {described(looks)} was changed in place while a backward that needs "
+            "it ran: write the result to a new tensor."
+        )
 
 
 def described(looks: tuple) -> str:

@@ -26,25 +26,45 @@ def refuse(module: nn.Module, group: Group, compute_dtype, units) -> None:
     odd = [name for name, p in parameters.items() if not p.is_floating_point()]
     parts = set(module.modules())
     strange = [type(unit).__name__ for unit in units or () if unit not in parts]
-    wrapped = [path or "The module" for path, part in module.named_modules()
-               if isinstance(getattr(part, "pieces", None), dict)]
+    wrapped = [
+        path or "The module"
+        for path, part in module.named_modules()
+        if isinstance(getattr(part, "pieces", None), dict)
+    ]
     sliced = [name for name, p in parameters.items() if getattr(p, "cut", None)]
     refuse_any(
-        (wrapped, f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for "
-                  "its parts."),
+        (
+            wrapped,
+            f"{', '.join(wrapped)} is wrapped already: wrap a module once, with units= for "
+            "its parts.",
+        ),
         (lazy, f"{', '.join(lazy)} have no shape yet: run one forward before you wrap the module."),
-        (not any(p.requires_grad for p in parameters.values()),
-         "No parameter of the module needs a gradient: there is nothing to train."),
-        (odd, f"{', '.join(odd)} {'are' if odd[1:] else 'is'} neither real nor floating: make a "
-              "buffer of it, or split it into real parts."),
-        (compute_dtype is not None and not (isinstance(compute_dtype, torch.dtype)
-                                            and compute_dtype.is_floating_point),
-         f"compute_dtype is {compute_dtype!r}: give a floating format, such as torch.bfloat16."),
-        (strange, f"units names a {', '.join(strange)} that is no part of the module: give modules "
-                  "of the one that you wrap."),
+        (
+            not any(p.requires_grad for p in parameters.values()),
+            "No parameter of the module needs a gradient: there is nothing to train.",
+        ),
+        (
+            odd,
+            f"{', '.join(odd)} {'are' if odd[1:] else 'is'} neither real nor floating: make a "
+            "buffer of it, or split it into real parts.",
+        ),
+        (
+            compute_dtype is not None
+            and not (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point),
+            f"compute_dtype is {compute_dtype!r}: give a floating format, such as torch.bfloat16.",
+        ),
+        (
+            strange,
+            f"units names a {', '.join(strange)} that is no part of the module: give modules "
+            "of the one that you wrap.",
+        ),
         (sliced, f"{', '.join(sliced)} are slices: tensor slicing composes with stage 1 of ZeRO."),
-        (masters_of([module]), "The module's weights have masters or pieces already: wrap a module "
-                               "that nothing has prepared, with compute_dtype= the half format."))
+        (
+            masters_of([module]),
+            "The module's weights have masters or pieces already: wrap a module "
+            "that nothing has prepared, with compute_dtype= the half format.",
+        ),
+    )
     refuse_unlike_modules(module, group, f"compute_dtype {compute_dtype}")
 
 
@@ -54,10 +74,14 @@ def refuse_formats(units: list[tuple[list, dict]]) -> None:
         for name, p in named.items():
             kinds.setdefault((p.dtype, p.device), name)
         if len(kinds) > 1:
-            told = " and ".join(f"{name} is {dtype} on {device}".replace("torch.", "")
-                                for (dtype, device), name in kinds.items())
-            raise Impossible(f"{told}, and they are gathered together: give them one format and "
-                             "device, or units= that keep them apart.")
+            told = " and ".join(
+                f"{name} is {dtype} on {device}".replace("torch.", "")
+                for (dtype, device), name in kinds.items()
+            )
+            raise Impossible(
+                f"{told}, and they are gathered together: give them one format and "
+                "device, or units= that keep them apart."
+            )
 
 
 def refuse_changed(model) -> None:
@@ -68,28 +92,41 @@ def refuse_changed(model) -> None:
     for p in own:
         if p not in model.pieces:
             name = next(n for n, each in model.module.named_parameters() if each is p)
-            raise Impossible(f"Parameter {name} on {who(model)} was put in after the module was "
-                             "wrapped: change the module before you wrap it.")
+            raise Impossible(
+                f"Parameter {name} on {who(model)} was put in after the module was "
+                "wrapped: change the module before you wrap it."
+            )
     for unit in model.units:
         for name, p, piece in zip(unit.names, unit.parameters, unit.pieces):
             gone, moved = p not in own, Shape.of(p) != Shape.of(unit.nothing)
             if gone or moved or p.device != unit.nothing.device:
                 what = "was taken out" if gone else f"became {Shape.of(p)} on {p.device}"
-                raise Impossible(f"Parameter {name} on {who(model)} {what} after the module was "
-                                 "wrapped: change the module before you wrap it; values come by "
-                                 "load_full_state_dict().")
+                raise Impossible(
+                    f"Parameter {name} on {who(model)} {what} after the module was "
+                    "wrapped: change the module before you wrap it; values come by "
+                    "load_full_state_dict()."
+                )
             if p.requires_grad != piece.requires_grad:
                 flag = str(piece.requires_grad)
-                raise Impossible(f"requires_grad of {name} on {who(model)} was {flag} when the "
-                                 "module was wrapped and is not now: change it before you wrap it.")
+                raise Impossible(
+                    f"requires_grad of {name} on {who(model)} was {flag} when the "
+                    "module was wrapped and is not now: change it before you wrap it."
+                )
 
 
 def tensors_in(output, module: nn.Module) -> list[Tensor]:
     """Those of what a call returned, or left as an attribute, that a backward can reach."""
-    leaves = [*chain(*map(opened, tree_leaves(output))),
-              *(value for part in module.modules() for value in vars(part).values())]
-    return [*{id(each): each for each in leaves
-              if isinstance(each, Tensor) and each.grad_fn is not None}.values()]
+    leaves = [
+        *chain(*map(opened, tree_leaves(output))),
+        *(value for part in module.modules() for value in vars(part).values()),
+    ]
+    return [
+        *{
+            id(each): each
+            for each in leaves
+            if isinstance(each, Tensor) and each.grad_fn is not None
+        }.values()
+    ]
 
 
 def opened(value) -> list:
@@ -100,9 +137,13 @@ def opened(value) -> list:
 
 
 def refuse_graph(model) -> None:
-    refuse_any((torch.is_grad_enabled(),
-                f"A backward with create_graph=True on {who(model)} would need weights again when "
-                "they are gone: take units without FullyShardedDataParallel for it."))
+    refuse_any(
+        (
+            torch.is_grad_enabled(),
+            f"A backward with create_graph=True on {who(model)} would need weights again when "
+            "they are gone: take units without FullyShardedDataParallel for it.",
+        )
+    )
 
 
 def watch(model) -> None:
@@ -113,12 +154,22 @@ def watch(model) -> None:
     TRIED.clear()
 
     def saved(_, __, ___) -> None:
-        refuse_any((not model.whole, "Parameters are sharded, and empty between uses: call "
-                                     "full_state_dict() of the FullyShardedDataParallel."))
+        refuse_any(
+            (
+                not model.whole,
+                "Parameters are sharded, and empty between uses: call "
+                "full_state_dict() of the FullyShardedDataParallel.",
+            )
+        )
 
     def loaded(*_) -> None:
-        refuse_any((not model.whole, "Parameters are sharded, and empty between uses: call "
-                                     "load_full_state_dict() of the FullyShardedDataParallel."))
+        refuse_any(
+            (
+                not model.whole,
+                "Parameters are sharded, and empty between uses: call "
+                "load_full_state_dict() of the FullyShardedDataParallel.",
+            )
+        )
 
     for part in model.module.modules():
         part.register_state_dict_pre_hook(saved)
@@ -134,34 +185,51 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         given = {id(each) for each in tree_leaves((args, kwargs))}
-        empty = [name for unit in self.model.units if not unit.there
-                 for name, p in zip(unit.names, unit.parameters) if id(p) in given]
+        empty = [
+            name
+            for unit in self.model.units
+            if not unit.there
+            for name, p in zip(unit.names, unit.parameters)
+            if id(p) in given
+        ]
         asked = getattr(getattr(function, "__self__", None), "__name__", None)  # p.device, p.T
         reads = function.__name__ in ("__get__", "__set__") and asked not in ("T", "mT", "H", "mH")
-        refuse_any((empty and not reads,
-                    f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
-                    "unit, where it is empty: call the module that has it, or name in units= one "
-                    "whose forward uses it."))
+        refuse_any(
+            (
+                empty and not reads,
+                f"{', '.join(empty)} on {who(self.model)} is used outside the forward of its "
+                "unit, where it is empty: call the module that has it, or name in units= one "
+                "whose forward uses it.",
+            )
+        )
         return function(*args, **kwargs or {})
 
 
 def refuse_inside(model) -> None:
-    refuse_any((any(unit.there for unit in model.units) or model.left,
-                f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
-                "call finish_gradient_synchronization() before."))
+    refuse_any(
+        (
+            any(unit.there for unit in model.units) or model.left,
+            f"A state of whole tensors was asked for on {who(model)} while a unit is in use: "
+            "call finish_gradient_synchronization() before.",
+        )
+    )
 
 
 def refuse_sparse(model, unit) -> None:
     for name, p in zip(unit.names, unit.parameters):
         if p.grad is not None and p.grad.layout is not torch.strided:
-            raise Impossible(f"Parameter {name} on {who(model)} has a gradient that is "
-                             f"{p.grad.layout}: dense gradients are cut and summed, so take "
-                             "sparse=False.")
+            raise Impossible(
+                f"Parameter {name} on {who(model)} has a gradient that is "
+                f"{p.grad.layout}: dense gradients are cut and summed, so take "
+                "sparse=False."
+            )
 
 
 def refuse_copy() -> None:
-    raise Impossible("A FullyShardedDataParallel has a part of its parameters only: copy the "
-                     "module before you wrap it, or keep what full_state_dict() returns.")
+    raise Impossible(
+        "A FullyShardedDataParallel has a part of its parameters only: copy the "
+        "module before you wrap it, or keep what full_state_dict() returns."
+    )
 
 
 def refuse_dropped(model) -> None:
@@ -171,9 +239,11 @@ def refuse_dropped(model) -> None:
     for unit in model.units:
         grads = [piece.grad for piece in unit.pieces if piece.requires_grad]
         if unit.used and (stepped or unit not in busy and all(grad is None for grad in grads)):
-            raise Impossible(f"The gradient of {unit.names[0]} on {who(model)} was not there when the "
-                             "optimizer stepped: call finish_gradient_synchronization() after the "
-                             "backward, before step() and zero_grad().")
+            raise Impossible(
+                f"The gradient of {unit.names[0]} on {who(model)} was not there when the "
+                "optimizer stepped: call finish_gradient_synchronization() after the "
+                "backward, before step() and zero_grad()."
+            )
 
 
 def writes(model) -> int:
@@ -183,5 +253,7 @@ def writes(model) -> int:
 
 def refuse_unused(model, unused: list[str]) -> None:
     if unused and not model.allow_unused:
-        raise Impossible(f"{', '.join(unused)} got no gradient on {who(model)}: let the loss "
-                         "depend on all that learns, freeze the rest, or pass allow_unused=True.")
+        raise Impossible(
+            f"{', '.join(unused)} got no gradient on {who(model)}: let the loss "
+            "depend on all that learns, freeze the rest, or pass allow_unused=True."
+        )

@@ -25,10 +25,15 @@ def graph_breaks(function, *args, **kwargs) -> list[str]:
     for each in found.break_reasons:
         place = each.user_stack[-1]
         line = linecache.getline(place.filename, place.lineno).strip() or each.reason
-        why = ("depends on the values of a tensor" if "jump" in each.reason or ".item" in line
-               else "cannot be captured")
-        told.append(f"The graph breaks at line {place.lineno} of {place.filename}, {line!r}, which "
-                    f"{why}: what comes before and after it is compiled apart.")
+        why = (
+            "depends on the values of a tensor"
+            if "jump" in each.reason or ".item" in line
+            else "cannot be captured"
+        )
+        told.append(
+            f"The graph breaks at line {place.lineno} of {place.filename}, {line!r}, which "
+            f"{why}: what comes before and after it is compiled apart."
+        )
     return told
 
 
@@ -54,21 +59,26 @@ def captured(graph: fx.GraphModule) -> Captured:
         value = node.meta.get("example_value")
         if isinstance(value, Tensor):
             inputs[node.name.removeprefix("l_").strip("_")] = {
-                "shape": " x ".join(str(each) if isinstance(each, int) else "any"
-                                    for each in value.shape) or "scalar",
+                "shape": " x ".join(
+                    str(each) if isinstance(each, int) else "any" for each in value.shape
+                )
+                or "scalar",
                 "format": str(value.dtype).removeprefix("torch."),
                 "strides": tuple(map(str, value.stride())),
-                "gradient": "with a gradient" if value.requires_grad else "without a gradient"}
-    return Captured(inputs, tuple(str(node.target) for node in graph.graph.nodes
-                                  if node.op.startswith("call_")))
+                "gradient": "with a gradient" if value.requires_grad else "without a gradient",
+            }
+    return Captured(
+        inputs, tuple(str(node.target) for node in graph.graph.nodes if node.op.startswith("call_"))
+    )
 
 
 def reasons(graphs: list[Captured]) -> list[str]:
     """Why each graph was captured, in order."""
     told = []
     for k, now in enumerate(graphs):
-        before = next((each for each in reversed(graphs[:k])
-                       if each.operators == now.operators), None)
+        before = next(
+            (each for each in reversed(graphs[:k]) if each.operators == now.operators), None
+        )
         told.append(change(before, now) if before else "the first call of this code")
     return told
 

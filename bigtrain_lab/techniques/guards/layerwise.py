@@ -11,7 +11,10 @@ RANGES = {  # option -> (what it must be, whether it is)
     "lr": ("a finite number of at least 0", lambda value: 0 <= value < float("inf")),
     "eps": ("at least 0", lambda value: value >= 0),
     "weight_decay": ("at least 0", lambda value: value >= 0),
-    "betas": ("two numbers from 0 to below 1", lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value)),
+    "betas": (
+        "two numbers from 0 to below 1",
+        lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value),
+    ),
     "momentum": ("from 0 to below 1", lambda value: 0 <= value < 1),
     "trust_coefficient": ("above 0", lambda value: value > 0),
     "clip_norm": ("above 0, or None", lambda value: value is None or value > 0),
@@ -33,12 +36,16 @@ def refuse_options(options: dict) -> None:
 def refuse_parameters(parameters: list[Tensor]) -> None:
     for number, p in enumerate(parameters):
         if not p.is_floating_point():
-            raise Impossible(f"Parameter {number} is {str(p.dtype).removeprefix('torch.')}: a norm of a layer needs real "
-                             "floating-point numbers, so give complex ones as two real tensors.")
+            raise Impossible(
+                f"Parameter {number} is {str(p.dtype).removeprefix('torch.')}: a norm of a layer needs real "
+                "floating-point numbers, so give complex ones as two real tensors."
+            )
 
 
 def refuse_gradients(gradients: Iterable[Tensor | None]) -> None:
     for g in gradients:
         if g is not None and g.layout != torch.strided:
-            raise Impossible(f"The gradient of a parameter of shape {tuple(g.shape)} is sparse, and its norm needs all rows: "
-                             "make the embedding with sparse=False.")
+            raise Impossible(
+                f"The gradient of a parameter of shape {tuple(g.shape)} is sparse, and its norm needs all rows: "
+                "make the embedding with sparse=False."
+            )

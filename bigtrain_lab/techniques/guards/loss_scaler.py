@@ -11,11 +11,19 @@ from . import refuse
 
 def rule(growth_factor, backoff_factor, growth_interval) -> tuple[float, float, int]:
     numbers = hasattr(growth_factor, "__float__") and hasattr(backoff_factor, "__float__")
-    refuse((not (numbers and growth_factor > 1 > backoff_factor > 0
-                 and hasattr(growth_interval, "__index__") and growth_interval >= 1),
+    refuse(
+        (
+            not (
+                numbers
+                and growth_factor > 1 > backoff_factor > 0
+                and hasattr(growth_interval, "__index__")
+                and growth_interval >= 1
+            ),
             f"{growth_factor=}, {backoff_factor=}, {growth_interval=}: the scale must grow by a "
             "factor above 1, back off by one between 0 and 1, and wait a whole number of steps, "
-            "at least 1 step."))
+            "at least 1 step.",
+        )
+    )
     return growth_factor, backoff_factor, operator.index(growth_interval)
 
 
@@ -24,81 +32,127 @@ def usable(scale) -> float:
     number = 0.0
     if hasattr(scale, "__float__"):
         number = torch.tensor(float(scale), dtype=torch.float32).item()
-    refuse((not 0 < number < float("inf"),
+    refuse(
+        (
+            not 0 < number < float("inf"),
             f"A loss scale of {scale!r} scales nothing: take a positive number that float32 holds, "
-            "such as 65536."))
+            "such as 65536.",
+        )
+    )
     return number
 
 
 def refuse_loss(loss) -> None:
     if not isinstance(loss, Tensor):  # whose repr would wait for the device
-        raise Impossible(f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that "
-                         "has the graph, before .item().")
+        raise Impossible(
+            f"The loss is {loss!r}, a {type(loss).__name__}: scale the tensor that "
+            "has the graph, before .item()."
+        )
     refuse_double("The loss", loss)
 
 
 def refuse_double(what: str, tensor: Tensor) -> None:
-    refuse((tensor.dtype == torch.float64,
+    refuse(
+        (
+            tensor.dtype == torch.float64,
             f"{what} is float64, whose smallest number is 2^-1074: nothing underflows there and a "
             "loss scale does no good. Train a float64 model without a scaler, or convert it with "
-            "model.float()."))
+            "model.float().",
+        )
+    )
 
 
 def refuse_unscale(scaler, unscaled: bool, twice: set) -> None:
     """`unscaled`: since the last update; `twice`: parameters that another optimizer has too."""
-    refuse((unscaled,
+    refuse(
+        (
+            unscaled,
             "These gradients were unscaled since the last update(): a second division would make "
             f"them {scaler.get_scale():g} times too small. Call unscale_ once a step, before "
-            "clipping."),
-           (scaler.agreed is not None,
+            "clipping.",
+        ),
+        (
+            scaler.agreed is not None,
             "The ranks have agreed on this step, and another optimizer comes after it: step all at "
-            "once, as mp.step(one, other), or unscale_ each before the first step."),
-           (twice,
+            "once, as mp.step(one, other), or unscale_ each before the first step.",
+        ),
+        (
+            twice,
             "Two optimizers hold one parameter, whose gradient would be divided twice: give each "
-            "weight, a tied one too, to one."))
+            "weight, a tied one too, to one.",
+        ),
+    )
 
 
 def refuse_gradients(scaler, gradients: list[Tensor]) -> None:
-    refuse((not gradients,
+    refuse(
+        (
+            not gradients,
             "None of the optimizer's parameters has a gradient: call scale(loss).backward() "
-            "before, of a loss that depends on them."),
-           (not scaler.scaled,
+            "before, of a loss that depends on them.",
+        ),
+        (
+            not scaler.scaled,
             f"No loss was scaled yet, so dividing these gradients by {scaler.get_scale():g} would "
-            "all but stop the training: call scale(loss).backward() instead of loss.backward()."))
+            "all but stop the training: call scale(loss).backward() instead of loss.backward().",
+        ),
+    )
 
 
 def refuse_gradient(gradient: Tensor, half: bool) -> None:
     """`half`: whether one in float16 is let through."""
     refuse_double("A gradient", gradient)
-    refuse((gradient.dtype == torch.float16 and not half,
+    refuse(
+        (
+            gradient.dtype == torch.float16 and not half,
             "A gradient is float16: divided by the scale it would vanish again. Keep float32 "
             "master weights, whose gradients are float32 (MixedPrecision does), or let the model "
-            "stay in float32 under a policy."))
+            "stay in float32 under a policy.",
+        )
+    )
 
 
 def refuse_step(stepped: bool, args: tuple, kwargs: dict) -> None:
-    refuse((kwargs.get("closure") is not None or any(map(callable, args)),
+    refuse(
+        (
+            kwargs.get("closure") is not None or any(map(callable, args)),
             "step() was given a closure: it makes new gradients inside the optimizer, still S "
             "times too large and not looked at. Use an optimizer that needs none, or train "
-            "without a scaler (bf16 needs none)."),
-           (stepped,
+            "without a scaler (bf16 needs none).",
+        ),
+        (
+            stepped,
             "step() was called for this optimizer since the last update(): call update() once all "
-            "optimizers have stepped."))
+            "optimizers have stepped.",
+        ),
+    )
 
 
 def refuse_unknown(known: bool) -> None:
-    refuse((not known,
+    refuse(
+        (
+            not known,
             "Whether this optimizer skips is not known: ask between unscale_(optimizer) or "
-            "step(optimizer) and update()."))
+            "step(optimizer) and update().",
+        )
+    )
 
 
 def refuse_update(known: bool) -> None:
-    refuse((not known,
+    refuse(
+        (
+            not known,
             "update() before any step(): nothing was learnt about the scale. Call step(optimizer) "
-            "first."))
+            "first.",
+        )
+    )
 
 
 def refuse_state(lacking: set[str]) -> None:
-    refuse((lacking,
+    refuse(
+        (
+            lacking,
             f"The state lacks {', '.join(sorted(lacking))}: it was saved where scaling was off, or "
-            "by something else. Start anew."))
+            "by something else. Start anew.",
+        )
+    )

@@ -10,15 +10,25 @@ def refuse_equation(equation: str) -> None:
     inputs = [each.split() for each in left.split(",")]
     every = [dim for each in inputs for dim in each]
     unmade = next((dim for dim in right.split() if dim not in every), None)
-    twice = next((dim for each in (*inputs, right.split()) for dim in each if each.count(dim) > 1),
-                 None)
+    twice = next(
+        (dim for each in (*inputs, right.split()) for dim in each if each.count(dim) > 1), None
+    )
     refuse_any(
-        (not arrow or "->" in right or "," in right,
-         f'{equation!r} is no equation of tensors: write it like "n d, d f -> n f".'),
-        (unmade, f"The result of {equation!r} has a dimension {unmade!r} that no input has: "
-                 "leave it out."),
-        (twice, f"A tensor of {equation!r} has the dimension {twice!r} twice: give each dimension "
-                "of a tensor a name of its own."))
+        (
+            not arrow or "->" in right or "," in right,
+            f'{equation!r} is no equation of tensors: write it like "n d, d f -> n f".',
+        ),
+        (
+            unmade,
+            f"The result of {equation!r} has a dimension {unmade!r} that no input has: "
+            "leave it out.",
+        ),
+        (
+            twice,
+            f"A tensor of {equation!r} has the dimension {twice!r} twice: give each dimension "
+            "of a tensor a name of its own.",
+        ),
+    )
 
 
 def refuse(product, sizes, layout, axes) -> None:
@@ -29,16 +39,21 @@ def refuse(product, sizes, layout, axes) -> None:
             raise Impossible(f"Nobody says how long dimension {dim!r} is: add it to the sizes.")
     for dim, axis in layout.items():
         if dim not in sizes:
-            raise Impossible(f"The layout cuts {dim!r}, which is no dimension: "
-                             f"cut one of {', '.join(sizes)}.")
+            raise Impossible(
+                f"The layout cuts {dim!r}, which is no dimension: cut one of {', '.join(sizes)}."
+            )
         if axis not in axes:
-            raise Impossible(f"The layout cuts {dim!r} along {axis!r}, and the mesh has no such "
-                             f"axis: name one of {', '.join(axes) or 'none'}.")
+            raise Impossible(
+                f"The layout cuts {dim!r} along {axis!r}, and the mesh has no such "
+                f"axis: name one of {', '.join(axes) or 'none'}."
+            )
         if sizes[dim] % axes[axis]:
             few = sizes[dim] // axes[axis] * axes[axis]
             near = " or ".join(str(size) for size in (few, few + axes[axis]) if size)
-            raise Impossible(f"Dimension {dim!r} of {sizes[dim]} cannot be cut into {axes[axis]} "
-                             f"equal parts along {axis!r}: make it {near}.")
+            raise Impossible(
+                f"Dimension {dim!r} of {sizes[dim]} cannot be cut into {axes[axis]} "
+                f"equal parts along {axis!r}: make it {near}."
+            )
     refuse_twice(dims, layout)
 
 
@@ -47,25 +62,35 @@ def refuse_twice(dims, layout) -> None:
     seen: dict[str, str] = {}
     for dim in dims:
         if (axis := layout.get(dim)) is not None and seen.setdefault(axis, dim) != dim:
-            raise Impossible(f"The layout cuts both {seen[axis]!r} and {dim!r} along {axis!r}, and "
-                             "they meet in one product: cut one of them along another axis.")
+            raise Impossible(
+                f"The layout cuts both {seen[axis]!r} and {dim!r} along {axis!r}, and "
+                "they meet in one product: cut one of them along another axis."
+            )
 
 
 def sizes(product, parts, layout, axes) -> dict[str, int]:
     """The whole sizes of the dimensions, from this rank's parts."""
     *inputs, _ = product
-    refuse_any((len(parts) != len(inputs), f"There are {len(parts)} tensors for {len(inputs)} "
-                                           "inputs: give one for each."))
+    refuse_any(
+        (
+            len(parts) != len(inputs),
+            f"There are {len(parts)} tensors for {len(inputs)} inputs: give one for each.",
+        )
+    )
     found: dict[str, tuple[int, int]] = {}
     for at, (dims, part) in enumerate(zip(inputs, parts)):
         if part.dim() != len(dims):
-            raise Impossible(f"Input {at} has {part.dim()} dimensions and the equation names "
-                             f"{len(dims)} ({' '.join(dims)}): name each of them.")
+            raise Impossible(
+                f"Input {at} has {part.dim()} dimensions and the equation names "
+                f"{len(dims)} ({' '.join(dims)}): name each of them."
+            )
         for dim, size in zip(dims, part.shape):
             before, first = found.setdefault(dim, (size, at))
             if before != size:
-                raise Impossible(f"Dimension {dim!r} is {before} long in input {first} and {size} "
-                                 f"in input {at}: cut both by one layout.")
+                raise Impossible(
+                    f"Dimension {dim!r} is {before} long in input {first} and {size} "
+                    f"in input {at}: cut both by one layout."
+                )
     return {dim: size * axes.get(layout.get(dim), 1) for dim, (size, _) in found.items()}
 
 

@@ -32,43 +32,71 @@ from . import refuse
 
 
 def level_of(level: str | Level) -> Level:
-    refuse((not isinstance(level, Level) and level not in tuple(LEVELS),
+    refuse(
+        (
+            not isinstance(level, Level) and level not in tuple(LEVELS),
             f"There is no level of precision called {level!r}: choose one of {', '.join(LEVELS)}, "
-            "or make a Level."))
+            "or make a Level.",
+        )
+    )
     return level if isinstance(level, Level) else LEVELS[level]
 
 
 def refuse_scaler(level: Level, scaler, group) -> None:
-    refuse((scaler is not None and not level.scaling,
+    refuse(
+        (
+            scaler is not None and not level.scaling,
             f"{level.name} scales no loss: leave the scaler out, or choose a level that scales, "
-            "such as fp16."),
-           (scaler is not None and group is not None,
+            "such as fp16.",
+        ),
+        (
+            scaler is not None and group is not None,
             "group= is for the default scaler: give it to your own, as "
-            "DynamicLossScaler(group=group)."),
-           (not isinstance(scaler, DynamicLossScaler | None),
+            "DynamicLossScaler(group=group).",
+        ),
+        (
+            not isinstance(scaler, DynamicLossScaler | None),
             f"The scaler is a {type(scaler).__name__}, which does not tell which optimizers skip: "
-            "give a DynamicLossScaler. It takes the state dict of torch's."))
+            "give a DynamicLossScaler. It takes the state dict of torch's.",
+        ),
+    )
 
 
 def refuse_model(model, has_one: bool) -> None:
-    refuse((not isinstance(model, nn.Module),
+    refuse(
+        (
+            not isinstance(model, nn.Module),
             f"prepare() got a {type(model).__name__}: give it the model, an nn.Module, before the "
-            "optimizer is made."),
-           (has_one,
-            "This MixedPrecision has a model: put several into one nn.ModuleDict, or make "
-            "another."))
+            "optimizer is made.",
+        ),
+        (
+            has_one,
+            "This MixedPrecision has a model: put several into one nn.ModuleDict, or make another.",
+        ),
+    )
 
 
 def refuse_formats(model: nn.Module) -> None:
-    refuse((any(hasattr(p, "piece") for part in model.modules()
-                for p in part.parameters(recurse=False)),
+    refuse(
+        (
+            any(
+                hasattr(p, "piece")
+                for part in model.modules()
+                for p in part.parameters(recurse=False)
+            ),
             "ZeRO has cut the model's weights into pieces: prepare the model before it, by "
-            "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype."))
+            "prepare(model, masters=False), or give FullyShardedDataParallel a compute_dtype.",
+        )
+    )
     for name, weight in model.named_parameters():
-        refuse((weight.is_floating_point() and weight.dtype != torch.float32,
+        refuse(
+            (
+                weight.is_floating_point() and weight.dtype != torch.float32,
                 f"Weight {name} is {str(weight.dtype)[6:]}: masters begin from the float32 "
                 "weights, so pass the model in float32 (model.float() converts it, but what was "
-                "rounded stays rounded)."))
+                "rounded stays rounded).",
+            )
+        )
 
 
 def model_of(model: nn.Module | None) -> nn.Module:
@@ -77,26 +105,42 @@ def model_of(model: nn.Module | None) -> nn.Module:
 
 
 def refuse_half_weights(half: bool) -> None:
-    refuse((half,
+    refuse(
+        (
+            half,
             "The optimizer holds half weights and would leave their float32 masters behind: build "
-            "it from mp.parameters()."))
+            "it from mp.parameters().",
+        )
+    )
 
 
 def refuse_state(level: Level, own: dict, scales: bool, state: dict) -> None:
     """`own`: the masters of the model that takes the state; `scales`: whether its level does."""
     lacking = {"masters", "scaler"} - state.keys()
-    refuse((lacking,
+    refuse(
+        (
+            lacking,
             f"The state lacks {' and '.join(sorted(lacking))}: give what mp.state_dict() returned, "
-            "not the model's."))
+            "not the model's.",
+        )
+    )
     masters, scaler = state["masters"], state["scaler"]
-    refuse((own.keys() != masters.keys() or scales != (scaler is not None),
+    refuse(
+        (
+            own.keys() != masters.keys() or scales != (scaler is not None),
             f"The state has {len(masters)} masters and {'no' if scaler is None else 'a'} scaler, "
             f"{level.name} of this model has {len(own)} and {'a' if scales else 'no'} scaler: "
-            "prepare the same model at the level that saved it."))
+            "prepare the same model at the level that saved it.",
+        )
+    )
     for name, master in own.items():
-        refuse((master.shape != masters[name].shape,
+        refuse(
+            (
+                master.shape != masters[name].shape,
                 f"Master {name} has another shape in the state than in this model: prepare the "
-                "same model that was saved."))
+                "same model that was saved.",
+            )
+        )
 
 
 class Arrivals:
@@ -113,7 +157,9 @@ class Arrivals:
 
     def watch(self, parameter: nn.Parameter) -> None:
         """Note each gradient of a weight that has no master, as it comes."""
-        parameter.register_post_accumulate_grad_hook(partial(note_to, weakref.ref(self)))  # a hook that held us would keep both for ever
+        parameter.register_post_accumulate_grad_hook(
+            partial(note_to, weakref.ref(self))
+        )  # a hook that held us would keep both for ever
 
     def note(self, parameter: nn.Parameter) -> None:
         with torch._C.DisableTorchFunction():
@@ -122,7 +168,11 @@ class Arrivals:
     def writes(self, parameter: nn.Parameter) -> int | None:
         """To its gradient since a backward brought it; None where none brought the one that is there."""
         gradient, before = self.noted.get(parameter, (lambda: None, 0))
-        return parameter.grad._version - before if parameter.grad is not None and gradient() is parameter.grad else None
+        return (
+            parameter.grad._version - before
+            if parameter.grad is not None and gradient() is parameter.grad
+            else None
+        )
 
     def refuse_half_clipped(self, optimizer: Optimizer, masters: set[nn.Parameter]) -> None:
         written = {True: [], False: []}  # of masters, of what needs none
@@ -130,10 +180,14 @@ class Arrivals:
             if (times := self.writes(parameter)) is not None:
                 written[parameter in masters].append(times)
         clean, master = written[False], written[True]
-        refuse((clean and master and min(clean) > max(master),
+        refuse(
+            (
+                clean and master and min(clean) > max(master),
                 "The gradients of the norms were changed after the backward and those of all other "
                 "weights were not, as clip_grad_norm_(model.parameters(), ...) does: the others' "
-                "are their masters', so clip mp.parameters()."))
+                "are their masters', so clip mp.parameters().",
+            )
+        )
 
     def stepped(self, optimizer: Optimizer) -> None:
         for parameter in held_by([optimizer]):
@@ -156,7 +210,11 @@ class BeforeStep:
         if found is None or not found.scaler.scaled:
             return
         unknown = held_by([optimizer]) - found.scaler.learnt
-        refuse((any(found.writes(parameter) is not None for parameter in unknown),
+        refuse(
+            (
+                any(found.writes(parameter) is not None for parameter in unknown),
                 "optimizer.step() was called while its gradients are still "
                 f"{found.scaler.get_scale():,g} times too large: call mp.step(optimizer) instead, "
-                "which divides them first. No weight has moved."))
+                "which divides them first. No weight has moved.",
+            )
+        )

@@ -33,9 +33,11 @@ def before_step(optimizer: Optimizer, args=(), kwargs=None) -> None:
     for model in AVERAGING:
         for each in model.gradients:
             if each.used and id(each.home) in held:
-                raise Impossible(f"The gradient of {each.name} on {who(model)} is not the ranks' "
-                                 "mean yet: call finish_gradient_synchronization() before the "
-                                 "optimizer's step().")
+                raise Impossible(
+                    f"The gradient of {each.name} on {who(model)} is not the ranks' "
+                    "mean yet: call finish_gradient_synchronization() before the "
+                    "optimizer's step()."
+                )
 
 
 register_optimizer_step_pre_hook(before_step)
@@ -49,9 +51,11 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
     ranks = getattr(optimizer, "ranks", None)  # of LAMB and LARS
     for number, p in every:
         if isinstance(is_piece(p), str):
-            raise Impossible(f"An optimizer on {is_piece(p)} has the module's own parameters, "
-                             "which are empty between uses: build it over model.parameters(), of "
-                             "the FullyShardedDataParallel.")
+            raise Impossible(
+                f"An optimizer on {is_piece(p)} has the module's own parameters, "
+                "which are empty between uses: build it over model.parameters(), of "
+                "the FullyShardedDataParallel."
+            )
         cut = None if is_piece(p) else cut_of(p)
         if (is_piece(p) or cut) and not (p.is_meta or told or ranks and optimizer.pieces(p)):
             ways[number, p.dim(), cut] = p
@@ -64,17 +68,20 @@ def refuse_across(optimizer: Optimizer, is_piece: Callable[[Tensor], bool | str 
             except Exception as cause:  # whatever a stranger's class raises
                 fault, error = f"could not be tried ({cause}) on", cause
         if fault:
-            raise Impossible(f"{type(optimizer).__name__} {fault} the elements of a tensor, of "
-                             "which a rank has only some: take one that steps each element by "
-                             "itself, such as AdamW, or that says so by element_wise = True, or "
-                             "LAMB or LARS with group= (and pieces=lambda p: True over "
-                             "FullyShardedDataParallel).") from error
+            raise Impossible(
+                f"{type(optimizer).__name__} {fault} the elements of a tensor, of "
+                "which a rank has only some: take one that steps each element by "
+                "itself, such as AdamW, or that says so by element_wise = True, or "
+                "LAMB or LARS with group= (and pieces=lambda p: True over "
+                "FullyShardedDataParallel)."
+            ) from error
     TRIED[optimizer] = len({id(p) for _, p in every})
 
 
 def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     """Whether a small tensor moves otherwise than its parts do: slices by `cut`, or pieces. It
     takes the place of `like`, of group `number`."""
+
     def parts(whole: Tensor):
         if cut:
             return whole.chunk(2, cut.dim)
@@ -94,8 +101,9 @@ def looks_across(optimizer: Optimizer, number: int, like: Tensor, cut) -> bool:
     return False
 
 
-def movements(optimizer: Optimizer, number: int, like: Tensor, x: Tensor,
-              gradients: list[Tensor]) -> Iterator[Tensor]:
+def movements(
+    optimizer: Optimizer, number: int, like: Tensor, x: Tensor, gradients: list[Tensor]
+) -> Iterator[Tensor]:
     """What a copy of the optimizer does to x, step by step. What state it has of each element of
     `like` has one value everywhere; nothing leads from the copy to the optimizer's own tensors."""
     p, trial, state = nn.Parameter(x.clone()), object.__new__(type(optimizer)), defaultdict(dict)
@@ -106,9 +114,17 @@ def movements(optimizer: Optimizer, number: int, like: Tensor, x: Tensor,
             value = torch.full_like(x, float(value.flatten()[:1].sum()))
         state[p][name] = deepcopy(value, memo)
     # What schedulers and torch's GradScaler leave on the optimizer is of its own step.
-    trial.__setstate__(deepcopy({name: value for name, value in vars(optimizer).items() if not (
-        "hooks" in name or name in ("step", "grad_scale", "found_inf"))}, memo))
-    trial.param_groups[:] = [group] = trial.param_groups[number:number + 1]
+    trial.__setstate__(
+        deepcopy(
+            {
+                name: value
+                for name, value in vars(optimizer).items()
+                if not ("hooks" in name or name in ("step", "grad_scale", "found_inf"))
+            },
+            memo,
+        )
+    )
+    trial.param_groups[:] = [group] = trial.param_groups[number : number + 1]
     group["params"][:] = [p]
     if "lr" in group:
         group["lr"] = group["lr"] * 0 + 0.01  # a tensor stays one

@@ -21,47 +21,88 @@ def refuse_order(requests: Sequence[int], shard_bytes: Sequence, bound, synchron
     counts = ", ".join(map(str, requests))
     refuse_any(
         (not len(requests), "There are no workers: give at least one."),
-        (not all(whole(each, 1) for each in requests),
-         f"The workers have {counts} batches: give each a whole number, at least 1."),
+        (
+            not all(whole(each, 1) for each in requests),
+            f"The workers have {counts} batches: give each a whole number, at least 1.",
+        ),
         (not len(shard_bytes), "There are no servers: give at least one, which keeps the weights."),
-        (synchronous and bound is not None,
-         f"synchronous and bound={bound}: a synchronous server lets nobody ahead; leave one out."),
-        (bound is not None and not whole(bound, 0),
-         f"bound is {bound!r}: give how many batches a worker may be ahead, a whole number from 0 "
-         "on, or None for any number."),
-        (synchronous and len(set(requests)) > 1,
-         f"The workers have {counts} batches: a synchronous server needs one from each in every "
-         "round, so give all the same number."))
+        (
+            synchronous and bound is not None,
+            f"synchronous and bound={bound}: a synchronous server lets nobody ahead; leave one out.",
+        ),
+        (
+            bound is not None and not whole(bound, 0),
+            f"bound is {bound!r}: give how many batches a worker may be ahead, a whole number from 0 "
+            "on, or None for any number.",
+        ),
+        (
+            synchronous and len(set(requests)) > 1,
+            f"The workers have {counts} batches: a synchronous server needs one from each in every "
+            "round, so give all the same number.",
+        ),
+    )
 
 
-def refuse(module: nn.Module, named: Mapping[str, nn.Parameter], requests, servers, bound, synchronous: bool,
-           group: Group) -> list[int]:
+def refuse(
+    module: nn.Module,
+    named: Mapping[str, nn.Parameter],
+    requests,
+    servers,
+    bound,
+    synchronous: bool,
+    group: Group,
+) -> list[int]:
     """The batches of each worker. Also refuses where the ranks' modules or settings differ."""
-    refuse_any((not whole(servers, 1),
-                f"servers is {servers!r}: give a whole number of ranks that keep the weights, "
-                "at least 1."))
+    refuse_any(
+        (
+            not whole(servers, 1),
+            f"servers is {servers!r}: give a whole number of ranks that keep the weights, "
+            "at least 1.",
+        )
+    )
     workers = group.size - servers
     formats = sorted({f"{p.dtype} on {p.device}".removeprefix("torch.") for p in named.values()})
     refuse_any(
-        (workers < 1, f"{servers} of {group.size} ranks are servers and none is a worker: "
-                      "take fewer servers, or more ranks."),
+        (
+            workers < 1,
+            f"{servers} of {group.size} ranks are servers and none is a worker: "
+            "take fewer servers, or more ranks.",
+        ),
         (not named, "No parameter of the module needs a gradient: there is nothing to serve."),
-        (servers > len(named), f"{servers} servers share {len(named)} parameters, and each keeps "
-                               f"whole ones: take at most {len(named)} servers."),
-        (len(formats) > 1, f"The parameters are {' and '.join(formats)}: a message holds one "
-                           "format, so give the module one dtype on one device."))
+        (
+            servers > len(named),
+            f"{servers} servers share {len(named)} parameters, and each keeps "
+            f"whole ones: take at most {len(named)} servers.",
+        ),
+        (
+            len(formats) > 1,
+            f"The parameters are {' and '.join(formats)}: a message holds one "
+            "format, so give the module one dtype on one device.",
+        ),
+    )
     given = [requests] * workers if isinstance(requests, int) else list(requests)
-    refuse_any((len(given) != workers, f"requests names {len(given)} workers and there are "
-                                       f"{workers}: give a number for each."))
+    refuse_any(
+        (
+            len(given) != workers,
+            f"requests names {len(given)} workers and there are {workers}: give a number for each.",
+        )
+    )
     refuse_order(given, range(servers), bound, synchronous)
     told = f"{given}, {servers} servers, bound {bound}, synchronous {synchronous}"
-    lines = [told, *(f"{name}, {Shape.of(p)}{'' if name in named else ', not learnt'}"
-                     for name, p in [*module.named_parameters(), *module.named_buffers()])]
+    lines = [
+        told,
+        *(
+            f"{name}, {Shape.of(p)}{'' if name in named else ', not learnt'}"
+            for name, p in [*module.named_parameters(), *module.named_buffers()]
+        ),
+    ]
     if every := group.differing("\n".join(lines)):
         rows = zip_longest(*(text.split("\n") for text in every), fillvalue="nothing more")
         each = next(row for row in rows if len(set(row)) > 1)
-        raise Impossible(f"The ranks' settings differ: {by_ranks(group, each)}; give every rank "
-                         "the same module and settings.")
+        raise Impossible(
+            f"The ranks' settings differ: {by_ranks(group, each)}; give every rank "
+            "the same module and settings."
+        )
     return given
 
 
@@ -70,19 +111,29 @@ def refuse_no_loss(loss, service) -> None:
     lacking = service.server is None and not callable(loss)
     told = service.group.differing("no loss" if lacking else "")
     ranks = [service.group.world_rank(rank) for rank, text in enumerate(told) if text]
-    refuse_any((bool(ranks), f"Workers on ranks {', '.join(map(str, ranks))} have no loss: give "
-                             "run() a function, number of a batch -> loss."))
+    refuse_any(
+        (
+            bool(ranks),
+            f"Workers on ranks {', '.join(map(str, ranks))} have no loss: give "
+            "run() a function, number of a batch -> loss.",
+        )
+    )
 
 
 def refuse_no_gradient(parameters: Sequence[nn.Parameter], message) -> None:
     """Before it is sent."""
     if lacking := sum(p.grad is None for p in parameters):
-        raise Impossible(f"{lacking} of {len(parameters)} parameters got no gradient before "
-                         f"{message.name}: let the loss depend on each of them, or freeze it.")
+        raise Impossible(
+            f"{lacking} of {len(parameters)} parameters got no gradient before "
+            f"{message.name}: let the loss depend on each of them, or freeze it."
+        )
 
 
 def refuse_delay(delay, accuracy) -> None:
     refuse_any(
         (not whole(delay, 0), f"delay is {delay!r}: give a whole number of updates, from 0 on."),
-        (not 0 < accuracy < 1,
-         f"accuracy is {accuracy!r}: give a share of the rate between 0 and 1."))
+        (
+            not 0 < accuracy < 1,
+            f"accuracy is {accuracy!r}: give a share of the rate between 0 and 1.",
+        ),
+    )

@@ -18,8 +18,10 @@ from ..prepared_model import masters_of, precisions
 
 def refuse_size(group: Group, schedule: Schedule) -> None:
     if group.size != schedule.ranks:
-        raise Impossible(f"The schedule is for {schedule.ranks} ranks and the group has "
-                         f"{group.size}: make them equal.")
+        raise Impossible(
+            f"The schedule is for {schedule.ranks} ranks and the group has "
+            f"{group.size}: make them equal."
+        )
 
 
 def stages_of(rank: int, order: list, given) -> dict[int, nn.Module]:
@@ -27,20 +29,33 @@ def stages_of(rank: int, order: list, given) -> dict[int, nn.Module]:
     own = sorted({action.stage for step in order for action in step})
     modules = [given] if isinstance(given, nn.Module) else list(given)
     if len(modules) != len(own):
-        raise Impossible(f"Rank {rank} holds stages {own} and got {len(modules)} modules: "
-                         "give one a stage.")
+        raise Impossible(
+            f"Rank {rank} holds stages {own} and got {len(modules)} modules: give one a stage."
+        )
     return dict(zip(own, modules))
 
 
-def refuse(group: Group, schedule: Schedule, order: list, modules: Mapping[int, nn.Module],
-           optimizer, scale, tied, update=None) -> None:
+def refuse(
+    group: Group,
+    schedule: Schedule,
+    order: list,
+    modules: Mapping[int, nn.Module],
+    optimizer,
+    scale,
+    tied,
+    update=None,
+) -> None:
     """`order`: this rank's steps; `modules`: its stages; the rest as it was given to Pipeline."""
     if schedule.asynchronous and optimizer is None:
-        raise Impossible(f"{schedule.name} updates after each micro-batch: pass optimizer=, such "
-                         "as lambda p: torch.optim.SGD(p, 0.1).")
+        raise Impossible(
+            f"{schedule.name} updates after each micro-batch: pass optimizer=, such "
+            "as lambda p: torch.optim.SGD(p, 0.1)."
+        )
     if update and (schedule.asynchronous or optimizer):
-        raise Impossible("update= is for a synchronous schedule without optimizer=: give "
-                         + ("one of the two." if optimizer else "optimizer= in its place."))
+        raise Impossible(
+            "update= is for a synchronous schedule without optimizer=: give "
+            + ("one of the two." if optimizer else "optimizer= in its place.")
+        )
     for stage, module in modules.items():
         refuse_module(group.rank, schedule, stage, module)
     if optimizer:
@@ -52,19 +67,27 @@ def refuse(group: Group, schedule: Schedule, order: list, modules: Mapping[int, 
 
 def refuse_module(rank: int, schedule: Schedule, stage: int, module) -> None:
     if not isinstance(module, nn.Module):
-        raise Impossible(f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a "
-                         "list of them in order of stage.")
+        raise Impossible(
+            f"Stage {stage} is a {type(module).__name__}: give an nn.Module, or a "
+            "list of them in order of stage."
+        )
     tensors = (*module.parameters(), *module.buffers())
     if len(devices := sorted({str(tensor.device) for tensor in tensors})) > 1:
-        raise Impossible(f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
-                         "move the whole stage to one device.")
+        raise Impossible(
+            f"Stage {stage} on rank {rank} has weights on {' and '.join(devices)}: "
+            "move the whole stage to one device."
+        )
     if any(isinstance(part, nn.parallel.DistributedDataParallel) for part in module.modules()):
-        raise Impossible(f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
-                         "reduces at every backward: give the module itself.")
+        raise Impossible(
+            f"Stage {stage} is wrapped in torch's DistributedDataParallel, which "
+            "reduces at every backward: give the module itself."
+        )
     ranks = {schedule.rank_of(stage, m) for m in range(schedule.micro_batches)}
     if len(ranks) > 1:
-        raise Impossible(f"{schedule.name} runs stage {stage} on ranks {sorted(ranks)}, whose "
-                         "weights would part: simulate it, or keep each stage on one rank.")
+        raise Impossible(
+            f"{schedule.name} runs stage {stage} on ranks {sorted(ranks)}, whose "
+            "weights would part: simulate it, or keep each stage on one rank."
+        )
 
 
 def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
@@ -73,30 +96,43 @@ def refuse_shared(rank: int, modules: Mapping[int, nn.Module]) -> None:
     for stage, module in modules.items():
         for name, parameter in module.named_parameters():
             if (owner := owners.setdefault(parameter, stage)) != stage:
-                raise Impossible(f"Rank {rank} has {name} in stages {owner} and {stage}, which "
-                                 "would update it twice: leave optimizer= out, and step yourself.")
+                raise Impossible(
+                    f"Rank {rank} has {name} in stages {owner} and {stage}, which "
+                    "would update it twice: leave optimizer= out, and step yourself."
+                )
 
 
-def refuse_precision(size: int, schedule: Schedule, modules: Mapping[int, nn.Module],
-                     optimizer, scale) -> None:
+def refuse_precision(
+    size: int, schedule: Schedule, modules: Mapping[int, nn.Module], optimizer, scale
+) -> None:
     prepared = precisions(modules.values())
     if len(prepared) > 1:
-        raise Impossible("The rank's stages were prepared by several MixedPrecisions: prepare all "
-                         "in one, as nn.ModuleList(stages).")
+        raise Impossible(
+            "The rank's stages were prepared by several MixedPrecisions: prepare all "
+            "in one, as nn.ModuleList(stages)."
+        )
     if schedule.asynchronous and (scale or any(mp.masters for mp in prepared)):
-        raise Impossible(f"{schedule.name} updates while other micro-batches run, when no loss "
-                         "scale and no master weight may change: take a synchronous schedule, or "
-                         "train in full precision.")
+        raise Impossible(
+            f"{schedule.name} updates while other micro-batches run, when no loss "
+            "scale and no master weight may change: take a synchronous schedule, or "
+            "train in full precision."
+        )
     if optimizer and scale:
-        raise Impossible("optimizer= would step on scaled gradients: leave it out, and call "
-                         "mp.step(optimizer) and mp.update() after step().")
+        raise Impossible(
+            "optimizer= would step on scaled gradients: leave it out, and call "
+            "mp.step(optimizer) and mp.update() after step()."
+        )
     for mp in prepared:
         if mp.scaler and not scale:
-            raise Impossible(f"The stages were prepared at {mp.level.name}, whose loss is scaled: "
-                             "pass scale=mp.scale.")
+            raise Impossible(
+                f"The stages were prepared at {mp.level.name}, whose loss is scaled: "
+                "pass scale=mp.scale."
+            )
     if size > 1 and skips_alone(scale):
-        raise Impossible(f"{size} ranks would skip steps each for itself: let them agree by "
-                         "MixedPrecision(level, group=group), or DynamicLossScaler(group=group).")
+        raise Impossible(
+            f"{size} ranks would skip steps each for itself: let them agree by "
+            "MixedPrecision(level, group=group), or DynamicLossScaler(group=group)."
+        )
 
 
 def skips_alone(scale) -> bool:
@@ -108,25 +144,41 @@ def skips_alone(scale) -> bool:
     return isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
 
 
-def refuse_tie(rank: int, schedule: Schedule, order: list, modules: Mapping[int, nn.Module],
-               name: str, places: Mapping[int, str]) -> None:
+def refuse_tie(
+    rank: int,
+    schedule: Schedule,
+    order: list,
+    modules: Mapping[int, nn.Module],
+    name: str,
+    places: Mapping[int, str],
+) -> None:
     if schedule.asynchronous:
-        raise Impossible(f"{schedule.name} updates its stages at different times, so copies of a "
-                         "tied weight would part: take a synchronous schedule.")
+        raise Impossible(
+            f"{schedule.name} updates its stages at different times, so copies of a "
+            "tied weight would part: take a synchronous schedule."
+        )
     if strange := [stage for stage in places if not 0 <= stage < schedule.stages]:
-        raise Impossible(f"Tied weight {name!r} names stage {strange[0]}, and the stages are 0 to "
-                         f"{schedule.stages - 1}.")
+        raise Impossible(
+            f"Tied weight {name!r} names stage {strange[0]}, and the stages are 0 to "
+            f"{schedule.stages - 1}."
+        )
     own = {stage: dict(modules[stage].named_parameters()) for stage in places if stage in modules}
     for stage, parameters in own.items():
         if places[stage] not in parameters:
-            raise Impossible(f"Tied weight {name!r} is called {places[stage]!r} on stage {stage}, "
-                             "which has no such parameter: give its name there.")
+            raise Impossible(
+                f"Tied weight {name!r} is called {places[stage]!r} on stage {stage}, "
+                "which has no such parameter: give its name there."
+            )
     if len({parameters[places[stage]] for stage, parameters in own.items()}) < len(own):
-        raise Impossible(f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight "
-                         f"{name!r}, so its gradients add up there: name one of them.")
+        raise Impossible(
+            f"Stages {sorted(own)} of rank {rank} share the parameter of tied weight "
+            f"{name!r}, so its gradients add up there: name one of them."
+        )
     if backward_after_update(order, own):
-        raise Impossible(f"{schedule.name} updates on rank {rank} before the last backward of "
-                         f"tied weight {name!r}: put its updates at the end.")
+        raise Impossible(
+            f"{schedule.name} updates on rank {rank} before the last backward of "
+            f"tied weight {name!r}: put its updates at the end."
+        )
 
 
 def backward_after_update(order: list, stages) -> bool:
@@ -141,12 +193,16 @@ def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn
     masters = masters_of(modules.values())
     for each in optimizers.values():
         if isinstance(each, torch.optim.LBFGS):
-            raise Impossible("LBFGS needs the whole loss again inside its step: take an optimizer "
-                             "without a closure, such as Adam.")
+            raise Impossible(
+                "LBFGS needs the whole loss again inside its step: take an optimizer "
+                "without a closure, such as Adam."
+            )
         if any(p in masters for group in each.param_groups for p in group["params"]):
-            raise Impossible("optimizer= would hold half weights, whose gradients are their "
-                             "masters': leave it out, and after step() call mp.step(optimizer) of "
-                             "one that is built from mp.parameters().")
+            raise Impossible(
+                "optimizer= would hold half weights, whose gradients are their "
+                "masters': leave it out, and after step() call mp.step(optimizer) of "
+                "one that is built from mp.parameters()."
+            )
 
 
 # -- at a step -------------------------------------------------------------------------------------
@@ -155,8 +211,10 @@ def refuse_optimizers(optimizers: Mapping[int, object], modules: Mapping[int, nn
 def refuse_late(steps_done: int, optimizers: Mapping, modules: Mapping[int, nn.Module]) -> None:
     """What the caller may have done since the pipeline was made."""
     if not torch.is_grad_enabled():
-        raise Impossible("step() was called where gradients are off: call it outside "
-                         "torch.no_grad() and torch.inference_mode().")
+        raise Impossible(
+            "step() was called where gradients are off: call it outside "
+            "torch.no_grad() and torch.inference_mode()."
+        )
     if not steps_done:
         refuse_optimizers(optimizers, modules)
 
@@ -168,24 +226,30 @@ def micro_batches(schedule: Schedule, rank: int, what: str, batch) -> list:
         raise Impossible(f"Rank {rank} holds the stage that needs {what}: pass them to step().")
     if isinstance(batch, Tensor) and what != "weights":
         if len(batch) % m:
-            raise Impossible(f"{len(batch)} {what} do not divide into {m} micro-batches: use a "
-                             f"multiple of {m}.")
+            raise Impossible(
+                f"{len(batch)} {what} do not divide into {m} micro-batches: use a multiple of {m}."
+            )
         batch = batch.chunk(m)
     if len(batch) != m:
-        raise Impossible(f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make "
-                         "them equal.")
+        raise Impossible(
+            f"Got {len(batch)} micro-batches of {what} and the schedule has {m}: make them equal."
+        )
     return list(batch)
 
 
 def refuse_output(action: Action, y, module: nn.Module, later: Mapping) -> None:
     """What comes out of a stage must carry the gradient back; a first stage may be frozen."""
     if not isinstance(y, Tensor):
-        raise Impossible(f"Stage {action.stage} returned a {type(y).__name__}: between stages "
-                         "travels one tensor.")
+        raise Impossible(
+            f"Stage {action.stage} returned a {type(y).__name__}: between stages "
+            "travels one tensor."
+        )
     learns = action.stage > 0 or any(weight.requires_grad for weight in module.parameters())
     if not y.requires_grad and learns:
-        raise Impossible(f"The output of stage {action.stage} has no graph (detached, or made "
-                         "under no_grad), so no gradient can go back: return it with its graph.")
+        raise Impossible(
+            f"The output of stage {action.stage} has no graph (detached, or made "
+            "under no_grad), so no gradient can go back: return it with its graph."
+        )
     if action.micro_batch == 0 and action[1:] in later:
         refuse_used_twice(action.stage, y, later[action[1:]].postponed)
 
@@ -193,27 +257,37 @@ def refuse_output(action: Action, y, module: nn.Module, later: Mapping) -> None:
 def refuse_loss(micro_batch: int, loss) -> None:
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return
-    what = (f"a {type(loss).__name__}" if not isinstance(loss, Tensor)
-            else f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1
-            else "a tensor without a graph (detached, or of weights that are all frozen)")
-    raise Impossible(f"loss_fn gave {what} for micro-batch {micro_batch}: let it return a scalar "
-                     "tensor with its graph.")
+    what = (
+        f"a {type(loss).__name__}"
+        if not isinstance(loss, Tensor)
+        else f"a tensor of shape {tuple(loss.shape)}"
+        if loss.numel() != 1
+        else "a tensor without a graph (detached, or of weights that are all frozen)"
+    )
+    raise Impossible(
+        f"loss_fn gave {what} for micro-batch {micro_batch}: let it return a scalar "
+        "tensor with its graph."
+    )
 
 
 def gradient(action: Action, x: Tensor) -> Tensor:
     """dL/dx of a stage's input, for the stage before."""
     if x.grad is None:
-        raise Impossible(f"The output of stage {action.stage} does not depend on its input, so no "
-                         "gradient can go back: let it use its input.")
+        raise Impossible(
+            f"The output of stage {action.stage} does not depend on its input, so no "
+            "gradient can go back: let it use its input."
+        )
     return x.grad
 
 
 def refuse_used_twice(stage: int, y: Tensor, postponed: Iterable[Tensor]) -> None:
     """A weight whose gradient comes half in I and half in W would have its hooks run on halves."""
     if both := parameters_below([y]) & parameters_below(postponed):
-        raise Impossible(f"A weight of shape {tuple(both.pop().shape)} of stage {stage} is used by "
-                         "a Linear or an Embedding and elsewhere too, so that halves of its "
-                         "gradient would come in I and in W: choose whole backwards.")
+        raise Impossible(
+            f"A weight of shape {tuple(both.pop().shape)} of stage {stage} is used by "
+            "a Linear or an Embedding and elsewhere too, so that halves of its "
+            "gradient would come in I and in W: choose whole backwards."
+        )
 
 
 def parameters_below(tensors: Iterable[Tensor]) -> set[Tensor]:

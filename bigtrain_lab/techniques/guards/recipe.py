@@ -21,24 +21,37 @@ from .pipeline import backward_after_update
 def refuse(recipe) -> None:
     refuse_values(recipe)
     refuse_any(
-        (recipe.slices > 1 and not recipe.slicing,
-         f"slices is {recipe.slices}, and slicing does not say how layers are cut: give a plan "
-         "such as gpt_slices(config)."),
-        (recipe.slices > 1 and not callable(recipe.sliced_loss),
-         "sliced_loss is missing: give (own slice of the output, targets, group) -> scalar mean, "
-         "such as vocab_parallel_cross_entropy where the logits stay sliced."),
-        (recipe.sequence_parallel and recipe.slices == 1,
-         "sequence_parallel shares the sequence among slices, and slices is 1: take 2 or more, or "
-         "leave it out."),
-        (recipe.zero and recipe.replicas == 1,
-         f"zero is {recipe.zero}, and one replica has nobody to share with: take 2 replicas or "
-         "more."),
-        (recipe.zero > 1 and (recipe.order.ranks > 1 or recipe.slices > 1),
-         f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline or "
-         "slices would multiply: take zero=1 with them, or replicas of one rank."),
-        (recipe.zero == 3 and recipe.tied,
-         "Stage 3 of ZeRO gathers one stage at a time, and tied names copies on several: leave "
-         "tied out, and let one stage hold all modules that share a weight."))
+        (
+            recipe.slices > 1 and not recipe.slicing,
+            f"slices is {recipe.slices}, and slicing does not say how layers are cut: give a plan "
+            "such as gpt_slices(config).",
+        ),
+        (
+            recipe.slices > 1 and not callable(recipe.sliced_loss),
+            "sliced_loss is missing: give (own slice of the output, targets, group) -> scalar mean, "
+            "such as vocab_parallel_cross_entropy where the logits stay sliced.",
+        ),
+        (
+            recipe.sequence_parallel and recipe.slices == 1,
+            "sequence_parallel shares the sequence among slices, and slices is 1: take 2 or more, or "
+            "leave it out.",
+        ),
+        (
+            recipe.zero and recipe.replicas == 1,
+            f"zero is {recipe.zero}, and one replica has nobody to share with: take 2 replicas or "
+            "more.",
+        ),
+        (
+            recipe.zero > 1 and (recipe.order.ranks > 1 or recipe.slices > 1),
+            f"Stage {recipe.zero} of ZeRO sends gradients in every backward, which a pipeline or "
+            "slices would multiply: take zero=1 with them, or replicas of one rank.",
+        ),
+        (
+            recipe.zero == 3 and recipe.tied,
+            "Stage 3 of ZeRO gathers one stage at a time, and tied names copies on several: leave "
+            "tied out, and let one stage hold all modules that share a weight.",
+        ),
+    )
     refuse_schedule(recipe, recipe.order, MixedPrecision(recipe.precision, recipe.scaler))
 
 
@@ -47,30 +60,50 @@ def refuse_values(recipe) -> None:
     functions = ["model", "data", "loss", "optimizer"] + ["weights"] * (recipe.weights is not None)
     for name in functions:
         value = getattr(recipe, name)
-        refuse_any((not callable(value) or isinstance(value, nn.Module) and name == "model",
-                    f"{name} is {shown(value)}: give a function (the docstring of Recipe says of "
-                    "what)."))
+        refuse_any(
+            (
+                not callable(value) or isinstance(value, nn.Module) and name == "model",
+                f"{name} is {shown(value)}: give a function (the docstring of Recipe says of "
+                "what).",
+            )
+        )
     counts = ["steps", "micro_batches", "ranks", "replicas", "slices", "bucket_bytes"]
     for name in counts + ["samples"] * (recipe.samples is not None):
         value = getattr(recipe, name)
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        refuse_any((not whole or index(value) < 1,
-                    f"{name} is {value!r}: give a whole number of at least 1."))
+        refuse_any(
+            (
+                not whole or index(value) < 1,
+                f"{name} is {value!r}: give a whole number of at least 1.",
+            )
+        )
     if isinstance(recipe.recompute, str):
         named(recipe.recompute)
     refuse_any(
-        (recipe.clip is not None and not recipe.clip > 0,
-         f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above 0, or "
-         "None."),
-        (not (recipe.learning_rate is None or callable(recipe.learning_rate)),
-         f"learning_rate is {recipe.learning_rate!r}: give a function of the update's number, such "
-         "as noam(512, 4000), or give the optimizer its rate."),
-        (not (recipe.recompute is None or isinstance(recipe.recompute, (str, Recompute))
-              or callable(recipe.recompute)),
-         f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function "
-         "(stage, x, *context) -> output."),
-        (recipe.zero not in (0, 1, 2, 3),
-         f"zero is {recipe.zero!r}: take 0, or stage 1, 2 or 3 of ZeRO."))
+        (
+            recipe.clip is not None and not recipe.clip > 0,
+            f"clip is {recipe.clip!r}: give the largest norm that the gradient may have, above 0, or "
+            "None.",
+        ),
+        (
+            not (recipe.learning_rate is None or callable(recipe.learning_rate)),
+            f"learning_rate is {recipe.learning_rate!r}: give a function of the update's number, such "
+            "as noam(512, 4000), or give the optimizer its rate.",
+        ),
+        (
+            not (
+                recipe.recompute is None
+                or isinstance(recipe.recompute, (str, Recompute))
+                or callable(recipe.recompute)
+            ),
+            f"recompute is {recipe.recompute!r}: give the name of a plan, such as sqrt, or a function "
+            "(stage, x, *context) -> output.",
+        ),
+        (
+            recipe.zero not in (0, 1, 2, 3),
+            f"zero is {recipe.zero!r}: take 0, or stage 1, 2 or 3 of ZeRO.",
+        ),
+    )
 
 
 def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
@@ -78,39 +111,61 @@ def refuse_schedule(recipe, order: Schedule, precision: MixedPrecision) -> None:
     if isinstance(recipe.schedule, Schedule):
         for name in ("ranks", "micro_batches"):
             own, given = getattr(recipe.schedule, name), getattr(recipe, name)
-            refuse_any((given not in (1, own), f"{name} is {given} and the schedule has {own}: "
-                        f"leave {name} out."))
+            refuse_any(
+                (
+                    given not in (1, own),
+                    f"{name} is {given} and the schedule has {own}: leave {name} out.",
+                )
+            )
     masters = precision.masters or precision.scaler or precision.level.masters
-    given = {"clip": recipe.clip, "weights": recipe.weights, "samples": recipe.samples,
-             "tied": recipe.tied, "replicas": recipe.replicas > 1, "slices": recipe.slices > 1,
-             "learning_rate": recipe.learning_rate, "precision": masters}
+    given = {
+        "clip": recipe.clip,
+        "weights": recipe.weights,
+        "samples": recipe.samples,
+        "tied": recipe.tied,
+        "replicas": recipe.replicas > 1,
+        "slices": recipe.slices > 1,
+        "learning_rate": recipe.learning_rate,
+        "precision": masters,
+    }
     one = next((name for name, value in given.items() if value), None)
     if order.asynchronous and one:
-        raise Impossible(f"{order.name} updates each stage at times of its own, with no gradient of "
-                         f"a whole window for {one}: leave {one} out, or take a synchronous "
-                         "schedule.")
-    whole = {"clip": recipe.clip, "a loss scale": precision.scaler,
-             "the mean of replicas": recipe.replicas > 1}
+        raise Impossible(
+            f"{order.name} updates each stage at times of its own, with no gradient of "
+            f"a whole window for {one}: leave {one} out, or take a synchronous "
+            "schedule."
+        )
+    whole = {
+        "clip": recipe.clip,
+        "a loss scale": precision.scaler,
+        "the mean of replicas": recipe.replicas > 1,
+    }
     needs = next((name for name, value in whole.items() if value), None)
     for rank, steps in enumerate(order.over(1) if needs else ()):
         if backward_after_update(steps, range(order.stages)):
-            raise Impossible(f"{order.name} updates on rank {rank} before its last backward, and "
-                             f"{needs} needs the whole gradient: put its updates at the end.")
-    last = [recipe.windows[-1][replica::recipe.replicas] for replica in range(recipe.replicas)]
+            raise Impossible(
+                f"{order.name} updates on rank {rank} before its last backward, and "
+                f"{needs} needs the whole gradient: put its updates at the end."
+            )
+    last = [recipe.windows[-1][replica :: recipe.replicas] for replica in range(recipe.replicas)]
     for rest in {max(1, len(own)) for own in last} - {order.micro_batches}:
         try:
             lower(replace(order, micro_batches=rest))
         except Impossible as error:
-            raise Impossible(f"The last window has {rest} micro-batches, for which there is no "
-                             f"such schedule: {error}") from error
+            raise Impossible(
+                f"The last window has {rest} micro-batches, for which there is no "
+                f"such schedule: {error}"
+            ) from error
 
 
 def refuse_optimizer(optimizer, order) -> None:
     """One that clips would clip each stage by a norm of its own, which turns the gradient."""
     if order.stages > 1 and getattr(optimizer, "max_grad_norm", None) is not None:
-        raise Impossible(f"max_grad_norm is the optimizer's, and each of the {order.stages} stages "
-                         "has an optimizer: give the recipe clip, which takes the norm over all of "
-                         "them.")
+        raise Impossible(
+            f"max_grad_norm is the optimizer's, and each of the {order.stages} stages "
+            "has an optimizer: give the recipe clip, which takes the norm over all of "
+            "them."
+        )
 
 
 # -- what the recipe's functions return -----------------------------------------------------------
@@ -139,31 +194,47 @@ def finite(value) -> bool:
 
 def module(recipe, stage: int) -> nn.Module:
     made = recipe.model(stage)
-    return require(isinstance(made, nn.Module), recipe.model, "model", made,
-                   "the stage's nn.Module")
+    return require(
+        isinstance(made, nn.Module), recipe.model, "model", made, "the stage's nn.Module"
+    )
 
 
 def sample(recipe, number: int) -> Sequence:
     given = recipe.data(number)
     several = isinstance(given, (tuple, list)) and len(given) in (2, 3)
-    fits = (several and isinstance(given[0], Tensor)
-            and all(isinstance(each, (tuple, list)) for each in given[2:])
-            and all(part.numel() for part in given[:2] if isinstance(part, Tensor)))
-    return require(fits, recipe.data, "data", given, "(inputs, targets), the inputs a tensor of at "
-                   "least one row, or these and a tuple of further arguments")
+    fits = (
+        several
+        and isinstance(given[0], Tensor)
+        and all(isinstance(each, (tuple, list)) for each in given[2:])
+        and all(part.numel() for part in given[:2] if isinstance(part, Tensor))
+    )
+    return require(
+        fits,
+        recipe.data,
+        "data",
+        given,
+        "(inputs, targets), the inputs a tensor of at "
+        "least one row, or these and a tuple of further arguments",
+    )
 
 
 def weights(recipe, window: Sequence) -> Sequence:
     given = recipe.weights(window)
     fits = hasattr(given, "__len__") and len(given) == len(window) and all(map(finite, given))
-    return require(fits, recipe.weights, "weights", given,
-                   f"{len(window)} finite numbers, one a micro-batch")
+    return require(
+        fits, recipe.weights, "weights", given, f"{len(window)} finite numbers, one a micro-batch"
+    )
 
 
 def rate(recipe, update: int) -> float:
     given = recipe.learning_rate(update)
-    return require(finite(given) and given >= 0, recipe.learning_rate,
-                   f"learning_rate of update {update}", given, "a finite number of at least 0")
+    return require(
+        finite(given) and given >= 0,
+        recipe.learning_rate,
+        f"learning_rate of update {update}",
+        given,
+        "a finite number of at least 0",
+    )
 
 
 def optimizer(recipe, weights: Sequence):
@@ -171,10 +242,17 @@ def optimizer(recipe, weights: Sequence):
     groups = getattr(made, "param_groups", [{"params": [None]}])
     fits = {p for group in groups for p in group["params"]} <= set(weights)
     rates = [group["lr"] for group in groups if isinstance(group.get("lr"), (float, Tensor))]
-    nan = any(isinstance(each, float) and isnan(each) for group in groups for each in group.values())
-    return require(fits and not nan and all(map(finite, rates)), recipe.optimizer, "optimizer", made,
-                   "a torch optimizer of no other parameters than it is given, at a finite rate and "
-                   "without a nan")
+    nan = any(
+        isinstance(each, float) and isnan(each) for group in groups for each in group.values()
+    )
+    return require(
+        fits and not nan and all(map(finite, rates)),
+        recipe.optimizer,
+        "optimizer",
+        made,
+        "a torch optimizer of no other parameters than it is given, at a finite rate and "
+        "without a nan",
+    )
 
 
 def output(recipe, stage: nn.Module, x, *context):
@@ -187,7 +265,18 @@ def refuse_loss(recipe, loss, output) -> None:
     """A loss that is no scalar, or nan of a finite `output`, which is that of the first sample."""
     name = "sliced_loss" if recipe.slices > 1 else "loss"
     scalar = isinstance(loss, Tensor) and loss.numel() == 1
-    wrong = (scalar and isinstance(output, Tensor) and not loss.is_meta and isnan(loss.item())
-             and output.isfinite().all())
-    require(scalar and not wrong, getattr(recipe, name), name, loss, "a scalar tensor with its "
-            "graph, which is no nan before the first update: look for one in data, too")
+    wrong = (
+        scalar
+        and isinstance(output, Tensor)
+        and not loss.is_meta
+        and isnan(loss.item())
+        and output.isfinite().all()
+    )
+    require(
+        scalar and not wrong,
+        getattr(recipe, name),
+        name,
+        loss,
+        "a scalar tensor with its "
+        "graph, which is no nan before the first update: look for one in data, too",
+    )

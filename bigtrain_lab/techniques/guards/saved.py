@@ -29,16 +29,26 @@ def stated_digest(path) -> bytes:
     with open(path, "rb") as file:
         file.seek(max(0, Path(path).stat().st_size - len(MARK) - DIGITS))
         mark, stated = file.read(len(MARK)), file.read()
-    refuse((mark != MARK, f"{path} is no checkpoint, or is damaged, or of a version without "
-            "digests: name another, or save again what torch.load gives."))
+    refuse(
+        (
+            mark != MARK,
+            f"{path} is no checkpoint, or is damaged, or of a version without "
+            "digests: name another, or save again what torch.load gives.",
+        )
+    )
     return stated
 
 
 def refuse_damaged(path) -> None:
     stated = stated_digest(path)
     found = digest(path, Path(path).stat().st_size - len(MARK) - DIGITS)
-    refuse((stated != found, f"{path} is no checkpoint, or is damaged, its digest is another: name "
-            "one that was saved here."))
+    refuse(
+        (
+            stated != found,
+            f"{path} is no checkpoint, or is damaged, its digest is another: name "
+            "one that was saved here.",
+        )
+    )
 
 
 @contextmanager
@@ -51,8 +61,9 @@ def written(path: Path, partial: Path):
         with suppress(OSError):
             partial.unlink()
         if isinstance(error, (AttributeError, TypeError, PickleError)):
-            raise Impossible(f"The checkpoint {path} was not saved ({error}): keep tensors, "
-                             "numbers and texts.") from error
+            raise Impossible(
+                f"The checkpoint {path} was not saved ({error}): keep tensors, numbers and texts."
+            ) from error
         cause = error
         while cause and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -61,8 +72,9 @@ def written(path: Path, partial: Path):
         full = cause.errno in (ENOSPC, EDQUOT, EFBIG)
         advice = "free some space" if full else "choose another place"
         whole = ", and the one before is whole" if path.is_file() else ""
-        raise Impossible(f"The checkpoint {path} was not saved ({cause.strerror or cause}){whole}: "
-                         f"{advice}.") from error
+        raise Impossible(
+            f"The checkpoint {path} was not saved ({cause.strerror or cause}){whole}: {advice}."
+        ) from error
 
 
 def refuse_unreadable(partial: Path) -> None:
@@ -70,9 +82,11 @@ def refuse_unreadable(partial: Path) -> None:
     try:
         torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
     except PickleError as error:
-        raise Impossible("The checkpoint was not saved, since reading it would execute code: keep "
-                         "tensors, numbers and texts of Python, such as float(x) of a number of "
-                         "NumPy.") from error
+        raise Impossible(
+            "The checkpoint was not saved, since reading it would execute code: keep "
+            "tensors, numbers and texts of Python, such as float(x) of a number of "
+            "NumPy."
+        ) from error
 
 
 @contextmanager
@@ -82,47 +96,75 @@ def read(path):
     except (Impossible, MemoryError, torch.OutOfMemoryError):
         raise
     except FileNotFoundError as error:
-        raise Impossible(f"There is no checkpoint {path}: train from the start, or name "
-                         "another.") from error
+        raise Impossible(
+            f"There is no checkpoint {path}: train from the start, or name another."
+        ) from error
     except OSError as error:
-        raise Impossible(f"The checkpoint {path} cannot be read ({error.strerror or error}): name "
-                         "one that you may open.") from error
+        raise Impossible(
+            f"The checkpoint {path} cannot be read ({error.strerror or error}): name "
+            "one that you may open."
+        ) from error
     except Exception as error:  # whatever torch raises of other bytes
-        raise Impossible(f"{path} is no checkpoint, or is damaged: name one that was saved "
-                         "here.") from error
+        raise Impossible(
+            f"{path} is no checkpoint, or is damaged: name one that was saved here."
+        ) from error
 
 
 def refuse_parts(training) -> None:
     parameters = (p for stage in training.stages.values() for p in stage.parameters())
-    refuse((any(hasattr(p, "piece") for p in parameters), "Each rank holds a part of this "
+    refuse(
+        (
+            any(hasattr(p, "piece") for p in parameters),
+            "Each rank holds a part of this "
             "training's state, and one file would have one part: let all ranks save it together, by "
-            "techniques.saved_shards."))
+            "techniques.saved_shards.",
+        )
+    )
 
 
 def refuse_other_model(state, training, name) -> None:
     keys = ("update", "weights", "precision", "optimizers", "random")
-    refuse((not isinstance(state, dict) or not all(key in state for key in keys),
-            f"{name} is no checkpoint of a training: name one that was saved by it."))
-    refuse((state["weights"].keys() != training.stages.keys(),
+    refuse(
+        (
+            not isinstance(state, dict) or not all(key in state for key in keys),
+            f"{name} is no checkpoint of a training: name one that was saved by it.",
+        )
+    )
+    refuse(
+        (
+            state["weights"].keys() != training.stages.keys(),
             f"{name} has {len(state['weights'])} stages and the model {len(training.stages)}, or "
-            "others: train with the stages that it had."))
+            "others: train with the stages that it had.",
+        )
+    )
     for number, stage in training.stages.items():
         saved, own = state["weights"][number], stage.state_dict()
         shapes = [{key: tuple(w.shape) for key, w in each.items()} for each in (saved, own)]
         for key in dict.fromkeys((*saved, *own)):
             there, here = (each.get(key, "missing") for each in shapes)
             if there != here:
-                raise Impossible(f"{name} is of another model, {key} is {there} there and {here} "
-                                 "here: build the model with the sizes that it had.")
+                raise Impossible(
+                    f"{name} is of another model, {key} is {there} there and {here} "
+                    "here: build the model with the sizes that it had."
+                )
     saved = [groups(each["param_groups"]) for each in state["optimizers"]]
-    refuse((saved != [groups(each.param_groups) for each in training.optimizers],
-            f"{name} is of another optimizer: train with the one that it had."))
+    refuse(
+        (
+            saved != [groups(each.param_groups) for each in training.optimizers],
+            f"{name} is of another optimizer: train with the one that it had.",
+        )
+    )
 
 
 def refuse_other_data(there: dict, here: dict, name) -> None:
     for key, own in here.items():
-        refuse((there.get(key) != own, f"{name} would go on with other batches, {key} is "
-                f"{there.get(key)} there and {own} here: give what it had, or another directory."))
+        refuse(
+            (
+                there.get(key) != own,
+                f"{name} would go on with other batches, {key} is "
+                f"{there.get(key)} there and {own} here: give what it had, or another directory.",
+            )
+        )
 
 
 def groups(param_groups) -> list[tuple]:
@@ -132,6 +174,11 @@ def groups(param_groups) -> list[tuple]:
 
 def parts(state, *sizes: int) -> list[int]:
     """With what is left."""
-    refuse((len(state) < sum(sizes), "The checkpoint's random states are of other versions of "
-            "Python, NumPy or torch: install those, or train from the start."))
+    refuse(
+        (
+            len(state) < sum(sizes),
+            "The checkpoint's random states are of other versions of "
+            "Python, NumPy or torch: install those, or train from the start.",
+        )
+    )
     return [*sizes, len(state) - sum(sizes)]

@@ -27,53 +27,81 @@ def matching(module: nn.Module, pattern: str) -> list[str]:
     paths = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
     found = [path for path in paths if fnmatchcase(path, pattern)]
     names = pattern.split(".")
-    elsewhere = any(fnmatchcase(absent, ".".join(names[:absent.count(".") + 1]))
-                    for absent in getattr(module, "elsewhere", ()))
+    elsewhere = any(
+        fnmatchcase(absent, ".".join(names[: absent.count(".") + 1]))
+        for absent in getattr(module, "elsewhere", ())
+    )
     if not found and not elsewhere:
         near = get_close_matches(pattern, paths, 3, 0) or ["none"]
-        raise Impossible(f"The plan names {pattern!r}, and the model has no such module: the nearest "
-                         f"are {', '.join(near)}; where another stage has it, list the paths of that "
-                         "stage's modules in this one's attribute elsewhere.")
+        raise Impossible(
+            f"The plan names {pattern!r}, and the model has no such module: the nearest "
+            f"are {', '.join(near)}; where another stage has it, list the paths of that "
+            "stage's modules in this one's attribute elsewhere."
+        )
     return found
 
 
 def refuse_unlike(module: nn.Module, plan: Mapping, group: Group, sequence: bool) -> None:
     """Ranks whose plans, models or values differ. All ranks ask, before any is refused."""
-    lines = [f"{group.size} slices{', cut along the sequence' * sequence}",
-             *(f"{path} by {way}" for path, way in plan.items()),
-             *(f"{name}, {Shape.of(p)}" for name, p in module.named_parameters())]
+    lines = [
+        f"{group.size} slices{', cut along the sequence' * sequence}",
+        *(f"{path} by {way}" for path, way in plan.items()),
+        *(f"{name}, {Shape.of(p)}" for name, p in module.named_parameters()),
+    ]
     if every := [set(text.split("\n")) for text in group.differing("\n".join(lines))]:
         only = min(set.union(*every) - set.intersection(*every), default="another order")
-        raise Impossible("The ranks slice different models, or by different plans (only some have: "
-                         f"{only}): give the same on all.")
+        raise Impossible(
+            "The ranks slice different models, or by different plans (only some have: "
+            f"{only}): give the same on all."
+        )
     if not any(p.is_meta for p in module.parameters()):
         refuse_unlike_values(module, group)
 
 
-def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Group,
-           sequence: bool) -> None:
+def refuse(
+    module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Group, sequence: bool
+) -> None:
     """A plan that does not fit the model."""
     refuse_any(
-        (not ways, "The plan names no module of this model: give a path and how it is cut, such as "
-         "{'layers.*.mlp.up': 'column'}."),
-        (sequence and "sequence" not in plan.values(), "sequence=True needs a plan that says where "
-         "the sequence is cut first: name the module that adds the positions as 'sequence'."))
+        (
+            not ways,
+            "The plan names no module of this model: give a path and how it is cut, such as "
+            "{'layers.*.mlp.up': 'column'}.",
+        ),
+        (
+            sequence and "sequence" not in plan.values(),
+            "sequence=True needs a plan that says where "
+            "the sequence is cut first: name the module that adds the positions as 'sequence'.",
+        ),
+    )
     for path, way in ways.items():
         refuse_way(module, path, way, group, sequence)
         refuse_alone(module, path, ways)
     for path, part in module.named_modules():
         refuse_any(
-            (isinstance(part, nn.Dropout) and part.p and group.size > 1,
-             f"{path} is torch's Dropout, which draws another mask on each rank: take "
-             "models.Dropout, or p=0."),
-            (sequence and isinstance(getattr(part, "heads", None), int)
-             and not any(name.startswith(f"{path}.") for name in ways),
-             f"sequence=True leaves {path} the tokens of one rank, and attention needs all: plan "
-             "it by heads."))
-    if any(hooked(parameter) for path, way in ways.items() if way != "sequence"
-           for parameter in module.get_submodule(path).parameters(recurse=False)):
-        raise Impossible("A parameter that the plan cuts has hooks, which its slices would not "
-                         "have: register hooks on the sliced model.")
+            (
+                isinstance(part, nn.Dropout) and part.p and group.size > 1,
+                f"{path} is torch's Dropout, which draws another mask on each rank: take "
+                "models.Dropout, or p=0.",
+            ),
+            (
+                sequence
+                and isinstance(getattr(part, "heads", None), int)
+                and not any(name.startswith(f"{path}.") for name in ways),
+                f"sequence=True leaves {path} the tokens of one rank, and attention needs all: plan "
+                "it by heads.",
+            ),
+        )
+    if any(
+        hooked(parameter)
+        for path, way in ways.items()
+        if way != "sequence"
+        for parameter in module.get_submodule(path).parameters(recurse=False)
+    ):
+        raise Impossible(
+            "A parameter that the plan cuts has hooks, which its slices would not "
+            "have: register hooks on the sliced model."
+        )
     owners: dict[Tensor, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for parameter in part.parameters(recurse=False):
@@ -81,14 +109,17 @@ def refuse(module: nn.Module, plan: Mapping, ways: Mapping[str, str], group: Gro
     for paths in owners.values():
         cut = [path for path in paths if ways.get(path, "sequence") != "sequence"]
         if cut and len(cut) < len(paths):
-            raise Impossible(f"{' and '.join(paths)} share a weight, and the plan cuts only "
-                             f"{cut[0]}: plan both.")
+            raise Impossible(
+                f"{' and '.join(paths)} share a weight, and the plan cuts only {cut[0]}: plan both."
+            )
 
 
 def hooked(parameter: Tensor) -> bool:
     """Torch has no public name for it."""
-    return any(getattr(parameter, name, None)
-               for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    return any(
+        getattr(parameter, name, None)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    )
 
 
 def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: bool) -> None:
@@ -98,77 +129,126 @@ def refuse_way(module: nn.Module, path: str, way: str, group: Group, sequence: b
     fits = way == "sequence" or isinstance(whole, nn.Linear) or way == "vocabulary" and is_table
     refuse_any(
         (way not in WAYS, f"{cut}: choose one of {', '.join(WAYS)}."),
-        (not fits, f"{cut}, and it is a {type(whole).__name__}: name a Linear"
-         f"{' or an Embedding' * (way == 'vocabulary')}."),
-        (way in ALONE and sequence, f"{cut}, which needs the whole sequence on each rank: take "
-         "sequence=False."))
+        (
+            not fits,
+            f"{cut}, and it is a {type(whole).__name__}: name a Linear"
+            f"{' or an Embedding' * (way == 'vocabulary')}.",
+        ),
+        (
+            way in ALONE and sequence,
+            f"{cut}, which needs the whole sequence on each rank: take sequence=False.",
+        ),
+    )
     if way != "sequence":
         kind = nn.Embedding if is_table else nn.Linear
-        changed = [name for name in TABLE if str(getattr(whole, name, None)) not in ("None", "False")]
+        changed = [
+            name for name in TABLE if str(getattr(whole, name, None)) not in ("None", "False")
+        ]
         refuse_any(
-            (changed, f"{cut}, and a slice of it knows no {' nor '.join(changed)}: leave them out."),
-            (is_parametrized(whole) or whole._forward_hooks or whole._forward_pre_hooks
-             or whole._backward_hooks or whole._backward_pre_hooks,
-             f"{cut}, and it has hooks or parametrizations, which its slices "
-             "would not have: add them to the sliced model."),
-            (own := own_names(whole, kind),
-             f"{cut}, and this {type(whole).__name__} has a {own} of its own, which its slices would "
-             f"not have: take a plain {kind.__name__}, with what is added in a module around it."))
+            (
+                changed,
+                f"{cut}, and a slice of it knows no {' nor '.join(changed)}: leave them out.",
+            ),
+            (
+                is_parametrized(whole)
+                or whole._forward_hooks
+                or whole._forward_pre_hooks
+                or whole._backward_hooks
+                or whole._backward_pre_hooks,
+                f"{cut}, and it has hooks or parametrizations, which its slices "
+                "would not have: add them to the sliced model.",
+            ),
+            (
+                own := own_names(whole, kind),
+                f"{cut}, and this {type(whole).__name__} has a {own} of its own, which its slices would "
+                f"not have: take a plain {kind.__name__}, with what is added in a module around it.",
+            ),
+        )
     if way.endswith("heads"):
         heads = getattr(parent, field := way.replace(" ", "_"), None)
-        refuse_any((not isinstance(heads, int), f"{cut}, and {type(parent).__name__} does not say "
-                    f"how many: give it an attribute {field}."))
+        refuse_any(
+            (
+                not isinstance(heads, int),
+                f"{cut}, and {type(parent).__name__} does not say "
+                f"how many: give it an attribute {field}.",
+            )
+        )
         grouped = getattr(parent, "kv_heads", heads) != heads
         if way == "heads" and whole.out_features not in (
-                n * whole.in_features for n in ([1] if grouped else [1, 3])):
-            raise Impossible(f"{cut}, and it makes {whole.out_features} features of "
-                             f"{whole.in_features}: heads are cut of as many, or of three times as "
-                             "many (as many queries, keys and values); take a Linear for the queries "
-                             "and one for keys and values, which is cut by 'kv heads'.")
+            n * whole.in_features for n in ([1] if grouped else [1, 3])
+        ):
+            raise Impossible(
+                f"{cut}, and it makes {whole.out_features} features of "
+                f"{whole.in_features}: heads are cut of as many, or of three times as "
+                "many (as many queries, keys and values); take a Linear for the queries "
+                "and one for keys and values, which is cut by 'kv heads'."
+            )
         if way == "heads" or group.size % heads:
             refuse_uneven(f"The number of {way} of {above}", heads, group.size)
     elif way != "sequence":
-        size = ("num_embeddings" if is_table else
-                "in_features" if way.endswith("row") else "out_features")
+        size = (
+            "num_embeddings"
+            if is_table
+            else "in_features"
+            if way.endswith("row")
+            else "out_features"
+        )
         what = f"{'The vocabulary' if way == 'vocabulary' else size} of {path}"
         refuse_uneven(what, getattr(whole, size), group.size)
 
 
 def own_names(whole: nn.Module, kind: type) -> str:
     """What a layer has that a plain one has not."""
-    methods = [name for name in ("forward", "__call__")
-               if getattr(type(whole), name) is not getattr(kind, name)]
-    found, plain = ([*vars(layer), *layer._parameters, *layer._buffers, *layer._modules]
-                    for layer in (whole, PLAIN[kind]))
+    methods = [
+        name
+        for name in ("forward", "__call__")
+        if getattr(type(whole), name) is not getattr(kind, name)
+    ]
+    found, plain = (
+        [*vars(layer), *layer._parameters, *layer._buffers, *layer._modules]
+        for layer in (whole, PLAIN[kind])
+    )
     return " and a ".join(methods + [name for name in found if name not in plain])
 
 
 def refuse_alone(module: nn.Module, path: str, ways: Mapping[str, str]) -> None:
     """As many features as inputs are queries; or queries with fewer keys and values side by side."""
     whole, above = module.get_submodule(path), path.rpartition(".")[0]
-    beside = [other for other, way in ways.items() if way.endswith("heads") and other != path
-              and other.rpartition(".")[0] == above]
+    beside = [
+        other
+        for other, way in ways.items()
+        if way.endswith("heads") and other != path and other.rpartition(".")[0] == above
+    ]
     if ways[path] == "heads" and whole.out_features == whole.in_features and not beside:
-        raise Impossible(f"The plan cuts {path} by 'heads', which are queries alone, and nothing "
-                         "beside it: take a Linear for the queries and one for keys and values, "
-                         "and cut both.")
+        raise Impossible(
+            f"The plan cuts {path} by 'heads', which are queries alone, and nothing "
+            "beside it: take a Linear for the queries and one for keys and values, "
+            "and cut both."
+        )
 
 
-def refuse_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], cut: Mapping,
-                 ranks: int) -> None:
+def refuse_state(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], cut: Mapping, ranks: int
+) -> None:
     """A checkpoint of another model, or one of slices."""
     lacks, more = own.keys() - given.keys(), given.keys() - own.keys()
     refuse_any(
         (lacks, f"The checkpoint lacks {some(lacks)}: load one of this model."),
-        (more, f"The checkpoint has {some(more)}, and this model does not: load one of this model."))
+        (
+            more,
+            f"The checkpoint has {some(more)}, and this model does not: load one of this model.",
+        ),
+    )
     for name, value in given.items():
         shape = list(own[name].shape)
         if name in cut:
             shape[cut[name].dim] *= ranks
         if list(value.shape) != shape:
-            raise Impossible(f"The checkpoint's {name} has the shape {tuple(value.shape)}, and this "
-                             f"model's is {tuple(shape)} when it is whole: load one of this model, "
-                             "saved by whole_state_dict.")
+            raise Impossible(
+                f"The checkpoint's {name} has the shape {tuple(value.shape)}, and this "
+                f"model's is {tuple(shape)} when it is whole: load one of this model, "
+                "saved by whole_state_dict."
+            )
 
 
 def some(names: Iterable[str]) -> str:

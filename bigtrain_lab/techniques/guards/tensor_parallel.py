@@ -9,15 +9,19 @@ from ...core import Impossible
 def refuse_uneven(what: str, size: int, ranks: int) -> None:
     if size % ranks:
         below, above = size // ranks * ranks, -(-size // ranks) * ranks
-        raise Impossible(f"{what} is {size}, which {ranks} ranks cannot share equally: take "
-                         f"{f'{below} or {above}' if below else above}, or fewer ranks.")
+        raise Impossible(
+            f"{what} is {size}, which {ranks} ranks cannot share equally: take "
+            f"{f'{below} or {above}' if below else above}, or fewer ranks."
+        )
 
 
 def refuse_width(layer, x: Tensor) -> None:
     if x.shape[-1] != layer.weight.shape[1]:
-        raise Impossible(f"{layer.name} got {x.shape[-1]} features and holds the rows of "
-                         f"{layer.weight.shape[1]}: give it what a column-parallel layer of the "
-                         "same group leaves sliced, or plan it as 'split row'.")
+        raise Impossible(
+            f"{layer.name} got {x.shape[-1]} features and holds the rows of "
+            f"{layer.weight.shape[1]}: give it what a column-parallel layer of the "
+            "same group leaves sliced, or plan it as 'split row'."
+        )
 
 
 def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None) -> None:
@@ -26,8 +30,10 @@ def refuse_outside(what: str, ids: Tensor, size: int, ignored: int | None = None
     if ignored is not None:
         outside &= ids != ignored
     if outside.any():
-        raise Impossible(f"{what}: id {int(ids[outside][0])} is outside the vocabulary of {size}: "
-                         f"take ids from 0 to {size - 1}.")
+        raise Impossible(
+            f"{what}: id {int(ids[outside][0])} is outside the vocabulary of {size}: "
+            f"take ids from 0 to {size - 1}."
+        )
 
 
 def refuse_smoothing(smoothing: float) -> None:
