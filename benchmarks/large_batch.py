@@ -22,7 +22,7 @@ from statistics import mean, median
 import torch
 
 from bigtrain_lab.core import Mesh
-from bigtrain_lab.experiments.large_batch import Looks, LargeBatch
+from bigtrain_lab.experiments.large_batch import LargeBatch, Looks
 from bigtrain_lab.rates import ACCURACY
 from bigtrain_lab.recipe import train
 from bigtrain_lab.runtime import Rank

@@ -41,7 +41,6 @@ from .techniques.distributed_sampler import DistributedSampler
 from .techniques.guards import saved as guard
 from .techniques.one_process import Sample
 
-
 # Learns numbers and dates of 8 digits in some 500 updates.
 SMALL = TranslatorConfig(layers=2, width=64, heads=4, inner=128, longest=64, embedding_scale=8.0)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-
 UNITS = ("B", "kB", "MB", "GB", "TB")
 LEAST = 0.01  # of a unit that is not a count's own
 

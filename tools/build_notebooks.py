@@ -27,6 +27,7 @@ import kaleido  # noqa: E402
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 from nbclient.exceptions import CellExecutionError  # noqa: E402
+
 from tools.setup import find_browser  # noqa: E402
 
 CELL_TIMEOUT_S = 120

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from .impossible import Impossible
 
-
 _broken: dict[str, str] = {}  # module of a package of members -> why it does not import
 
 

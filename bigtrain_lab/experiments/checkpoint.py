@@ -20,7 +20,6 @@ from ..core import Impossible, Memory, Trace, knob
 from ..data import chosen_text
 from ..dry_run import META, Acted, Work, dry_run
 from ..models import GPTConfig, Noise, parameter_shapes
-from ..models.optimizers import OPTIMIZERS
 from ..models.chains import (
     ChainGPT,
     UnevenMLP,
@@ -30,6 +29,8 @@ from ..models.chains import (
     repeated,
     uneven_widths,
 )
+from ..models.optimizers import OPTIMIZERS
+from ..recipe import Lens, Recipe, train
 from ..recompute import (
     Chain,
     Op,
@@ -44,7 +45,6 @@ from ..recompute import (
 )
 from ..recompute_compared import compared, work_beside
 from ..recompute_optimum import frontier, smallest_budget
-from ..recipe import Lens, Recipe, train
 from ..runtime import owned
 from ..schedule import Action, Step
 from ..simulate import simulate
@@ -54,7 +54,6 @@ from ..words import size
 from .experiment import Quantity
 from .on_hardware import profiles
 from .one_device import OneDevice
-
 
 MOST_FOLLOWED = (
     100  # operations of a plan that a dry run carries out one by one, in a third of a second

@@ -29,7 +29,6 @@ from .layered import Layered
 from .on_hardware import profiles, with_links
 from .pipelined import Pipelined
 
-
 SYMPTOMS = {
     "nan": "One all-reduce brings the NaN of rank {rank} to every rank: after the first update no "
     "weight is a number anywhere.",

@@ -32,7 +32,6 @@ from .on_hardware import OnHardware
 from .pipeline import slice_run, training
 from .pipelined import Pipelined
 
-
 LAYER = re.compile(r"^layers\.\d+\.")
 
 

@@ -33,7 +33,7 @@ from ..models.translator_pieces import TranslatorPiece, count, joined
 from ..plan import Compute, Plan, Together
 from ..rates import exposed, last
 from ..recipe import Recipe, train
-from ..rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearse, rehearsals
+from ..rehearsal import WHOLE, Part, Rehearsal, Rehearsed, rehearsals, rehearse
 from ..schedule import Action, Schedule
 from ..simulate import simulate
 from ..techniques.bucket_plan import with_buckets

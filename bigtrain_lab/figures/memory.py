@@ -12,7 +12,6 @@ from ..words import by_kind, device_size, size
 from . import palette, words
 from .timeline import look
 
-
 WITHIN_SIGHT = 0.4  # of the limit: a peak from which on its line is drawn
 LIMIT = "#D55E00"
 

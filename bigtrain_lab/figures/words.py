@@ -6,7 +6,6 @@ from itertools import pairwise
 from ..core import Trace
 from ..core.trace import ACTION
 
-
 PIPELINE = {"micro_batch": "micro-batch", "stage": "stage"}
 
 

@@ -1,5 +1,6 @@
 """Small real models, and exact accounts of what each stage of them costs."""
 
+from ..runtime.devices import built
 from . import theory
 from .blocks import cross_entropy
 from .classifier import Classifier
@@ -8,7 +9,6 @@ from .dropout import Dropout, Noise
 from .encoder import Encoder, EncoderConfig, class_loss, encoder_slices
 from .gpt import GPT, GPTStage, gpt_slices, tied_weights
 from .mlp import MLPStage, layered_mlp
-from ..runtime.devices import built
 from .steps import (
     gpt_steps,
     mlp_steps,

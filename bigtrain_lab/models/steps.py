@@ -19,19 +19,19 @@ from torch import nn
 
 from bigtrain_lab.core import Impossible
 from bigtrain_lab.dry_run import META, Account, Held, account
-from bigtrain_lab.runtime import owned
 from bigtrain_lab.plan import SLICES
+from bigtrain_lab.runtime import owned
 from bigtrain_lab.schedule import Action
 from bigtrain_lab.techniques.sliced_model import sliced
 from bigtrain_lab.techniques.tensor_parallel import vocab_parallel_cross_entropy
 
+from ..runtime.devices import built
 from .blocks import cross_entropy
 from .config import GPTConfig, require_count, require_floating
 from .dropout import Noise
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTStage, gpt_slices
 from .optimizers import OPTIMIZERS
-from ..runtime.devices import built
 from .translator import Translator, TranslatorConfig
 
 

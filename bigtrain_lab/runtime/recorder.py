@@ -21,8 +21,8 @@ from ..schedule import Action, kind_of, name_of
 from .balance import Heights, read, together, with_units
 from .capacity import out_of_memory
 from .clock import Clock
-from .log import EventLog
 from .ledger import Ledger
+from .log import EventLog
 from .meter import Meter
 
 EVERY_NS = 10**9  # between two lists of what was alive at the peak: they are long

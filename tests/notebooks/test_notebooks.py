@@ -13,6 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+
 from bigtrain_lab.recompute import Recompute
 from bigtrain_lab.schedule import Schedule
 from tools.build_notebooks import METADATA, PLOTLY, PNG, VOLATILE, WIDGET
@@ -456,6 +457,7 @@ def test_each_picture_of_a_panel_can_be_taken_again():
 
 def test_the_tool_refuses_what_others_should_not_read():
     from nbformat.v4 import new_output
+
     from tools.build_notebooks import Unfit, joined, normal
 
     for text in ("kept in /home/ada/runs/1", "<object at 0x7f0a1b2c3d4e>", "see /tmp/x"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bigtrain_lab.core import Cost, Impossible, Link
 from bigtrain_lab.collectives.ring import Ring
+from bigtrain_lab.core import Cost, Impossible, Link
 from bigtrain_lab.pipelined_ring import pipelined_ring
 from bigtrain_lab.plan import Plan, lower_collective
 from bigtrain_lab.runtime import launch

@@ -11,9 +11,8 @@ from bigtrain_lab.core import Impossible
 from bigtrain_lab.experiments.checkpoint import Checkpoint
 from bigtrain_lab.experiments.depths import deepest, within
 from bigtrain_lab.figures import depths
-from bigtrain_lab.models import GPTConfig, Noise
+from bigtrain_lab.models import GPT, GPTConfig, Noise
 from bigtrain_lab.models.chains import UnevenMLP, gpt_layers, gpt_weights, mlp_layers, mlp_weights
-from bigtrain_lab.models import GPT
 from bigtrain_lab.recompute import Recompute, advances, peak_bytes
 from bigtrain_lab.recomputes.selective import selective_share, transformer_bytes
 from bigtrain_lab.techniques.checkpoint import selective, weigh

@@ -1,6 +1,7 @@
 """Text as bytes: samples are a function of their arguments, refusals are one sentence."""
 
 import pydoc_data.topics
+
 import pytest
 import torch
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bigtrain_lab.core import Impossible, Span, Trace
-from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.core.peak import peak
+from bigtrain_lab.experiments import Experiment
 from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.models.theory import block_flops
 from bigtrain_lab.report import column, rows, strip

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import (
     _global_optimizer_pre_hooks as hooks,
+)
+from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.checkpoint import checkpoint

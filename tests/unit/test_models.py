@@ -17,9 +17,9 @@ from bigtrain_lab.models import (
     Noise,
     cross_entropy,
     layered_mlp,
+    split,
     theory,
     tied_weights,
-    split,
 )
 from tests.unit.sizes import DROPPED, NOISE, SMALL
 

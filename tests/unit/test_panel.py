@@ -10,13 +10,21 @@ import pytest
 from bigtrain_lab import report
 from bigtrain_lab.core import Impossible, Knob, Trace
 from bigtrain_lab.experiments import Experiment, Quantity
-from bigtrain_lab.panel import Panel, show
-from bigtrain_lab.panel import table
-from bigtrain_lab.panel.controls import IDLE, control, controls_of, doublings, nearby, put, refresh
-from bigtrain_lab.panel.controls import Graded, positions
-from bigtrain_lab.panel.panel import progress
-from bigtrain_lab.panel.nearest import attempt, nearest
+from bigtrain_lab.panel import Panel, show, table
 from bigtrain_lab.panel.bar import Press
+from bigtrain_lab.panel.controls import (
+    IDLE,
+    Graded,
+    control,
+    controls_of,
+    doublings,
+    nearby,
+    positions,
+    put,
+    refresh,
+)
+from bigtrain_lab.panel.nearest import attempt, nearest
+from bigtrain_lab.panel.panel import progress
 from bigtrain_lab.recompute import Recompute
 from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.schedule import B, F, Schedule

@@ -18,9 +18,8 @@ from bigtrain_lab.experiments.pipeline import PipelineExperiment
 from bigtrain_lab.experiments.staleness import Staleness
 from bigtrain_lab.panel import Panel, history, show
 from bigtrain_lab.panel.controls import control, put
+from bigtrain_lab.panel.picture import DRAWN, Picture, steps_drawn, window
 from bigtrain_lab.panel.settings import Newest
-from bigtrain_lab.panel.picture import Picture
-from bigtrain_lab.panel.picture import DRAWN, steps_drawn, window
 from bigtrain_lab.player import pack
 from bigtrain_lab.runtime import RankFailed, Run
 from bigtrain_lab.runtime.log import Log

@@ -1,7 +1,7 @@
 """bigtrain compare: settings, quantities, the first event that differs, what the ranks returned, and its refusals."""
 
-import re
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigtrain_lab.cli import main
 from bigtrain_lab.checks.differences import arrays_apart, first_difference
+from bigtrain_lab.cli import main
 from bigtrain_lab.core import Memory, Span, Trace, Transfer
 from bigtrain_lab.experiments.partition import Partition
 from bigtrain_lab.experiments.pipeline import PipelineExperiment

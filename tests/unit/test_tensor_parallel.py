@@ -31,9 +31,9 @@ from bigtrain_lab.models import (
 )
 from bigtrain_lab.models.blocks import Positions
 from bigtrain_lab.runtime import Ledger, Rank, launch
-from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.runtime.balance import Balance
 from bigtrain_lab.runtime.group import Alone
+from bigtrain_lab.techniques.checkpoint import checkpoint
 from bigtrain_lab.techniques.data_parallel import DistributedDataParallel
 from bigtrain_lab.techniques.mixed_precision import DynamicLossScaler, MixedPrecision
 from bigtrain_lab.techniques.sliced_model import (

@@ -14,8 +14,8 @@ from ...core import Impossible
 from ...runtime.group import Group
 from ...runtime.message import Shape
 from ..prepared_model import masters_of
-from . import refuse_unlike_modules, who
 from . import refuse as refuse_any
+from . import refuse_unlike_modules, who
 from .optimizers import SHARDED, TRIED
 
 
